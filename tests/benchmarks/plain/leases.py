@@ -1,7 +1,8 @@
 """Leases in plain psycopg: one statement for each verb.
 
 With what ours do by the same word: who judges is the database's clock; tokens rise; the grant
-proves the term; nobody waits to acquire; a history is written, which WITHOUT_HISTORY leaves out.
+proves the term; nobody waits to acquire; a history is written with the same columns, which
+WITHOUT_HISTORY leaves out. Statements for one row know that it is one.
 """
 
 from __future__ import annotations
@@ -31,99 +32,144 @@ CREATE TABLE IF NOT EXISTS plain_lease (
 );
 CREATE TABLE IF NOT EXISTS plain_event (
     id bigserial PRIMARY KEY,
+    model text NOT NULL,
+    key text NOT NULL,
     resource text NOT NULL,
     kind text NOT NULL,
     holder text NOT NULL,
+    previous_holder text NOT NULL,
+    previous_expired_at timestamptz,
     grant_id uuid,
     token bigint NOT NULL,
-    at timestamptz NOT NULL DEFAULT statement_timestamp()
+    at timestamptz NOT NULL,
+    reason text NOT NULL,
+    actor text NOT NULL
 );
 CREATE INDEX IF NOT EXISTS plain_event_of_resource ON plain_event (resource, id DESC);
 """
 
 _ACQUIRE = """
-UPDATE plain_lease
-SET holder = %s, grant_id = {grant}, grants = grants + 1, renewals = 0, renewed_at = NULL,
-    token = greatest(token + 1, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint),
-    acquired_at = statement_timestamp(), released_at = NULL, ttl = '30 s',
-    expires_at = statement_timestamp() + interval '30 s'
-WHERE id = ANY(ARRAY(
-    SELECT id FROM plain_lease
-    WHERE resource = ANY(%s) AND (released_at IS NOT NULL OR expires_at <= statement_timestamp())
-    ORDER BY resource FOR NO KEY UPDATE SKIP LOCKED
-)) AND (released_at IS NOT NULL OR expires_at <= statement_timestamp())
-RETURNING id, resource, holder, grant_id, token, expires_at
+WITH chosen AS MATERIALIZED (
+    SELECT id, holder, grants, released_at, expires_at FROM plain_lease
+    WHERE resource = {resource}
+        AND (released_at IS NOT NULL OR expires_at <= statement_timestamp())
+    {order}FOR NO KEY UPDATE SKIP LOCKED
+), changed AS (
+    UPDATE plain_lease
+    SET holder = %s, grant_id = {grant}, grants = grants + 1, renewals = 0, renewed_at = NULL,
+        token = greatest(token + 1, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint),
+        acquired_at = statement_timestamp(), released_at = NULL, ttl = '30 s',
+        expires_at = statement_timestamp() + interval '30 s'
+    WHERE id = {chosen}
+    RETURNING id, resource, holder, grant_id, token, expires_at
+){noted}
+SELECT * FROM changed
 """
 
+_ACQUIRED = """, noted AS (
+    INSERT INTO plain_event (model, key, resource, kind, holder, previous_holder,
+        previous_expired_at, grant_id, token, at, reason, actor)
+    SELECT 'plain.lease', w.id::text, w.resource,
+        CASE WHEN c.grants > 0 AND c.released_at IS NULL THEN 'taken_over' ELSE 'acquired' END,
+        w.holder, c.holder,
+        CASE WHEN c.grants > 0 AND c.released_at IS NULL THEN c.expires_at END,
+        w.grant_id, w.token, statement_timestamp(), '', ''
+    FROM changed w JOIN chosen c ON c.id = w.id
+)"""
+
 _RENEW = """
+WITH chosen AS MATERIALIZED (
+    SELECT id FROM plain_lease WHERE id = %s AND grant_id = %s FOR NO KEY UPDATE
+)
 UPDATE plain_lease
 SET expires_at = greatest(expires_at, statement_timestamp() + ttl),
     renewed_at = statement_timestamp(), renewals = renewals + 1
-WHERE id = ANY(ARRAY(
-    SELECT id FROM plain_lease WHERE id = %s AND grant_id = %s FOR NO KEY UPDATE
-)) AND grant_id = %s AND released_at IS NULL AND expires_at > statement_timestamp()
+WHERE id = (SELECT id FROM chosen) AND released_at IS NULL AND expires_at > statement_timestamp()
 RETURNING expires_at
 """
 
 _RELEASE = """
-UPDATE plain_lease
-SET released_at = statement_timestamp(), expires_at = statement_timestamp()
-WHERE id = ANY(ARRAY(
-    SELECT id FROM plain_lease WHERE id = ANY(%s) AND grant_id = ANY(%s)
-    ORDER BY id FOR NO KEY UPDATE
-)) AND grant_id = ANY(%s) AND released_at IS NULL AND expires_at > statement_timestamp()
-RETURNING id, resource, holder, grant_id, token, expires_at
-"""
-
-_NOTED = """
-WITH changed AS ({statement}), noted AS (
-    INSERT INTO plain_event (resource, kind, holder, grant_id, token)
-    SELECT resource, '{kind}', holder, grant_id, token FROM changed
-)
+WITH chosen AS MATERIALIZED (
+    SELECT id FROM plain_lease WHERE id = {key} AND grant_id = {grant}
+    {order}FOR NO KEY UPDATE
+), changed AS (
+    UPDATE plain_lease
+    SET released_at = statement_timestamp(), expires_at = statement_timestamp()
+    WHERE id = {chosen} AND released_at IS NULL AND expires_at > statement_timestamp()
+    RETURNING id, resource, holder, grant_id, token, expires_at
+){noted}
 SELECT * FROM changed
 """
+
+_RELEASED = """, noted AS (
+    INSERT INTO plain_event (model, key, resource, kind, holder, previous_holder,
+        previous_expired_at, grant_id, token, at, reason, actor)
+    SELECT 'plain.lease', id::text, resource, 'released', holder, '', NULL, grant_id, token,
+        statement_timestamp(), '', ''
+    FROM changed
+)"""
+
+_ALONE = {"chosen": "(SELECT id FROM chosen)", "order": ""}
+_TOGETHER = {"chosen": "ANY(ARRAY(SELECT id FROM chosen))"}
 
 
 class Verbs(NamedTuple):
     """The statements of one kind of plain lease."""
 
-    acquire_sql: str
-    acquire_many_sql: str
-    release_sql: str
+    acquire_sql: bytes
+    acquire_many_sql: bytes
+    release_sql: bytes
+    release_many_sql: bytes
 
     def acquire(self, connection: Connection, resource: str) -> Any:
         """The row that was granted, or None."""
-        values = ["plain", uuid.uuid4(), [resource]]
-        return connection.execute(self.acquire_sql.encode(), values).fetchone()
+        values = [resource, "plain", uuid.uuid4()]
+        return connection.execute(self.acquire_sql, values).fetchone()
 
     def acquire_many(self, connection: Connection, resources: Sequence[str]) -> list[Any]:
         """All of ``resources``, or an error."""
-        values = ["plain", list(resources)]
-        rows = connection.execute(self.acquire_many_sql.encode(), values).fetchall()
+        values = [list(resources), "plain"]
+        rows = connection.execute(self.acquire_many_sql, values).fetchall()
         if len(rows) != len(resources):
             raise RuntimeError("somebody holds one of them")
         return rows
 
     def renew(self, connection: Connection, row: Any) -> None:
         """Move the deadline, under the grant."""
-        if connection.execute(_RENEW, [row[0], row[3], row[3]]).fetchone() is None:
+        if connection.execute(_RENEW.encode(), [row[0], row[3]]).fetchone() is None:
             raise RuntimeError("the lease is lost")
 
-    def release(self, connection: Connection, rows: Sequence[Any]) -> None:
-        """Give back, under the grants."""
-        grants = [row[3] for row in rows]
-        values = [[row[0] for row in rows], grants, grants]
-        if len(connection.execute(self.release_sql.encode(), values).fetchall()) != len(rows):
+    def release(self, connection: Connection, row: Any) -> None:
+        """Give back, under the grant."""
+        if connection.execute(self.release_sql, [row[0], row[3]]).fetchone() is None:
+            raise RuntimeError("the lease is lost")
+
+    def release_many(self, connection: Connection, rows: Sequence[Any]) -> None:
+        """``release`` each."""
+        values = [[row[0] for row in rows], [row[3] for row in rows]]
+        if len(connection.execute(self.release_many_sql, values).fetchall()) != len(rows):
             raise RuntimeError("a lease is lost")
 
 
-def _noted(statement: str, kind: str) -> str:
-    return _NOTED.format(statement=statement, kind=kind)
+def _verbs(acquired: str, released: str) -> Verbs:
+    alone = {**_ALONE, "resource": "%s", "grant": "%s", "key": "%s"}
+    together = {
+        **_TOGETHER,
+        "resource": "ANY(%s)",
+        "order": "ORDER BY resource ",
+        "grant": "gen_random_uuid()",
+    }
+    both = {**_TOGETHER, "key": "ANY(%s)", "order": "ORDER BY id ", "grant": "ANY(%s)"}
+    return Verbs(
+        _ACQUIRE.format(**alone, noted=acquired).encode(),
+        _ACQUIRE.format(**together, noted=acquired).encode(),
+        _RELEASE.format(**alone, noted=released).encode(),
+        _RELEASE.format(**both, noted=released).encode(),
+    )
 
 
-_ONE, _MANY = _ACQUIRE.format(grant="%s"), _ACQUIRE.format(grant="gen_random_uuid()")
-WITHOUT_HISTORY = Verbs(_ONE, _MANY, _RELEASE)
-HISTORY = Verbs(_noted(_ONE, "acquired"), _noted(_MANY, "acquired"), _noted(_RELEASE, "released"))
+HISTORY = _verbs(_ACQUIRED, _RELEASED)
+WITHOUT_HISTORY = _verbs("", "")
 
 
 def create(connection: Connection, resources: Sequence[str]) -> None:

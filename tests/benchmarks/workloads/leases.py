@@ -1,5 +1,6 @@
 """Leases: cycles a second of acquire and release, with and without a renewal between, on one
-connection, on eight threads with a resource each, on eight that want one; and a hundred at once.
+connection, on eight threads with a resource each, on eight threads and on eight processes that want
+one; and a hundred at once.
 
 The limit is the same work in plain psycopg. "no history" is that without writing down who held
 what; "advisory" are PostgreSQL's own locks; "redis" is redis-py's Lock, where it was asked for.
@@ -65,6 +66,12 @@ def run(bench: Bench) -> Figures:
         ),
         "8 threads, a resource each (cycles/s)": together(NAMES[:THREADS]),
         "8 threads, one resource (cycles/s)": together(NAMES[:1] * THREADS),
+        "8 processes, one resource (cycles/s)": turns(
+            {
+                name: partial(by_processes, bench, name, seconds)
+                for name in ("limit", "ours", "no history")
+            }
+        ),
         "100 leases at once (leases/s)": turns(
             {
                 "limit": lambda: AT_ONCE * rate(lambda: plain_many(plain), seconds),
@@ -113,6 +120,17 @@ def on_threads(make: Callable[[], Cycle], resources: list[str], seconds: float) 
     return sum(done) / (time.perf_counter() - start)
 
 
+def by_processes(bench: Bench, contender: str, seconds: float) -> float:
+    """Cycles a second of THREADS processes that want one resource."""
+    rivals = [bench.puppet("rival", contender, str(seconds)) for _ in range(THREADS)]
+    for rival in rivals:
+        rival.tell("contend")
+    done = sum(rival.answer() for rival in rivals)
+    for rival in rivals:
+        rival.end()
+    return float(done)
+
+
 def our_cycle(resource: str) -> bool:
     """As a program does that has no keeper renew for it."""
     try:
@@ -139,7 +157,7 @@ def plain_cycle(connection: leases.Connection, verbs: leases.Verbs) -> Cycle:
     def cycle(resource: str) -> bool:
         row = verbs.acquire(connection, resource)
         if row is not None:
-            verbs.release(connection, [row])
+            verbs.release(connection, row)
         return row is not None
 
     return cycle
@@ -149,14 +167,14 @@ def plain_renewing(connection: leases.Connection, verbs: leases.Verbs) -> Cycle:
     def cycle(resource: str) -> bool:
         row = verbs.acquire(connection, resource)
         verbs.renew(connection, row)
-        verbs.release(connection, [row])
+        verbs.release(connection, row)
         return True
 
     return cycle
 
 
 def plain_many(connection: leases.Connection) -> None:
-    leases.HISTORY.release(connection, leases.HISTORY.acquire_many(connection, NAMES))
+    leases.HISTORY.release_many(connection, leases.HISTORY.acquire_many(connection, NAMES))
 
 
 def advisory_cycle(connection: leases.Connection) -> Cycle:
