@@ -120,6 +120,7 @@ class Poller:
         while not self.wait(seconds) and seconds >= task_settings.POLL_EVERY:
             if not (self.hears and is_idle()):
                 break
+            self._rests = True  # perhaps not before: the last result was still to be stored
             if clock() - self._seen_to_at >= seconds and self._is_due_within(seconds):
                 break
         self._rests = False

@@ -663,6 +663,28 @@ def test_who_looks_ahead_wakes_a_worker_at_rest_and_spares_it_its_own_look(
     assert woken == [2]
 
 
+def test_a_worker_that_stored_its_last_result_as_it_began_to_rest_is_spared_its_own_looks_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = WorkerProcess()
+    worker.poller.listener.hears = True
+    looks: list[float] = []
+    idle = iter([False, *[True] * 9])
+    waits: list[None] = []
+
+    def wait(seconds: float) -> bool:
+        worker.poller.look_ahead(3.0)
+        waits.append(None)
+        return len(waits) == 5
+
+    monkeypatch.setattr(worker.poller._reason, "wait", wait)
+    monkeypatch.setattr(TaskQuerySet, "are_due_within", lambda rows, at: looks.append(at))
+
+    worker.poller.rest(5.0, lambda: next(idle))
+
+    assert looks == [5.0]
+
+
 def test_a_look_ahead_is_a_sweep_as_well() -> None:
     worker = WorkerProcess()
     TaskFactory(state="running", ttl=30)
