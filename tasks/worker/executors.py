@@ -142,6 +142,11 @@ class ExecutorPool:
         for executor in self.executors.values():
             executor.note_ready(queue, priority)
 
+    @property
+    def have_more(self) -> bool:
+        """Return True if more of any kind was ready when it was last claimed."""
+        return any(executor.has_more for executor in self.executors.values())
+
     def wake_when(self, *, is_empty: bool) -> bool:
         """Have ``wake`` called when an executor of whose kind more is ready, or that had no room,
         has room again; with ``is_empty`` also when nothing is left in any. Return True if that is

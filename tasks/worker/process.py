@@ -255,7 +255,7 @@ class WorkerProcess:
         claimed = rows.take(self.name, queues=self.queues, requests=requests, ttl=self.ttl)
         self.executors.record_claimed(requests, claimed)
         self._looked, self._busy = True, bool(claimed)
-        self._more = any(request.has_more for request in requests)
+        self._more = self.executors.have_more
         if claimed:
             self._begin(claimed)
         return len(claimed)
