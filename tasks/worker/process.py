@@ -65,6 +65,8 @@ from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.registration import Presence
 from tasks.worker.timeouts import Timekeeper
 
+#: The number of tasks that one statement gives back while others may wait for them.
+RETURNED_TOGETHER = 100
 #: Why tasks that were claimed ahead go back.
 WAITED = "its worker had no free slot for it"
 #: The reason why tasks go back whose handler was of another kind when they were enqueued.
@@ -284,8 +286,9 @@ class WorkerProcess:
         """Give back tasks that have waited here for too long, or wait behind long ones. Returns
         True if there were any."""
         overdue = self.executors.overdue()
+        for start in range(0, len(overdue), RETURNED_TOGETHER):
+            give_back(overdue[start : start + RETURNED_TOGETHER], WAITED)
         if overdue:
-            give_back(overdue, WAITED)
             # They are to be claimed again, also by the last look of a worker that is to end.
             self._closing = False
             if self._tasks_left is not None:
