@@ -7,20 +7,18 @@ not set by anybody, and where the system has one it goes on while the machine sl
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 
-if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def system_clock() -> float:
-        """Seconds on a clock that also counts while the machine is suspended."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-else:  # pragma: no cover - other systems than Linux
-
-    def system_clock() -> float:
-        """Seconds on a clock that is never set."""
-        return time.monotonic()
+#: Seconds on a clock that also counts while the machine is suspended, or else on one that is never
+#: set. It is read several times for each task, so it is no function of Python's.
+system_clock: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if hasattr(time, "CLOCK_BOOTTIME")
+    else time.monotonic
+)
 
 
 class StandIn(Protocol):

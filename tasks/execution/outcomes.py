@@ -45,6 +45,7 @@ class Outcome:
     def close(self, by: str) -> None:
         """The attempt is over, and nobody but ``by`` ends it from now on, unless somebody else
         was first."""
-        self.execution.hold.expect_end()
-        if self.verb:
-            self.dropped = not (self.execution.end_by(by) or self.execution.ended_by == by)
+        execution = self.execution
+        execution.hold.expect_end()
+        if self.verb and not execution.end_by(by):
+            self.dropped = execution.ended_by != by
