@@ -30,6 +30,13 @@ class LeaseHeld(LeaseError):
     """Someone else holds the lease."""
 
     def __init__(self, resource: str, holder: str = "", expires_at: datetime | None = None) -> None:
+        """The message names the holder and the end of its lease.
+
+        Args:
+            resource: The resource that was asked for.
+            holder: Its holder, if it is known.
+            expires_at: The end of the holder's lease unless it is renewed; None if it is not known.
+        """
         self.resource = resource
         self.holder = holder
         self.expires_at = expires_at
@@ -51,6 +58,11 @@ class LeaseTimeout(LeaseHeld):
         expires_at: datetime | None = None,
         waited: float = 0.0,
     ) -> None:
+        """The other arguments are those of ``LeaseHeld``.
+
+        Args:
+            waited: Seconds for which the caller has waited.
+        """
         super().__init__(resource, holder, expires_at)
         self.waited = waited
         self.args = (f"Waited {waited:.1f} s: {self}",)

@@ -80,7 +80,13 @@ def _spare_fence(fields: Iterable[str]) -> None:
 
 
 class FencedRows:
-    """Rows and the token under which they are to be written. Made by ``fenced()``."""
+    """Rows and the token under which they are written. Made by ``fenced()``.
+
+    Args:
+        rows: The rows that an update or a deletion covers.
+        proof: A hold, a granted row, or its token.
+        strictly: True to refuse a row that has seen an equal token, too.
+    """
 
     def __init__(self, rows: models.QuerySet[Any], proof: Proof, strictly: bool) -> None:
         self._rows = rows

@@ -76,5 +76,11 @@ def stamp(moment: datetime) -> str:
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """``1 task``, ``2 tasks``, ``12,000 tasks``."""
+    """Return a number with its noun: ``1 task``, ``2 tasks``, ``12,000 tasks``.
+
+    Args:
+        count: The number, written with commas between thousands.
+        one: The noun in the singular.
+        many: The noun in the plural; ``one`` with an s by default.
+    """
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -89,8 +89,11 @@ class Incumbent:
 class Leader:
     """A candidate for the leadership called ``name``, and the leader once it is elected.
 
-    ``ttl`` is the number of seconds after a leader's death until the next is elected, ``holder``
-    the name of this process. The defaults are those of every lease; the resource is ``name``.
+    Args:
+        name: The name of the leadership, which is the resource of its lease.
+        ttl: Seconds after a leader's death until the next is elected; that of every lease by
+            default.
+        holder: The name of this process; that of every lease by default.
 
     A second campaign at the same time is a RuntimeError. Raises InvalidResource, InvalidTTL.
     """

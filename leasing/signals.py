@@ -140,5 +140,11 @@ def send_each(signal: Signal, leases: Sequence[Any]) -> None:
 
 
 def send(signal: Signal, lease: Any, **details: Any) -> None:
-    """Tell the receivers of ``signal`` about ``lease``."""
+    """Tell the receivers of ``signal`` about a lease.
+
+    Args:
+        signal: One of this module.
+        lease: The leased row. Its class is the sender.
+        details: The further arguments of the receivers.
+    """
     signal.send_robust(sender=type(lease), lease=lease, **details)

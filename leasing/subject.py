@@ -44,7 +44,13 @@ class Subject(Protocol):
 
 
 class RowSubject:
-    """A row of the database."""
+    """A row of the database.
+
+    Args:
+        rows: The queryset of its model.
+        key: The filter that finds the row.
+        resource: The resource that is leased.
+    """
 
     def __init__(self, rows: Any, key: dict[str, Any], resource: str) -> None:
         self.resource = resource
@@ -70,7 +76,13 @@ class RowSubject:
 
 
 class MemorySubject:
-    """A row in the memory of this process."""
+    """A row in the memory of this process.
+
+    Args:
+        store: The store that has it.
+        key: Its key there, which ends with the resource.
+        blank: Makes a row of that resource, not yet granted.
+    """
 
     def __init__(self, store: MemoryStore, key: Key, blank: Callable[[], Any]) -> None:
         self.resource = key[1]

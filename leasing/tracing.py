@@ -78,8 +78,14 @@ def harmless(method: Callable[P, Result]) -> Callable[P, Result | None]:
 
 
 class Following:
-    """One span, and whether it is the current one of the thread or coroutine that began it.
-    None of its methods raises."""
+    """One span, and whether it is the current one of the thread or coroutine that began it. None of
+    its methods raises.
+
+    Args:
+        span: The span, which has begun.
+        parent: The context of its parent; None: the current one.
+        inside: True to make it the current span until ``leave``.
+    """
 
     def __init__(self, span: Span, parent: Context | None, *, inside: bool) -> None:
         self.span = span
@@ -140,8 +146,18 @@ def begin(
     start: int | None = None,
     inside: bool = False,
 ) -> Following:
-    """Begin a span below ``parent``, or else the current one, at ``start`` (nanoseconds since
-    1970; None: now). ``inside`` makes it the current one."""
+    """Begin a span.
+
+    Args:
+        tracer: The tracer that makes the span.
+        name: The name of the span.
+        attributes: The attributes that it begins with.
+        kind: The kind of span; work inside this process by default.
+        parent: The context of its parent; None: the current one.
+        links: Spans that it refers to, none of them its parent.
+        start: Nanoseconds since 1970; None: now.
+        inside: True to make it the current span until ``leave``.
+    """
     span = tracer.start_span(name, parent, kind, attributes, links, start)
     return Following(span, parent, inside=inside)
 

@@ -36,7 +36,13 @@ def pauses(
 
 
 class Waiter:
-    """One caller that waits for ``resource``, woken by ``notify``."""
+    """One caller that waits for a resource, woken by ``notify``.
+
+    Args:
+        until: The moment on the caller's clock at which it gives up; infinity: never.
+        stopping: An event that ends the waiting.
+        resource: The resource; empty if it waits for something else.
+    """
 
     def __init__(
         self, until: float, stopping: threading.Event | None = None, resource: str = ""

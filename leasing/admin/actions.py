@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 def ask_or_do(
     action: OperatorAction, site: ReadOnlyAdmin, request: HttpRequest, rows: QuerySet[Any]
 ) -> HttpResponse | None:
-    """Ask whether to do ``action`` to ``rows``, or do it when the form that asks was sent."""
+    """Ask the operator to confirm an action, or do it when the confirmation was sent.
+
+    Args:
+        action: The action that the operator has chosen.
+        site: The admin of its rows.
+        request: The operator's request.
+        rows: The rows that the operator has selected; a confirmation names its own.
+    """
     if is_read_only():
         raise PermissionDenied(READ_ONLY)
     is_answer = "confirmed" in request.POST

@@ -54,8 +54,14 @@ class Column:
 
 @cache
 def column_of(model: type[Model], name: str, label: str = "") -> Column | str:
-    """Return the column ``name`` as pages show it, under a ``label`` of its own or the usual one.
-    It is ``name`` itself for what Django shows as pages do, and for methods."""
+    """Return a column as pages show it. It is ``name`` itself for what Django shows as pages do,
+    and for methods.
+
+    Args:
+        model: The model of the rows.
+        name: The name of the column, or of a method of the admin.
+        label: Its label; the usual one by default.
+    """
     field = next((each for each in model._meta.fields if each.name == name), None)
     if field is None:
         return name

@@ -36,8 +36,14 @@ def offered_lookups(filters: Iterable[Any]) -> set[str]:
 
 
 def is_limited_choice(model: type[Model], lookup: str, value: Any) -> bool:
-    """Return True if ``lookup`` is what a project's foreign key to ``model`` limits its choices
-    to, and ``value`` its value: the window in which they are chosen has both in its address."""
+    """Return True if a project's foreign key limits its choices to this lookup and value. The
+    window in which they are chosen has both in its address.
+
+    Args:
+        model: The model that the foreign key refers to.
+        lookup: The name of the filter in the address.
+        value: Its value there.
+    """
     limits = (each() if callable(each) else each for each in model._meta.related_fkey_lookups)
     return any(
         (lookup, value) in widgets.url_params_from_lookup_dict(each).items() for each in limits

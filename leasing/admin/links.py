@@ -48,7 +48,14 @@ def badge_text(badge: Badge) -> SafeString:
 
 
 def link(text: object, view: str, *args: Any, query: str = "") -> SafeString | str:
-    """``text`` as a link to a page of the admin, or alone where there is no such page."""
+    """Return a link to a page of the admin, or its text alone where there is no such page.
+
+    Args:
+        text: The text of the link.
+        view: The name of the page's URL.
+        args: The arguments of that URL.
+        query: What follows the path, with its question mark.
+    """
     try:
         url = reverse(view, args=[quote(arg) for arg in args])
     except NoReverseMatch:
@@ -59,8 +66,14 @@ def link(text: object, view: str, *args: Any, query: str = "") -> SafeString | s
 def related(
     request: HttpRequest, text: str, model: type[Model], which: dict[str, Any] | int | str
 ) -> SafeString | str:
-    """``text`` as a link to the row of ``model`` with the key ``which``, or to those that the
-    filter ``which`` lets by; alone for a user who may not see them."""
+    """Return a link to a row, or to a list of rows; its text alone for a user who may not see them.
+
+    Args:
+        request: The request of the user.
+        text: The text of the link.
+        model: The model of the rows.
+        which: The key of the row, or the filter of the list.
+    """
     meta = model._meta
     if not request.user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
         return text
@@ -82,7 +95,13 @@ def json_of(value: Any) -> SafeString | str:
 def short_column(
     name: str, description: str = "", ordering: str | None = None
 ) -> Callable[[Any, Any], str]:
-    """Return a method of an admin that shows the column ``name`` of a row, shortened."""
+    """Return a method of an admin that shows a column of a row, shortened.
+
+    Args:
+        name: The name of the column.
+        description: The heading; the name by default.
+        ordering: The column by which a click on the heading sorts; None: it does not.
+    """
 
     @admin.display(description=description or name, ordering=ordering)
     def column(site: Any, row: Any) -> str:

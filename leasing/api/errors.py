@@ -99,7 +99,13 @@ class LeasingAPI(NinjaAPI):
         self.add_exception_handler(Exception, self._answer_error)
 
     def refuse(self, request: HttpRequest, status: int, text: str) -> HttpResponse:
-        """The answer of every error."""
+        """Return the answer of every error.
+
+        Args:
+            request: The request that is refused.
+            status: The HTTP status.
+            text: The error, for the client.
+        """
         return self.create_response(request, {"error": text}, status=status)
 
     def not_found(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:

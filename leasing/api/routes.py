@@ -184,7 +184,13 @@ def newest(state: str, limit: int) -> LeaseList:
 
 
 def page_of(model: type[Leasable], state: str, limit: int) -> list[Leasable]:
-    """The newest rows of one model."""
+    """Return the newest rows of one model.
+
+    Args:
+        model: The model; ``Lease`` for named leases.
+        state: The state that all of them have.
+        limit: The number of rows, at most.
+    """
     rows = in_state(listed(model), state)
     # Rows that nobody has held yet are listed of named leases alone; elsewhere the plain order
     # is one that an index may have.

@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 
 
 def slot_of(entry: Any, last: datetime, catch_up: float) -> datetime:
-    """The moment for which ``entry``, which is due, is due: the first after ``last``, or where
-    that is more than ``catch_up`` seconds ago, the latest."""
+    """Return the moment for which ``entry``, which is due, is due: the first after ``last``, or the
+    latest if that one is too old.
+
+    Args:
+        entry: The entry of beat's schedule.
+        last: The moment for which it was last sent.
+        catch_up: Seconds after which a missed moment is too old.
+    """
     now = entry.default_now().astimezone(UTC)
     plan = entry.schedule
     if _is_plain(plan):

@@ -101,8 +101,13 @@ class RevokeForm(ReasonForm):
 
 
 class ForceReleaseForm(RevokeForm):
-    """Take a lease from its holder; ``name`` is what has to be typed, so that nobody takes
-    another's by mistake."""
+    """Take a lease from its holder. The operator types its name, and so takes no other by mistake.
+
+    Args:
+        name: The name that has to be typed.
+        args: Arguments of the form.
+        kwargs: Keyword arguments of the form.
+    """
 
     typed = forms.CharField(
         max_length=250,

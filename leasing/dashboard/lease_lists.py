@@ -66,7 +66,13 @@ def _any_of(model: type[Leasable]) -> tuple[str, Exists]:
 
 
 def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | None) -> Section:
-    """The leases of ``model`` that are ``wanted``. Raises InvalidCursor."""
+    """Return one page of the leases of a model. Raises InvalidCursor.
+
+    Args:
+        model: The model; ``Lease`` for named leases.
+        wanted: The cleaned fields of the page's filter form.
+        cursor: The beginning of the page; None: the first page.
+    """
     title = "Named leases" if model is Lease else str(model._meta.verbose_name_plural).capitalize()
     rows = _shown(model, wanted)
     return Section(title, page_of(rows, cursor, order=_order(model), search=_search(wanted)))

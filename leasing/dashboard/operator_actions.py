@@ -128,7 +128,13 @@ class OperatorAction:
     of_one: str = ""
 
     def form_for(self, rows: QuerySet[Any], keys: Keys, sent: Any = None) -> forms.Form:
-        """Return its form, to be filled in or as it was ``sent``; one page may have several."""
+        """Return the form that asks about some rows. One page may have several forms.
+
+        Args:
+            rows: The rows that the operator may see.
+            keys: The keys of those that were selected.
+            sent: The fields that were sent; None: an empty form.
+        """
         return self.form(sent, auto_id=f"{self.name}_%s")
 
     def judged(self, rows: Any) -> Any:
@@ -144,7 +150,14 @@ class OperatorAction:
         return not self.why_not(row, {})
 
     def outlook(self, rows: QuerySet[Any], keys: Keys, said: Said) -> Outlook:
-        """Return what it would do to those of ``rows`` with these ``keys``."""
+        """Return the preview of this action.
+
+        Args:
+            rows: The rows that the operator may see.
+            keys: The keys of those that were selected, each with the number of its grants; None in
+                place of the number: any.
+            said: The fields of the form, as far as they are known.
+        """
         found = {row.pk: row for row in self.judged(rows).filter(pk__in=list(keys))}
         fitting, skipped = [], Counter[str]()
         for key, grants in keys.items():

@@ -63,8 +63,14 @@ class Timeline:
 def timeline(
     row: Leasable, now: datetime, events: Iterable[LeaseEvent], *, has_more: bool = False
 ) -> Timeline:
-    """The terms that ``events`` tell of, which come the newest first; ``row`` tells how the
-    latest stands at ``now``, the database's clock. ``has_more``: there are older events."""
+    """Return the terms of one lease.
+
+    Args:
+        row: The leased row, which shows the state of the latest term.
+        now: The database's clock.
+        events: Events of the lease, the newest first.
+        has_more: True if there are older events.
+    """
     terms: list[Term] = []
     for event in reversed(list(events)):
         _tell(terms, event)

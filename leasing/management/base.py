@@ -35,8 +35,13 @@ class ServiceCommand(TablesCommand):
             return super().execute(*args, **options)
 
     def greet(self, options: Mapping[str, Any], what: str, facts: Mapping[str, str]) -> None:
-        """Print ``what`` this process is, with a table of ``facts``; nothing with ``--verbosity
-        0``."""
+        """Print what this process is; nothing with ``--verbosity 0``.
+
+        Args:
+            options: The options of the command.
+            what: The process, with its name.
+            facts: The values of a table, by their names.
+        """
         if options["verbosity"] == 0:
             return
         self.stdout.write(self.style.MIGRATE_HEADING(f"{_distribution()}: {what}"))

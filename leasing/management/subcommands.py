@@ -67,11 +67,23 @@ class SubcommandsCommand(TablesCommand):
     def print_list(
         self, options: Mapping[str, Any], facts: Sequence[object], table: Sequence[tuple[str, ...]]
     ) -> None:
-        """Print ``facts`` as JSON or, without --json, ``table``, which begins with its head."""
+        """Print a list.
+
+        Args:
+            options: The options of the subcommand.
+            facts: The rows that are printed as JSON with --json.
+            table: The rows that are printed without, after their head.
+        """
         self.stdout.write(as_json(facts) if options["json"] else as_table(table))
 
     def print_result(self, options: Mapping[str, Any], facts: object, text: str) -> None:
-        """Print ``facts`` as JSON or, without --json, ``text``."""
+        """Print the result of an action.
+
+        Args:
+            options: The options of the subcommand.
+            facts: The result that is printed as JSON with --json.
+            text: The result that is printed without.
+        """
         self.stdout.write(as_json(facts) if options["json"] else text)
 
 

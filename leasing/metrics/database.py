@@ -33,7 +33,14 @@ class TooMany(Exception):
 
 
 class Family(Metric):
-    """The samples of one metric; ``kind`` is "gauge" or "counter"."""
+    """The samples of one metric.
+
+    Args:
+        name: Its name, with the ending _total if it is a counter.
+        help: Its description.
+        labels: The names of its labels.
+        kind: "gauge" or "counter".
+    """
 
     def __init__(
         self, name: str, help: str, labels: tuple[str, ...] = (), kind: str = "gauge"

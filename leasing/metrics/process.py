@@ -45,11 +45,26 @@ class ProcessMetrics:
         self._registry = registry
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:
+        """Return a new counter of this registry.
+
+        Args:
+            name: Its name, with the ending _total.
+            help: Its description.
+            labels: The names of its labels.
+        """
         return Counter(name, help, labels, registry=self._registry)
 
     def histogram(
         self, name: str, help: str, *labels: str, buckets: Sequence[float] = DURATIONS
     ) -> Histogram:
+        """Return a new histogram of this registry.
+
+        Args:
+            name: Its name.
+            help: Its description.
+            labels: The names of its labels.
+            buckets: The upper bounds, in its unit: seconds for the default ones.
+        """
         return Histogram(name, help, labels, registry=self._registry, buckets=buckets)
 
     @cached_property

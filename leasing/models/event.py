@@ -68,7 +68,13 @@ class LeaseEvent(Ledger):
 
     @classmethod
     def of(cls, row: Leasable, kind: EventKind | str, **fields: Any) -> Self:
-        """Return an unsaved event about ``row`` as it is now."""
+        """Return an unsaved event about ``row`` as it is now.
+
+        Args:
+            row: The leased row.
+            kind: What happened to its lease.
+            fields: Further columns, or others than the row has: ``reason``, ``actor``, ``holder``.
+        """
         fields = {
             "holder": row.holder,
             "grant_id": row.grant_id,

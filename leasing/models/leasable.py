@@ -159,7 +159,7 @@ class Leasable(Guarded):
         on_lost: Callable[[Hold], object] | None = None,
         **unknown: Never,
     ) -> Hold:
-        """A hold on this row, for ``with``: see ``LeasableQuerySet.hold``."""
+        """A hold on this row, for ``with``. Arguments are those of ``LeasableQuerySet.hold``."""
         refuse_unknown("hold", unknown)
         return (
             type(self)

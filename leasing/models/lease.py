@@ -86,7 +86,8 @@ class Lease(Leasable):
         metadata: dict[str, Any] | None = None,
         **unknown: Never,
     ) -> Hold:
-        """A hold on this row's resource, for ``with``: see ``LeaseQuerySet.hold``."""
+        """A hold on this row's resource, for ``with``. Arguments are those of
+        ``LeaseQuerySet.hold``."""
         refuse_unknown("hold", unknown)
         return (
             type(self)

@@ -70,7 +70,15 @@ class Oversight:
     _lost: bool = False
 
     def look(self, now: float, trusted_until: float, lost: bool, stopping: bool) -> float:
-        """Until when the command may run, by what is known ``now``."""
+        """Return the moment until which the command may run. All moments are on the clock of the
+        holder.
+
+        Args:
+            now: The moment of this look.
+            trusted_until: The end of trust in the term, by its latest renewal.
+            lost: True if the term is lost.
+            stopping: True if this process is asked to stop.
+        """
         # Losing the term sets its trust to nothing. What had been promised ends first, at most.
         self._trusted_until = max(self._trusted_until, trusted_until)
         if lost and not self._lost:

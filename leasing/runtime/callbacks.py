@@ -31,9 +31,16 @@ Callback = Callable[[], object]
 
 
 class CallbackThreads:
-    """Calls callbacks on daemon threads: one, and one more whenever those before have been
-    busy for ``patience`` seconds. With one at a time they are called in order. Of more than
-    ``most`` that wait the newest are dropped, with a line in the log."""
+    """Calls callbacks on daemon threads, of which there are MAX_THREADS at most. While there is
+    one, they are called in order.
+
+    Args:
+        name: The name of the threads.
+        patience: Seconds for which all threads have to be busy until another starts; 0: none, so
+            that there is one for each callback that waits.
+        most: The number of callbacks that may wait. Of more, the newest are dropped, with a line in
+            the log.
+    """
 
     def __init__(
         self, name: str = "leasing-callbacks", patience: float = 0.0, most: float = math.inf

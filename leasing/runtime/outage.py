@@ -101,8 +101,14 @@ if hasattr(os, "register_at_fork"):
 
 
 class Streak:
-    """Failures in a row of one service, which pauses for ``first`` seconds after one, on average
-    twice as long after each more, and ``longest`` at most."""
+    """Failures in a row of one service, with the pause after each.
+
+    Args:
+        first: The upper bound in seconds after one failure; it doubles with each more.
+        longest: The upper bound in seconds after many.
+        outage: The outage of this process, which tells news from repetitions in the log.
+        uniform: Draws the pause between 0 and that bound; at random by default.
+    """
 
     def __init__(
         self,

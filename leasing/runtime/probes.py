@@ -77,8 +77,15 @@ leading = Probe()
 def measure_renewal(
     store: Any, holds: Collection[Any], answer: Any | None, took: float, now: float
 ) -> None:
-    """Measure a request that renewed ``holds``, at ``now`` on the holder's clock and before the
-    ``answer`` is applied to them (a ``leasing.store.Renewals``; None: there was none)."""
+    """Measure a request that renewed holds, before its answer is applied to them.
+
+    Args:
+        store: The store that was asked.
+        holds: The holds whose renewal was asked for.
+        answer: A ``leasing.store.Renewals``; None: there was none.
+        took: Seconds that the request took.
+        now: The moment of the answer on the holder's clock.
+    """
     if answer is None:
         renewing(Round(store, took, 0, 0, 0, len(holds), []))
         return

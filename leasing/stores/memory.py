@@ -85,9 +85,17 @@ class MemoryStore:
         *,
         unless_in: str | None,
     ) -> Callable[[], Steps[Grant]]:
-        """Return the steps by which a hold acquires the row that ``blank`` makes, waiting for it if
-        need be. Refused inside a transaction of the database ``unless_in``, if any, as it would be
-        there."""
+        """Return the steps by which a hold acquires a row and waits for it if need be.
+
+        Args:
+            blank: Makes the row that is acquired, not yet granted.
+            resource: The resource that the waiters of this process are notified of.
+            terms: The terms of the grant.
+            wait: Seconds to wait for the current holder; None: for ever.
+            stopping: An event that ends the waiting with LeaseTimeout.
+            unless_in: The alias of a database inside whose transactions it is refused, as it would
+                be there; None: it never is.
+        """
 
         def attempt() -> Grant:
             if unless_in is not None and connections[unless_in].in_atomic_block:
@@ -224,6 +232,7 @@ class MemoryStore:
         signals.send(signals.lost, grant.row, reason=reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
+        """Arguments are those of ``Store.refused``."""
         self._record(row, "refused", reason=f"{verb}: {reason}")
         signals.send(signals.refused, row, verb=verb, reason=reason)
 
@@ -251,7 +260,13 @@ class MemoryStore:
         return row
 
     def revoke(self, key: Key, reason: str = "", by: str = "") -> bool:
-        """Take the row from its holder and raise its token. Returns whether there was one."""
+        """Take a row from its holder and raise its token. Returns True if there was a holder.
+
+        Args:
+            key: The key of the row in this store.
+            reason: Why, for the event and the signal.
+            by: The operator, for the same.
+        """
         with self._lock:
             row = self.look(key)
             if row is None or row.released_at is not None:

@@ -81,6 +81,7 @@ class RowStore:
         signals.send(signals.lost, grant.row, reason=reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
+        """Arguments are those of ``Store.refused``."""
         rows = self._rows().home()
         write_apart(self.using, lambda: rows.note_refused(row, verb, reason))
         signals.send(signals.refused, row, verb=verb, reason=reason)

@@ -59,7 +59,13 @@ def lease_badge(row: Leasable, now: datetime) -> SafeString:
 
 @register.simple_tag
 def lease_end(row: Leasable, now: datetime, ahead: str = "") -> SafeString:
-    """Until when ``row`` is held, or since when it no longer is."""
+    """Show until when ``row`` is held, or since when it no longer is.
+
+    Args:
+        row: The leased row.
+        now: The database's clock.
+        ahead: The word before a deadline that has not passed.
+    """
     if not row.grants:
         return _nothing()
     if row.released_at is not None:
@@ -69,7 +75,13 @@ def lease_end(row: Leasable, now: datetime, ahead: str = "") -> SafeString:
 
 @register.simple_tag
 def remaining_bar(row: Leasable, now: datetime, tone: str = "ok") -> SafeString:
-    """Show the remaining part of the ttl of an active ``row`` as a bar that shrinks."""
+    """Show the remaining part of the ttl of an active row as a bar that shrinks.
+
+    Args:
+        row: The leased row.
+        now: The database's clock.
+        tone: The colour of the bar: that of a badge.
+    """
     share = max(0.0, min(100.0, 100 * ((row.expires_at - now) / row.ttl)))
     return format_html(
         '<svg class="remaining tone-{}" role="img" aria-label="{} % of the lease time left">'
@@ -114,7 +126,14 @@ def exactly(value: datetime | None, now: datetime) -> SafeString:
 def deadline(
     value: datetime | None, now: datetime, ahead: str = "", past: str = "expired"
 ) -> SafeString:
-    """A countdown to ``value``: "``ahead`` in 3 s", and once it has passed "``past`` 3 s ago"."""
+    """Show a countdown to a moment: "ends in 3 s", and once it has passed "expired 3 s ago".
+
+    Args:
+        value: The moment; None: a dash.
+        now: The database's clock.
+        ahead: The word before it, until it passes.
+        past: The word before it, once it has passed.
+    """
     if value is None:
         return _nothing()
     return format_html(

@@ -67,8 +67,13 @@ def revoke(what: What, reason: str = "revoked by a test", by: str = "a test") ->
 
 
 class hold_elsewhere(AbstractContextManager[Any], AbstractAsyncContextManager[Any]):
-    """A block, plain or async, in which ``holder``, another process, holds ``what``. It yields the
-    leased row. Nobody renews it: its ``ttl`` is the longest allowed, unless given.
+    """A block, plain or async, in which another process holds a lease. It yields the leased row.
+    Nobody renews the lease.
+
+    Args:
+        what: A leasable row, or the name of a resource.
+        holder: The name of the other process.
+        ttl: Seconds after which the lease expires; the setting MAX_TTL by default.
 
     Raises LeaseHeld if somebody holds it already.
     """

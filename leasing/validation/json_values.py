@@ -35,7 +35,13 @@ _encoder = Encoder()
 
 
 class NotJSON(ValueError):
-    """A value is not JSON. The part that is not is looked for when someone reads the error."""
+    """A value is not JSON. The part that is not is looked for when someone reads the error.
+
+    Args:
+        what: The name of the value in the message.
+        value: The value, of any type.
+        error: The error of the encoder, for a fault that is not found.
+    """
 
     def __init__(self, what: str, value: Any, error: Exception) -> None:
         super().__init__(what, value, error)
@@ -72,8 +78,14 @@ def check_json(value: Any, what: str) -> Any:
 
 
 def dumped_json(value: Any, what: str, max_depth: int = MAX_DEPTH) -> str:
-    """The JSON text of ``value``, for a statement that stores it. Errors as of ``check_json``,
-    for nesting more than ``max_depth`` deep."""
+    """Return the JSON text of a value, for a statement that stores it. Errors are those of
+    ``check_json``.
+
+    Args:
+        value: The value, of any type.
+        what: The name of the value in errors.
+        max_depth: The number of levels to which it may be nested.
+    """
     try:
         text = _encode(value)
         if not text.isascii():

@@ -43,7 +43,8 @@ class Terms:
         preempt_after: float | timedelta | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Terms:
-        """The terms with their defaults. Times are in seconds.
+        """Return checked terms, with their defaults. The arguments are the terms that
+        ``LeaseQuerySet`` describes. Times are in seconds.
 
         Raises InvalidResource (the holder), InvalidTTL, ValueError.
         """

@@ -38,7 +38,12 @@ def lease_detail(request: HttpRequest, lease_id: str) -> HttpResponse:
 
 @page(VIEW)
 def event_export(request: HttpRequest, lease_id: str, form: str) -> HttpResponseBase:
-    """Export the events of one lease, as a file."""
+    """Export the events of one lease, as a file.
+
+    Args:
+        lease_id: The id of the lease, as pages and the API have it.
+        form: The format of the file: one of ``FORMATS``.
+    """
     row = find_row(lease_id)
     if form not in FORMATS:
         raise Http404(f"There is no export format {form}.")

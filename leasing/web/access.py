@@ -100,7 +100,14 @@ def is_live(request: HttpRequest) -> bool:
 
 
 def report(request: HttpRequest, done: object, said: str, otherwise: str) -> None:
-    """Have the next page say what came of an action: ``said`` where it was ``done``."""
+    """Show the result of an action on the user's next page.
+
+    Args:
+        request: The request of the user.
+        done: A true value if anything was changed.
+        said: The text in that case.
+        otherwise: The text in the other case.
+    """
     level = messages.SUCCESS if done else messages.WARNING
     messages.add_message(request, level, said if done else otherwise, fail_silently=True)
 

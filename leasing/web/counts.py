@@ -68,7 +68,13 @@ class Tally:
 def capped_count(
     rows: models.QuerySet[Any], cap: int = COUNT_CAP, order: Order | None = None
 ) -> Capped:
-    """Return the number of ``rows``, looking at ``cap`` + 1 of them at most; see ``Tally``."""
+    """Return the number of ``rows``, looking at ``cap`` + 1 of them at most; see ``Tally``.
+
+    Args:
+        rows: The rows, whose own order is dropped.
+        cap: The number up to which they are counted.
+        order: The order whose index is read; None: any.
+    """
     ordered = rows.order_by(*order.by) if order else rows.order_by()
     return Capped(ordered.values("pk")[: cap + 1].count(), cap)
 

@@ -65,7 +65,7 @@ def _beyond(model: type[models.Model], cursor: Cursor, order: Order) -> Q:
     # own ".000000". The first condition is implied: an index is entered by it.
     since, below = f"{order.column}__gte", f"{order.column}__lt"
     same = Q(**{since: moment, below: moment + MICROSECOND}) & by_key
-    entered = Q(Beside(model, order.column, "<" if falling else ">", moment, key))
+    entered = Q(KeysetComparison(model, order.column, "<" if falling else ">", moment, key))
     if falling:
         return entered & Q(**{below: moment + MICROSECOND}) & (Q(**{below: moment}) | same)
     return entered & Q(**{since: moment}) & (Q(**{since: moment + MICROSECOND}) | same)
@@ -107,7 +107,7 @@ def _up_to(model: type[models.Model], end: Cursor, order: Order) -> Q:
         return by_key
     moment = _moment(end.moment)
     since, below = f"{order.column}__gte", f"{order.column}__lt"
-    entered = Q(Beside(model, order.column, ">=" if falling else "<=", moment, end.key))
+    entered = Q(KeysetComparison(model, order.column, ">=" if falling else "<=", moment, end.key))
     if falling:
         beyond = Q(**{since: moment + MICROSECOND})
         return entered & Q(**{since: moment}) & (beyond | by_key)
@@ -131,11 +131,19 @@ def _moment(text: str) -> datetime:
         raise InvalidCursor("not a cursor") from error
 
 
-class Beside(Func):
+class KeysetComparison(Func):
     """Compare rows by a moment and, where that is the same, by key: True if one lies on one side of
     another. It is implied by the conditions next to it, but an index of both columns is entered by
     it at the right entry: thousands of rows may be of the same moment, as those that were enqueued
-    at once are."""
+    at once are.
+
+    Args:
+        model: The model of the rows.
+        column: The name of the column of moments.
+        sign: The operator: "<", "<=", ">" or ">=".
+        moment: The moment of the other row.
+        key: The key of the other row.
+    """
 
     output_field = models.BooleanField()
     arity = 4

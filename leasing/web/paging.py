@@ -98,8 +98,14 @@ def chunks_of(
     search: Q | None = None,
     size: int = 500,
 ) -> Iterator[Sequence[Record]]:
-    """All of ``rows`` that meet ``search``, in ``order``, as the pages show them: so many at a
-    time, for an export."""
+    """Yield rows as the pages show them, some at a time, for an export.
+
+    Args:
+        rows: The rows of the list.
+        order: The order of the list.
+        search: A condition for the rows; None: all rows.
+        size: The number of rows in one query.
+    """
     cursor: Cursor | None = None
     while True:
         page = page_of(rows, cursor, size, order, search)

@@ -105,7 +105,12 @@ def read_list(
     count: Count | None = None,
     apart: Hashable = None,
 ) -> SharedReading | None:
-    """``shared_reading``; None, with an error in ``form``, where it or its cursor is invalid."""
+    """Return ``shared_reading``; None, with an error in ``form``, where the form or its cursor is
+    invalid. The other arguments are those of ``shared_reading``.
+
+    Args:
+        form: The form of the address.
+    """
     try:
         return shared_reading(request, read, count, apart) if form.is_valid() else None
     except InvalidCursor:
@@ -119,8 +124,14 @@ def read_or_first(
     read: Callable[[datetime, Cursor | None], dict[str, Any]],
     apart: Hashable = None,
 ) -> SharedReading:
-    """``shared_reading`` of the page that ``form`` asks for; of the first, with an error there,
-    where it or its cursor is invalid."""
+    """Return ``shared_reading`` of the page that ``form`` asks for. Where the form or its cursor is
+    invalid, it is the first page, and the form has an error.
+
+    Args:
+        form: The form of the address, whose field ``at`` is the cursor.
+        read: Brings the context of the page at a moment and a cursor; None: of the first page.
+        apart: As of ``shared_reading``.
+    """
     found = read_list(request, form, lambda now: read(now, form.cleaned_data["at"]), apart=apart)
     if found is None:
         read_at, now = time.monotonic(), database_now(leasing_settings.DATABASE)

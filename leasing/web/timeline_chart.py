@@ -115,7 +115,13 @@ class Drawing:
 
 
 def draw(tracks: Sequence[Track], now: datetime, *, left_out: bool = False) -> Drawing:
-    """Put ``tracks`` on one axis, which ends at ``now`` when one of them lasts until then."""
+    """Put tracks on one axis.
+
+    Args:
+        tracks: The tracks, from the top.
+        now: The moment at which the axis ends if one of them lasts until then.
+        left_out: True if there are earlier tracks that are not drawn.
+    """
     moments = list(_moments(tracks, now))
     if not moments:
         return Drawing()
