@@ -98,9 +98,16 @@ class TaskFailed(TaskError):
 
 
 class WaitTimeout(TaskError, TimeoutError):
-    """The ``task`` that was waited for has not ended in time; ``state`` says why. It goes on."""
+    """The task that was waited for has not ended in time. It goes on."""
 
     def __init__(self, task: Task, seconds: float, state: str = "") -> None:
+        """The message names the task and its state.
+
+        Args:
+            task: The task, as the caller had it.
+            seconds: Seconds for which the caller has waited.
+            state: A sentence that says why it has not ended; empty if nothing is known.
+        """
         self.task = task
         self.seconds = seconds
         self.state = state

@@ -92,7 +92,13 @@ HINTS: Mapping[str, str] = {
 
 
 def refuse_unknown(verb: str, given: AbstractSet[str], options: Any = EnqueueOptions) -> None:
-    """Raise TypeError if an argument that ``verb`` was ``given`` is none of ``options``."""
+    """Raise TypeError if a call has an unknown argument.
+
+    Args:
+        verb: The name of the verb that was called.
+        given: The names of the further arguments.
+        options: A TypedDict of those that it takes.
+    """
     if given and (unknown := given - options.__optional_keys__):
         raise unexpected(verb, unknown, EnqueueOptions.__optional_keys__, HINTS)
 
@@ -104,7 +110,13 @@ class Data(dict[str, Any], Generic[P]):
 
 
 class Producer(Generic[P]):
-    """Enqueues tasks of one handler, with the options that ``using`` was given."""
+    """Enqueues tasks of one handler.
+
+    Args:
+        name: The name of the handler.
+        function: The handler's function.
+        options: The options that ``using`` was given.
+    """
 
     def __init__(
         self, name: str, function: Callable[..., Any], options: ProducerOptions | None = None

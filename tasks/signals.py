@@ -86,8 +86,14 @@ _ENDS = (completed, failed, cancelled)
 
 
 def send(signal: Signal, task: Any, **details: Any) -> None:
-    """Send ``signal`` about ``task``. If the task has ended, call its handler's ``on_end``, and
-    notify those who wait for the end."""
+    """Send a signal about a task. If the task has ended, call its handler's ``on_end``, and notify
+    those who wait for the end.
+
+    Args:
+        signal: One of this module.
+        task: The task, which the receivers get. Its class is the sender.
+        details: The further arguments of the receivers.
+    """
     signal.send_robust(sender=type(task), task=task, **details)
     if signal in _ENDS:
         registry.report_end(task)

@@ -199,7 +199,13 @@ def tasks() -> TaskQuerySet:
 
 
 def newest(request: HttpRequest, rows: TaskQuerySet, limit: int) -> TaskList:
-    """The ``limit`` newest of ``rows``."""
+    """Return the newest of some tasks.
+
+    Args:
+        request: The client's request.
+        rows: The tasks among which they are.
+        limit: The number of tasks, at most.
+    """
     return TaskList(tasks=[shown(request, task) for task in rows.order_by("-pk")[:limit]])
 
 
@@ -217,9 +223,14 @@ def find(task_id: str) -> Task:
 def by_processor(
     request: HttpRequest, task_id: str, body: Processor, verb: Callable[[Task], Task]
 ) -> Status[Any]:
-    """Do ``verb`` to the task for the processor that has it, with the grant it has.
+    """Call a verb on a task for the processor that has it, with the grant it has. The verb itself
+    records its refusal.
 
-    A refused one is noted by the verb itself.
+    Args:
+        request: The processor's request.
+        task_id: The id of the task, from the address.
+        body: The body of the request, which names the processor.
+        verb: Writes the task and returns it; it may raise LeaseLost.
     """
     processor = check_name(body.processor, "processor")
     try:

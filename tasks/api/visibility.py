@@ -31,7 +31,13 @@ def shown_to_owner(task: Task) -> TaskOut:
 
 
 def shown(request: HttpRequest, task: Task, processor: str = "") -> TaskOut:
-    """``task`` as the client of ``request`` may see it, who named ``processor``."""
+    """Return a task with what the client may see of it.
+
+    Args:
+        request: The client's request.
+        task: The task.
+        processor: The processor that the client has named; empty: none.
+    """
     sees_task = may(request, VIEW)
     out = TaskOut.of(task)
     if sees_task and may(request, VIEW_PAYLOAD):

@@ -61,13 +61,18 @@ class Chart:
 def series(
     since: datetime, until: datetime, *, queue: str | None = None, points: int = MAX_POINTS
 ) -> list[Chart]:
-    """Four charts of what was sampled between two moments by the database's clock: tasks a
-    minute ("rate"), seconds waited ("wait"), tasks waiting and running ("depth"), and what
-    became of leases a minute ("leases"), which are those of all queues.
+    """Return four charts of what was sampled: tasks a minute ("rate"), seconds waited ("wait"),
+    tasks waiting and running ("depth"), and the ends of leases a minute ("leases"), which are those
+    of all queues.
 
-    ``queue`` narrows all to one. One query. Where several slots share a point, it shows their
-    means, and the greatest p95; the p50 of several queues or slots is their mean weighted by
-    what was claimed.
+    One query. Where several slots share a point, it shows their means, and the greatest p95; the
+    p50 of several queues or slots is their mean weighted by what was claimed.
+
+    Args:
+        since: The beginning, by the database's clock.
+        until: The end, by the same.
+        queue: The name of one queue; None: all of them.
+        points: The number of points of a line, at most.
     """
     width = _width(since, until, points)
     first = int(since.timestamp()) // width * width

@@ -136,7 +136,13 @@ def _shows_errors(state: str) -> bool:
 
 
 def exported(state: str, wanted: Mapping[str, Any], user: Any) -> Any:
-    """As ``listed``, with all that ``user`` may see."""
+    """Return the tasks of a list, for an export.
+
+    Args:
+        state: The name of the list.
+        wanted: The cleaned fields of the page's filter form.
+        user: The user, who gets the columns that this user may see.
+    """
     return readable(_by_id(in_state(state), wanted), user)
 
 

@@ -39,8 +39,14 @@ POINTS = 60
 
 
 def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
-    """Return what the page shows to everybody, as of ``now``. Unless ``fresh``, the charts and
-    counts that stopped at their cap may be what another poll read."""
+    """Return what the page shows to everybody.
+
+    Args:
+        span: The time that the charts show: a name in SPANS.
+        now: The database's clock.
+        fresh: False if charts, and counts that stopped at their cap, may be what another poll has
+            read.
+    """
     failed: list[str] = []
 
     def part(name: str, read_part: Callable[[], Any], otherwise: Any = None) -> Any:

@@ -51,8 +51,14 @@ class Timeline:
 def timeline(
     task: Task, now: datetime, attempts: Iterable[TaskAttempt], *, has_more: bool = False
 ) -> Timeline:
-    """The spans of ``task`` at ``now``, the database's clock. ``attempts`` are those that did
-    not end well, the newest first; ``has_more``: there are older ones."""
+    """Return the spans of one task.
+
+    Args:
+        task: The task.
+        now: The database's clock.
+        attempts: Its attempts that did not succeed, the newest first.
+        has_more: True if there are older attempts.
+    """
     spans = [_attempt(each) for each in reversed(list(attempts))]
     if _is_own_record(task):
         spans.append(_latest(task, now))

@@ -17,7 +17,13 @@ START_A_RELAY = (
 
 
 def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) -> Diagnosis | None:
-    """Diagnose a task without a message; None if it has one."""
+    """Diagnose a task without a message; None if it has one.
+
+    Args:
+        task: The task, which is due.
+        around: The workers and what they hold.
+        facts: Names and values that the diagnosis shows.
+    """
     if task.queue not in task_settings.CELERY_QUEUES:
         headline = (
             f"Only Celery workers serve the queue {task.queue}, and its tasks are not published to "
@@ -45,7 +51,13 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
 
 
 def published(task: Task, now: datetime, facts: list[tuple[str, str]]) -> Diagnosis:
-    """Diagnose a task that has a message, and for which a Celery worker has a free slot."""
+    """Diagnose a task that has a message, and for which a Celery worker has a free slot.
+
+    Args:
+        task: The task, which is due.
+        now: The database's clock.
+        facts: Names and values that the diagnosis shows.
+    """
     assert task.published_at is not None
     since = now - task.published_at
     facts = [*facts, ("Published", f"{span(since)} ago")]

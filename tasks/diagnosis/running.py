@@ -19,7 +19,13 @@ START_ONE = "Start a worker (manage.py run_worker) or a recovery process (manage
 
 
 def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    """Diagnose a running task whose lease has not expired."""
+    """Diagnose a running task whose lease has not expired.
+
+    Args:
+        task: The task.
+        now: The database's clock.
+        around: The workers and what they hold.
+    """
     silent = now - (task.renewed_at or task.acquired_at or now)
     if around.is_replaced(task):
         headline = f"The process of {task.holder} that ran it has ended: another has its name now."
@@ -61,7 +67,14 @@ def _on_time(task: Task, now: datetime) -> Diagnosis:
 
 
 def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -> Diagnosis:
-    """Diagnose a task whose heartbeats arrive, but no progress."""
+    """Diagnose a task whose heartbeats arrive, but no progress.
+
+    Args:
+        task: The task.
+        now: The database's clock.
+        idle: The time without progress.
+        around: The workers and what they hold.
+    """
     headline = (
         f"Stalled: {task.holder} sends heartbeats but has reported no progress for {span(idle)}."
     )
@@ -72,7 +85,7 @@ def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) ->
 
 
 def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    """Diagnose a task whose lease has expired."""
+    """Diagnose a running task whose lease has expired. Arguments are those of ``held``."""
     since = span(now - task.expires_at)
     if not around.someone_sweeps:
         headline = (

@@ -17,7 +17,13 @@ NAMED = 5
 
 
 def flapping(task: Task, losses: list[str], found: Diagnosis) -> Diagnosis:
-    """Extend the diagnosis ``found`` of a task that each holder in ``losses`` recently lost."""
+    """Extend the diagnosis of a task that its holders have lost again and again.
+
+    Args:
+        task: The task, of which it says how many attempts are left.
+        losses: The holder of each recent loss, the latest first.
+        found: The diagnosis without regard to them.
+    """
     named = ", ".join(dict.fromkeys(losses[:NAMED]))
     left = task.max_attempts - task.attempts
     then = (

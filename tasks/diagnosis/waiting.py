@@ -23,7 +23,13 @@ NAMED = 5
 
 
 def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    """Diagnose a task that is scheduled for later."""
+    """Diagnose a task that is scheduled for later.
+
+    Args:
+        task: The task.
+        now: The database's clock.
+        around: The workers and what they hold.
+    """
     wait = left(task.scheduled_at - now)
     facts = [("Not before", stamped(task.scheduled_at)), *attempt_facts(task)]
     if found := _unknown(task, now, around, facts):
@@ -49,7 +55,7 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 
 
 def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    """Diagnose a task that is due."""
+    """Diagnose a task that is due. Arguments are those of ``later``."""
     facts = [("Due for", span(now - task.scheduled_at)), *attempt_facts(task)]
     if task.queue in around.paused:
         return _paused(around.paused[task.queue], facts)

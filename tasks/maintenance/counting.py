@@ -75,6 +75,13 @@ class Counted:
     )
 
     def add(self, queue: str, column: str, count: int) -> None:
+        """Count events of a slot.
+
+        Args:
+            queue: The name of the queue; empty for leases apart from tasks.
+            column: The column of the sample.
+            count: The number of events.
+        """
         self.queues[queue][column] += count
 
 

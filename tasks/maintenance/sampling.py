@@ -78,8 +78,15 @@ def queues() -> set[str]:
 
 
 def write(slot: Slot, activity: Activity, names: Collection[str], *, is_newest: bool) -> None:
-    """Write the samples of ``slot``: one for each queue that has one of ``names`` or had
-    something, and one for leases. How deep the queues are is noted for the newest slot alone."""
+    """Write the samples of a slot: one for each queue, and one for leases.
+
+    Args:
+        slot: The slot, which is over.
+        activity: The latest events, which tell a slot without any.
+        names: The names of the known queues. Others that had an event get a sample, too.
+        is_newest: True to write also how many tasks wait and run, which is known of the newest slot
+            alone.
+    """
     columns: dict[str, dict[str, Any]] = {name: {} for name in (*names, "")}
     if not activity.is_quiet(slot):
         for queue, counts in count(slot).items():

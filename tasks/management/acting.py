@@ -41,7 +41,14 @@ def perform(
 
 
 def report(outcome: Outcome, noun: str, past: str) -> tuple[dict[str, Any], str]:
-    """Return ``outcome`` as JSON and as text: "1 queue paused. Not changed: 1 already paused"."""
+    """Return the outcome of an action as JSON and as text: "1 queue paused. Not changed: 1 already
+    paused".
+
+    Args:
+        outcome: The outcome, as ``perform`` returns it.
+        noun: The noun for one row, in the singular.
+        past: The past tense of the action, which is also the name of the number in JSON.
+    """
     facts: dict[str, Any] = {past: outcome.changed}
     text = f"{plural(outcome.changed, noun)} {past}"
     if outcome.skipped:

@@ -90,6 +90,13 @@ def chosen_by(options: Mapping[str, Any]) -> TaskQuerySet:
 
 
 def refuse_unasked(action: str, tasks: TaskQuerySet, options: Mapping[str, Any]) -> None:
+    """Raise CommandError unless the operator has selected tasks and has confirmed it with --yes.
+
+    Args:
+        action: The verb of the subcommand.
+        tasks: The selected tasks.
+        options: The options of the subcommand.
+    """
     if not any(options[name] for name in FILTERS):
         raise CommandError(
             "No tasks selected. Give IDs, or one of --state, --queue, --name, --stuck."

@@ -99,8 +99,14 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         self.filter(last_seen_at__lt=DbNow() - Worker.FORGOTTEN_AFTER).delete()
 
     def seen(self, name: str, *, process: str = "", **news: Any) -> int:
-        """Record a heartbeat of the worker called ``name``, with ``news`` as columns. Returns 0 if
-        its row is gone, or another ``process`` has the name."""
+        """Record a heartbeat. Returns 0 if the worker has no row any more, or another process has
+        its name.
+
+        Args:
+            name: The name of the worker.
+            process: The identity of its process; empty for one without.
+            news: Columns that have changed.
+        """
         mine = self.filter(name=name, process=process)
         return mine.update(last_seen_at=DbNow(), stopped_at=None, **news)
 

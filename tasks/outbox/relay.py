@@ -76,8 +76,13 @@ class Broker(Protocol):
 
 
 class Relay:
-    """Publishes to ``broker`` while it holds the lease, which lasts ``ttl`` seconds; ``name`` is
-    what it is called as a holder. Both default as for any lease."""
+    """Publishes to a broker while it holds the lease.
+
+    Args:
+        broker: The broker.
+        ttl: Seconds until the deadline of its lease; that of every lease by default.
+        name: Its name as a holder; that of this process by default.
+    """
 
     def __init__(self, broker: Broker, *, ttl: float | None = None, name: str | None = None):
         self.broker = broker

@@ -148,7 +148,13 @@ class Cron(Rule):
 
 
 def rule_of(cron: str, every: timedelta | None, timezone: str = "UTC") -> Rule:
-    """The rule that these columns of a schedule mean. Raises InvalidSchedule."""
+    """Return the rule of a schedule with these columns. Raises InvalidSchedule.
+
+    Args:
+        cron: A cron expression; empty for an interval.
+        every: The interval; None for a cron expression.
+        timezone: The time zone of the cron expression.
+    """
     if bool(cron) == (every is not None):
         raise InvalidSchedule("Give either a cron expression or an interval.")
     return Interval(every) if every is not None else Cron(cron, timezone)

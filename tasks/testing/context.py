@@ -15,9 +15,13 @@ from tasks.payload import OUTPUT, check_json
 class FakeContext:
     """A context in memory for handlers: it keeps what the handler reports, and writes nothing.
 
-    ``attempt`` and ``fencing_token`` are as the handler sees them; ``state`` is the checkpoint
-    it finds; ``steps`` are the outputs of the steps that an earlier attempt has done. A test
-    calls ``stop``, ``cancel`` and ``lose``, before or while the handler runs.
+    A test calls ``stop``, ``cancel`` and ``lose``, before or while the handler runs.
+
+    Args:
+        attempt: The number of this attempt, as the handler sees it.
+        fencing_token: The token of this grant, as the handler sees it.
+        state: The checkpoint that the handler finds.
+        steps: The outputs of the steps that an earlier attempt has done, by name.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class FakeContext:
         """``flush``, for coroutines."""
 
     def progress(self, done: Any = None, total: Any = None, **more: Any) -> None:
+        """Keep a report in ``said``. Arguments are those of ``Context.progress``."""
         self._ensure_held()
         given = {"done": done, "total": total}
         said = {name: value for name, value in given.items() if value is not None} | more
@@ -97,6 +102,7 @@ class FakeContext:
         self.checkpoints.append(state)
 
     def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Keep the output of a step in ``steps``. Arguments are those of ``Context.step``."""
         if name not in self.steps:
             self.ensure()
             self._finish(name, function(*args, **kwargs))
@@ -108,6 +114,7 @@ class FakeContext:
         return FakeCompleting(self, output)
 
     async def aprogress(self, done: Any = None, total: Any = None, **more: Any) -> None:
+        """``progress``, for coroutines, with the same arguments."""
         self.progress(done, total, **more)
 
     async def acheckpoint(self, state: Any) -> None:
@@ -116,6 +123,7 @@ class FakeContext:
     async def astep(
         self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
+        """``step``, for coroutines, with the same arguments; ``function`` may be one, or plain."""
         if name not in self.steps:
             self.ensure()
             output = function(*args, **kwargs)

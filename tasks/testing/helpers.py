@@ -154,7 +154,12 @@ def assert_enqueued(
     count: int | None = None,
     **columns: Any,
 ) -> list[Task]:
-    """There are ``count`` such tasks (None: one at least); returns them. See ``enqueued``."""
+    """Assert that such tasks were enqueued, and return them. The other arguments are those of
+    ``enqueued``.
+
+    Args:
+        count: The number of them; None: one at least.
+    """
     found = enqueued(name_or_handler, data=data, queue=queue, **columns)
     if len(found) == count or (count is None and found):
         return found
@@ -172,7 +177,8 @@ def assert_not_enqueued(
     queue: str | None = None,
     **columns: Any,
 ) -> None:
-    """There is no such task; without arguments, no task at all. See ``enqueued``."""
+    """Assert that no such task was enqueued; without arguments, no task at all. Arguments are those
+    of ``enqueued``."""
     found = enqueued(name_or_handler, data=data, queue=queue, **columns)
     if found:
         raise AssertionError(f"Expected none like that. Enqueued: {_listed(found)}.")

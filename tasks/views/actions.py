@@ -24,7 +24,13 @@ from tasks.views.detail import detail
 
 
 def act(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
-    """Do something to one task."""
+    """Do an action to one task.
+
+    Args:
+        request: The operator's request.
+        pk: The key of the task.
+        name: The name of the action.
+    """
     chosen = _action(name)
 
     def do(request: HttpRequest) -> HttpResponse:

@@ -56,7 +56,14 @@ def task_detail(request: HttpRequest, pk: int) -> HttpResponse:
 def detail(
     request: HttpRequest, pk: int, forms: Mapping[str, forms.Form], status: int = 200
 ) -> HttpResponse:
-    """The page of a task, with the ``forms`` that were filled in wrongly, by their verbs."""
+    """Return the page of a task.
+
+    Args:
+        request: The user's request.
+        pk: The key of the task.
+        forms: Forms that were filled in wrongly, by the names of their actions.
+        status: The HTTP status.
+    """
     sees_payload = request.user.has_perm(VIEW_PAYLOAD)
     rows = listing.tasks().with_state().defer(*(() if sees_payload else UNSEEN))
     form = PageFilter(request.GET)
