@@ -36,8 +36,8 @@ PREFETCH_SECONDS, MAX_PREFETCH = 0.03, 1000
 #: The same of tasks that must not wait, for their attempt counts from the claim and may be the only
 #: one: those that take microseconds begin about as soon as others that have a slot. Each claim
 #: would be for a few of them, and take longer than they do. And the number of tasks that have to
-#: end before that: one may have killed the worker before this one.
-MOMENT, MAX_IN_A_MOMENT, CAREFUL = 0.004, 128, 250
+#: end for each of them: a task that kills its worker costs no more than that share of others.
+MOMENT, MAX_IN_A_MOMENT, CAREFUL = 0.004, 128, 32
 #: A task is long once it has run for so many seconds, and for so many times what others take.
 LONG_AFTER, LONG_FACTOR = 0.005, 3.0
 #: Seconds until what waits behind long tasks is judged again, and given back: where the whole
@@ -123,11 +123,12 @@ class Executor:
     def prefetch(self) -> int:
         """Return the number of tasks that may wait: as many as the slots end in PREFETCH_SECONDS,
         by the latest tasks. Few at first, and none where that is unknown."""
-        if not self._paced or not self.may_prefetch and self._paced < CAREFUL:
+        if not self._paced:
             return 0
         flowing = self._flowing(clock())
         if not self.may_prefetch:
-            return int(max(0, min(MAX_IN_A_MOMENT, self._fit(flowing, MOMENT) - self.slots)))
+            most = min(MAX_IN_A_MOMENT, self._paced // CAREFUL)
+            return int(max(0, min(most, self._fit(flowing, MOMENT) - self.slots)))
         return int(min(MAX_PREFETCH, self._fit(flowing), 2 * self._paced))
 
     def _fit(self, slots: int, seconds: float = PREFETCH_SECONDS) -> float:

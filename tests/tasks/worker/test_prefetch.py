@@ -227,16 +227,17 @@ def test_few_are_claimed_ahead_at_first() -> None:
     ("count", "seconds", "ahead"),
     [
         (threads.CAREFUL - 1, 0.0, 0),
-        (threads.CAREFUL, 0.0, threads.MAX_IN_A_MOMENT),
-        (threads.CAREFUL, threads.MOMENT / 3.2, 8),
-        (threads.CAREFUL, threads.MOMENT, 0),
-        (threads.CAREFUL, 1.0, 0),
+        (threads.CAREFUL * 5, 0.0, 5),
+        (threads.CAREFUL * 500, 0.0, threads.MAX_IN_A_MOMENT),
+        (threads.CAREFUL * 500, threads.MOMENT / 3.2, 8),
+        (threads.CAREFUL * 500, threads.MOMENT, 0),
+        (threads.CAREFUL * 500, 1.0, 0),
     ],
 )
 def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment(
     count: int, seconds: float, ahead: int
 ) -> None:
-    """And once enough have ended: not by a worker that has just been started."""
+    """And one for so many that have ended: none by a worker that has just been started."""
     executor = executor_of(4, *[seconds] * count)
     executor.may_prefetch = False
 
