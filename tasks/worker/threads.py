@@ -181,9 +181,11 @@ class Executor:
             return None
         if self._crowded_since is not None:
             return min(until, self._crowded_since + CONFIRM_AFTER)
-        long_after = self._long_after
+        judged_at, long_after = self._judged_at, self._long_after
         turns = (began_at + long_after for began_at in list(self._begun.values()))
-        return min(until, next((moment for moment in turns if moment > self._judged_at), until))
+        # Where the slots have not begun yet, what they begin may be long after that.
+        first = next((moment for moment in turns if moment > judged_at), judged_at + long_after)
+        return min(until, first)
 
     @property
     def _waits_until_at_most(self) -> float | None:

@@ -316,6 +316,17 @@ def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
     assert line.executor.waits_until is None
 
 
+def test_tasks_that_begin_after_the_look_are_looked_at_when_they_may_be_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The threads have not come to it yet."""
+    line = Line(monkeypatch, 2)
+    line.executor._begun.clear()
+
+    assert line.executor.overdue() == []
+    assert line.executor.waits_until == pytest.approx(line.now + 0.1)
+
+
 def test_what_looked_long_because_the_process_was_suspended_sends_nothing_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
