@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import getattr_static
@@ -48,8 +48,9 @@ class Reader:
         written = [given[name] if name else value for name, value in self.written]
         names = (*self.known, *self.names)
         make = _of_attributes if _is_plain(self.model) else _of_columns
+        model, using = self.model, self.using
         return [
-            make(self.model, self.using, dict(zip(names, (*written, *answer), strict=False)))
+            make(model, using, zip(names, (*written, *answer), strict=False))
             for answer in self._converted(answers)
         ]
 
@@ -87,27 +88,32 @@ def instance_of(model: type[models.Model], using: str, attributes: dict[str, Any
     """Return the instance that ``from_db`` makes of a row of the database ``using`` with these
     ``attributes``: columns, and annotations."""
     make = _of_attributes if _is_plain(model) else _of_columns
-    return make(model, using, attributes)
+    return make(model, using, attributes.items())
 
 
-def _of_attributes(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
+def _of_attributes(
+    model: type[models.Model], using: str, attributes: Iterable[tuple[str, Any]]
+) -> Any:
     """An instance, in a third of the time that ``from_db`` takes."""
     row = model.__new__(model)
     state = ModelState()
     state.adding, state.db = False, using
     row._state = state
     # One by one: so instances share the names of their attributes, and weigh half.
-    for name, value in attributes.items():
+    for name, value in attributes:
         setattr(row, name, value)
     return row
 
 
-def _of_columns(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
+def _of_columns(
+    model: type[models.Model], using: str, attributes: Iterable[tuple[str, Any]]
+) -> Any:
+    given = dict(attributes)
     names = [field.attname for field in model._meta.concrete_fields]
-    asked = [name for name in names if name in attributes]
-    row = model.from_db(using, asked, [attributes[name] for name in asked])
-    for name in attributes.keys() - asked:
-        setattr(row, name, attributes[name])
+    asked = [name for name in names if name in given]
+    row = model.from_db(using, asked, [given[name] for name in asked])
+    for name in given.keys() - asked:
+        setattr(row, name, given[name])
     return row
 
 

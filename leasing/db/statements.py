@@ -209,7 +209,7 @@ def array_of(values: list[Any]) -> Any:
     of a list; but for kinds whose text only it knows."""
     kind = type(values[0]) if values else None
     if kind is uuid.UUID:
-        return joined([value.hex for value in values])
+        return joined([f"{value.int:032x}" for value in values])
     if kind is int:
         return joined(map(str, values))
     if kind is str:

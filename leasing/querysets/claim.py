@@ -16,6 +16,7 @@ from leasing.hold import Hold
 from leasing.hold.held_grant import HeldGrant, abandon_all, keep_all
 from leasing.hold.interrupt import Interrupt
 from leasing.runtime.aio import in_thread
+from leasing.runtime.tracepoints import points
 from leasing.stores.rows import RowStore, grant_of
 
 if TYPE_CHECKING:
@@ -55,8 +56,10 @@ class Claim(list[Row]):
         kept = [hold._begin_term(grant) for hold, grant in zip(self.holds, grants, strict=True)]
         keep_all(kept)
         for held in kept:
-            held.follow(inside=False)
-            _in_blocks[held.grant_id] = held
+            _in_blocks[held.grant.grant_id] = held
+        if points.tracer is not None:
+            for held in kept:
+                held.follow(inside=False)
         return self
 
     def __exit__(
@@ -66,18 +69,19 @@ class Claim(list[Row]):
         trace: TracebackType | None,
     ) -> None:
         holds, self.holds = self.holds, []
-        for hold in holds:
-            _in_blocks.pop(hold.grant_id, None)
-        losses = self._release_together([hold._held for hold in holds if hold.valid])
-        for hold in holds:
-            if not (hold._held.is_kept or hold._held.trace):
+        terms = [hold._held for hold in holds]
+        for held in terms:
+            _in_blocks.pop(held.grant.grant_id, None)
+        losses = self._release_together([held for held in terms if held.valid])
+        for hold, held in zip(holds, terms, strict=True):
+            if not (held.is_kept or held.trace):
                 continue  # it is given back, and nobody follows it
             try:
                 hold.__exit__(kind, error, trace)  # of those that were lost before
             except LeaseLost as loss:
-                losses[hold._held.key] = loss
+                losses[held.key] = loss
         if losses and error is None:
-            raise next(losses[hold._held.key] for hold in holds if hold._held.key in losses)
+            raise next(losses[held.key] for held in terms if held.key in losses)
 
     def _release_together(self, kept: list[HeldGrant]) -> dict[Any, LeaseLost]:
         """Give back what is held. Returns how those were lost that were, by their keys."""
@@ -136,6 +140,9 @@ def ending(using: str, rows: Iterable[Row]) -> Iterator[list[Row]]:
     take their end for a loss. Those that are put into the list that it yields stay, as all do if
     it fails, or is rolled back later."""
     standing: list[Row] = []
+    if not _in_blocks:
+        yield standing
+        return
     left = [
         (held, held.trusted_until)
         for row in rows

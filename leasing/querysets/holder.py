@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from django.db import connections, transaction
@@ -16,6 +17,7 @@ from django.db.models import Q
 from leasing import signals
 from leasing.db import postgres
 from leasing.db.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
+from leasing.db.routing import is_ours
 from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
 from leasing.querysets.claim import ending, leaves_block
@@ -70,14 +72,18 @@ class HolderRows(LeaseRows[Row]):
     def release_many(self, held: Iterable[Row]) -> dict[Any, LeaseLost]:
         """``release`` each of ``held``, on PostgreSQL in one statement. Returns the losses by key;
         all other rows are released."""
-        left = {row.pk: row for row in held}
-        rows = self.home(next(iter(left.values()), None))
+        key = attrgetter(self.model._meta.pk.attname)
+        left = {key(row): row for row in held}
+        first = next(iter(left.values()), None)
+        rows = self.home(first)
         for row in left.values():
-            rows.refuse_elsewhere(row, rows.db)
+            # Rows of ours that were read from one database are written to one.
+            if not (is_ours(type(row)) and first and row._state.db == first._state.db):
+                rows.refuse_elsewhere(row, rows.db)
         if type(rows).release is HolderRows.release:
             with ending(rows.db, left.values()) as standing:
                 for row in rows._release_in_one(list(left.values())):
-                    del left[row.pk]
+                    del left[key(row)]
                 standing += left.values()
         losses = {}
         for row in left.values():

@@ -194,5 +194,5 @@ def _new_grants(count: int) -> list[str]:
 
 
 def _sorted(granted: list[Granted], grants: list[str]) -> list[Granted]:
-    places = {grant: place for place, grant in enumerate(grants)}
-    return sorted(granted, key=lambda each: places[each[0].grant_id.hex])
+    places = {int(grant, 16): place for place, grant in enumerate(grants)}
+    return sorted(granted, key=lambda each: places[each[0].grant_id.int])

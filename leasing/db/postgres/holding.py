@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,12 +93,13 @@ def _written(
 ) -> list[Any]:
     several = len(held) != 1
     if several:
-        values = {"keys": [row.pk for row in held], "grants": [row.grant_id for row in held]}
+        key = attrgetter(rows.model._meta.pk.attname)
+        values = {"keys": [key(row) for row in held], "grants": [row.grant_id for row in held]}
     else:
         values = {"key": held[0].pk, "grant": held[0].grant_id}
-    key = (type(rows), rows.model, rows.db, verb, several)
+    about = (type(rows), rows.model, rows.db, verb, several)
     statement, written = cached_statement(
-        key, lambda: _writing(rows, columns(), template, several=several)
+        about, lambda: _writing(rows, columns(), template, several=several)
     )
     return written.read(held, execute(connection, statement, values))
 
