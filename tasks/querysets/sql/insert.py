@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression
 from django.db.models.signals import post_save, pre_save
 
+from leasing.db.cached_cursors import fetch_all
 from leasing.db.row_reader import instance_of
 from leasing.runtime import clock
 from tasks.notifier import CHANNEL
@@ -143,9 +144,8 @@ def _ask(connection: Any, statement: str, params: list[Any]) -> Any:
         if connection.in_atomic_block
         else nullcontext()
     )
-    with guard, connection.cursor() as cursor:
-        cursor.execute(statement, params)
-        return cursor.fetchone()
+    with guard:
+        return next(iter(fetch_all(connection, statement, params)), None)
 
 
 def _moments(
@@ -153,9 +153,6 @@ def _moments(
 ) -> dict[str, datetime]:
     """A task that was not told when to start does so when it is created: by one clock, which
     stands still for a statement."""
-    created_at = created_at.replace(tzinfo=UTC)
-    if start is not None:
-        start = start.replace(tzinfo=UTC)
     return {
         "created_at": created_at,
         "scheduled_at": start or columns.get("scheduled_at", created_at),
@@ -235,11 +232,9 @@ def _parts(
         "values": ", ".join(cells.values()),
         # What is given as it is need not be read back.
         "start": (
-            "NULL::timestamp"
-            if given.get("scheduled_at", "%s") == "%s"
-            else _moment("scheduled_at")
+            "NULL::timestamptz" if given.get("scheduled_at", "%s") == "%s" else "scheduled_at"
         ),
-        "created": _moment("created_at"),
+        "created": "created_at",
     }
 
 
@@ -255,11 +250,6 @@ def _literals(model: type[Task], using: str) -> dict[str, str]:
         if value is not None:
             literals[str(field.column)] = _literal(using, value)
     return literals
-
-
-def _moment(column: str) -> str:
-    # Without its zone, the driver's own loader reads it; Django's is slower.
-    return f"{column} AT TIME ZONE 'UTC'"
 
 
 def _literal(using: str, value: Any) -> str:
