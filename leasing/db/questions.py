@@ -74,17 +74,21 @@ def query_instance(
     if there is none. It has the columns that are asked for, and annotations; it is compiled once
     for all calls with an equal ``about``."""
 
-    def compiled() -> tuple[type[models.Model], str, Statement, list[Any], list[str]]:
+    def compiled() -> tuple[type[models.Model], str, Statement, list[Any], list[str], bool]:
         rows = make()
         compiler = rows.query.get_compiler(rows.db)
         text, params = compiler.as_sql()
         statement = Statement(text, params, compiler.connection)
         columns = [column for column, *_ in compiler.select]
         names = [alias or column.target.attname for column, _, alias in compiler.select]
-        return rows.model, rows.db, statement, columns, names
+        # Where none has a converter, PostgreSQL brings each value as it is.
+        is_plain = compiler.connection.vendor == "postgresql" and not compiler.get_converters(
+            columns
+        )
+        return rows.model, rows.db, statement, columns, names, is_plain
 
     key = (query_instance, about)
-    model, using, statement, columns, names = cached_statement(key, compiled)
+    model, using, statement, columns, names, is_plain = cached_statement(key, compiled)
     connection = connections[using]
     params = statement.filled(values, connection)
     if connection.vendor == "postgresql":
@@ -95,7 +99,9 @@ def query_instance(
             answers = cursor.fetchall()
     if not answers:
         return None
-    (answer,) = _converted(answers[:1], sql.Query(None).get_compiler(using), columns)
+    answer = answers[0]
+    if not is_plain:
+        (answer,) = _converted([answer], sql.Query(None).get_compiler(using), columns)
     return instance_of(model, using, dict(zip(names, answer, strict=True)))
 
 

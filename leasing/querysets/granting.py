@@ -136,16 +136,16 @@ class GrantingRows(HolderRows[Row]):
         """Return the row with ``key`` as it stands, ``with_state``; None if there is none. Unless
         ``whole``, with those columns alone by which a refusal is judged and told."""
         (column,) = key
-        model: Any = self.model.leased_model()
-        field = model._meta.pk if column == "pk" else model._meta.get_field(column)
 
         def compile() -> Any:
+            model: Any = self.model.leased_model()
+            field = model._meta.pk if column == "pk" else model._meta.get_field(column)
             rows: Any = self._everything().filter(**{column: Marker(column, field)})
             if not whole:
                 rows = rows.only("pk", *model.refusal_columns)
             return rows.order_by("pk").with_state()[:1]
 
-        about = (type(self), model, self.db, column, whole)
+        about = (type(self), self.model, self.db, column, whole)
         return query_instance(about, compile, key)
 
     def _say_wanted(self, resource: str) -> None:
