@@ -1,11 +1,11 @@
-"""Record every action of an operator, by whatever way it came: by whom, when, on which rows.
+"""Record every action of an operator: by whom, when, in which way, on which rows.
 
     with audit.recording(request.user, "retry", Task, keys=[17], via="page") as act:
         act.changed = Task.objects.filter(pk=17).retry(by=act.by)
 
-The entry is committed before the block begins, so that no action goes unnoted, and its outcome
-when the block ends, in a transaction of its own either time. Inside a transaction of the caller's
-both share its fate, as the action does.
+The entry is committed before the block begins, so that every action is recorded, and its outcome
+when the block ends, each in a transaction of its own. Inside a transaction of the caller both are
+part of that, as the action is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ User = str | AbstractBaseUser | AnonymousUser
 
 @dataclass
 class Act:
-    """An action under way: the block says what became of it."""
+    """An action under way: the block sets its result."""
 
     by: str
     entry: AuditEntry

@@ -129,7 +129,7 @@ class LeasingSettings(AppSettings):
     API_ACCESS: str = "closed"
     #: Networks from which the compatible mode answers.
     API_COMPATIBLE_HOSTS: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
-    #: True to refuse changes by pages, admin and API, whatever permissions a user has.
+    #: True to refuse changes by pages, admin and API, to every user.
     READ_ONLY: bool = False
     #: True to count, for metrics, in every process of this site. Processes with a
     #: ``--metrics-port`` count anyway.

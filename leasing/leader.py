@@ -93,7 +93,7 @@ class Leader:
         name: The name of the leadership, which is the resource of its lease.
         ttl: Seconds after a leader's death until the next is elected; that of every lease by
             default.
-        holder: The name of this process; that of every lease by default.
+        holder: The name of the candidate; that of this process by default.
 
     A second campaign at the same time is a RuntimeError. Raises InvalidResource, InvalidTTL.
     """

@@ -44,7 +44,7 @@ def rows_of(model: type[Leasable]) -> Any:
 
 
 def listed(model: type[Leasable]) -> Any:
-    """The rows of ``model`` that have a lease to speak of, without their large columns.
+    """Return the rows of ``model`` that have a lease, without their large columns.
 
     Every named lease is listed; of other models only the rows that somebody has held.
     """

@@ -3,7 +3,7 @@ a ``TestCase``, name them in ``@pytest.mark.usefixtures``.
 
 It stands in ``leasing`` because pytest loads it wherever this distribution is installed: a plugin
 in ``tasks`` is not found where a project has a module of that name, and would hide it where pytest
-comes to know the project's path later. So each fixture imports the queue when a test asks for it.
+learns the project's path later. So each fixture imports the queue when a test asks for it.
 """
 
 from __future__ import annotations

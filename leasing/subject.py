@@ -1,4 +1,4 @@
-"""One thing that can be leased, wherever its lease is kept: what ``leasing.testing`` works on."""
+"""One thing that can be leased, in any store: what ``leasing.testing`` works on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ What = Hold | Leasable | str
 
 
 class Subject(Protocol):
-    """One lease, wherever it is kept."""
+    """One lease, in any store."""
 
     resource: str
 

@@ -45,7 +45,7 @@ def instrument(tracer_provider: TracerProvider | None = None) -> None:
 
 
 def uninstrument() -> None:
-    """Trace leases no more."""
+    """Stop tracing leases."""
     points.tracer = None
 
 
@@ -121,14 +121,14 @@ class Following:
 
     @harmless
     def leave(self) -> None:
-        """It is the current one no more. To be called where it began."""
+        """End its time as the current span. Called on the thread or coroutine where it began."""
         token, self._token = self._token, None
         if token is not None:
             context.detach(token)
 
     @harmless
     def end(self) -> None:
-        """Only the first call counts: a second one the SDK would complain of."""
+        """End the span. Further calls do nothing: the SDK would complain of them."""
         if not self.is_over:
             self.is_over = True
             self.span.end()

@@ -200,7 +200,7 @@ class Generator:
 
     def batch(self, hold: Hold, size: int) -> bool:
         """Store ``size`` tasks under the proof of ``hold``, and acknowledge the desired state.
-        Returns whether more are to be generated. Raises LeaseLost."""
+        Returns True while the operator wants more. Raises LeaseLost."""
         using = leasing_settings.DATABASE
         with transaction.atomic(using=using):
             desired = _locked_desired(using)

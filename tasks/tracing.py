@@ -72,7 +72,7 @@ def instrument(tracer_provider: TracerProvider | None = None) -> None:
 
 
 def uninstrument() -> None:
-    """Trace tasks no more."""
+    """Stop tracing tasks."""
     points.tracer = None
 
 

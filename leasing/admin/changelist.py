@@ -37,7 +37,7 @@ def floor_of(rows: QuerySet[Any]) -> int:
 
 
 class CappedPaginator(PaginatorOfAny):
-    """A paginator that never counts a whole table, nor skips further than it counts."""
+    """A paginator that never counts a whole table, and skips no further than it counts."""
 
     @cached_property
     def counted(self) -> Capped:

@@ -12,8 +12,8 @@ cannot be told from a client: this mode is for sites without one); so is one tha
 sends for a page of another site. A user who is signed in is judged as in the closed mode, here
 too.
 
-A site that is **read-only** refuses every request that would change something, whoever sends it:
-those of workers that work over HTTP as well.
+A site that is **read-only** refuses every request that would change something, from
+every client: workers that work over HTTP, too.
 """
 
 from __future__ import annotations

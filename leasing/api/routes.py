@@ -1,9 +1,9 @@
 """The lease routes, as clients of the public sample service know them.
 
 A lease is shown with ``created_at`` the moment of its latest grant, which a new grant of the
-same resource moves on while the id stays. Beside the named leases the lists show those of every
-other leasable model, under ids such as ``task:17``; they are taken and given back by the verbs
-of their own routes.
+same resource moves on while the id stays. In addition to the named leases the lists show those
+of every other leasable model, under ids such as ``task:17``; they are taken and given back by the
+verbs of their own routes.
 
 Here the holder's name alone finds the term that a request is about: it suffices in the
 compatible mode, where there is nothing else, and for now for signed-in users who may change
@@ -69,7 +69,7 @@ class LeaseOut(BothSpellings):
 
     @classmethod
     def of(cls, row: Leasable) -> LeaseOut:
-        """The lease of ``row``, of whatever model."""
+        """The lease of ``row``, of any model."""
         return cls(
             id=row.pk if isinstance(row, Lease) else row.lease_id,
             resource=row.lease_resource,
@@ -98,7 +98,7 @@ def healthz(request: HttpRequest) -> Notice:
 
 @router.get("/leases", auth=may_see, response=answers({200: LeaseList}, 400))
 def list_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
-    """Leases in whatever state."""
+    """Leases in any state."""
     return newest("all", limit)
 
 
@@ -110,13 +110,13 @@ def list_active_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
 
 @router.get("/leases/expired", auth=may_see, response=answers({200: LeaseList}, 400))
 def list_expired_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
-    """Leases whose holder neither renewed nor released them in time."""
+    """Leases that their holder did not renew or release in time."""
     return newest("expired", limit)
 
 
 @router.get("/leases/renewed", auth=may_see, response=answers({200: LeaseList}, 400))
 def list_renewed_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
-    """Leases whose latest grant was renewed, whatever became of it."""
+    """Leases whose latest grant was renewed, in any state."""
     return newest("renewed", limit)
 
 

@@ -86,7 +86,7 @@ class Campaign:
                 self._term = term
                 while term.valid and not self._stopping.wait(CHECK_EVERY):
                     pass
-        except BaseException as failure:  # whatever ends this thread, beat is to hear of
+        except BaseException as failure:  # beat raises it
             self._failure = failure
         finally:
             connections.close_all()
@@ -156,7 +156,7 @@ class LeaderMixin:
         return RETRY_AFTER
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """Plan from what the database says was sent, whoever sent it."""
+        """Plan from what the database says was sent, by this beat or another."""
         self._read(self.schedule)
         for entry in self.schedule.values():
             self._set_back(entry)

@@ -8,7 +8,7 @@ What happens when
     the worker is killed   the lease expires after its ttl. Celery decides about the message: with
                            ``acks_late`` it is delivered again
     the lease is lost      the body learns of it by ``request.hold``. The task ends in FAILURE with
-                           LeaseLost, whatever the body returned, unless the body failed
+                           LeaseLost in place of the body's result, unless the body failed
     a message comes twice  while the first still runs, the second is a loser
     a body asks for a retry  the retry waits until the body has ended, and is no loser
     a process forks        the process that runs the body takes the lease, so no hold is inherited
@@ -62,7 +62,7 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
                 included. Without a field the task is a singleton
     ttl         seconds; the default is the setting TTL
     lease       other options of ``Lease.objects.hold``: grace, max_hold, priority, metadata, ...
-    when_held   what becomes of a loser: "retry" (default) puts the call off by ``countdown``
+    when_held   the effect on a loser: "retry" (default) puts the call off by ``countdown``
                 seconds; "skip" ends it with the result of ``skipped``; "wait" waits, and fails
                 with LeaseTimeout
     wait        seconds to wait before the call counts as a loser, None: for ever; the default is 30

@@ -17,7 +17,7 @@ from django.shortcuts import resolve_url
 from django.urls import NoReverseMatch, Resolver404, get_script_prefix, resolve, reverse
 from django.utils import translation
 
-#: Pages of each URLconf of ours.
+#: A page of each URLconf of this distribution.
 PAGES = ("leasing:list", "leasing_tasks:overview")
 
 
@@ -52,7 +52,7 @@ def _is_served() -> bool:
     except NoReverseMatch:
         return False
     if address.netloc or not address.path.startswith("/"):
-        return True  # another host, or relative to each page: who knows
+        return True  # another host, or relative to each page: it cannot be checked
     path = f"/{address.path.removeprefix(get_script_prefix())}"
     # Of prefixes that are languages only that of the active one resolves.
     language = translation.get_language_from_path(path) or translation.get_language()

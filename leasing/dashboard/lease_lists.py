@@ -24,7 +24,7 @@ from leasing.web.paging import Page, chunks_of, page_of
 ALL: Final = "all"
 #: The states in which a lease can be, one at a time.
 STATES: Final = (LeaseState.ACTIVE, LeaseState.EXPIRED, LeaseState.RELEASED, LeaseState.FREE)
-#: Beside the state: whether the latest grant was renewed.
+#: A condition in addition to the state: the latest grant was renewed.
 RENEWED: Final = Q(renewals__gt=0)
 RENEWED_ONES: Final = "renewed"
 

@@ -83,7 +83,7 @@ class ProcessMetrics:
             probe.connect(receiver)
 
     def disconnect(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         for signal, count in self.counts.items():
             signal.uncount_by(count)
         for probe, receiver in self.receivers.items():

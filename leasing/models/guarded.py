@@ -24,7 +24,7 @@ class Guarded(models.Model):
 
 
 class Ledger(Guarded):
-    """A row that tells what happened: it is added, and neither changed nor deleted by hand."""
+    """A record of an event: it is added, and never changed or deleted by hand."""
 
     class Meta:
         abstract = True

@@ -241,9 +241,9 @@ def leasable_models() -> list[type[Leasable]]:
 @cache
 def lease_kinds() -> Mapping[type[Leasable], str]:
     """For each leasable model but ``Lease`` the first part of its ``lease_id``: the model's name,
-    or "app_label.name" where a model before it has that name. Our own models go by their names
-    alone, whatever is installed: the lease of a task is ``task:17`` everywhere. The others follow
-    in the order of INSTALLED_APPS."""
+    or "app_label.name" where a model before it has that name. The models of this
+    distribution have their own names, independent of other apps: the lease of a task is ``task:17``
+    everywhere. The others follow in the order of INSTALLED_APPS."""
     kinds: dict[type[Leasable], str] = {}
     for model in sorted(leasable_models(), key=lambda each: not is_ours(each)):
         if model is not apps.get_model("leasing", "Lease"):

@@ -35,7 +35,7 @@ class Lease(Leasable):
     ends_at = models.DateTimeField(null=True, default=None, editable=False)
     #: The requester that asked the holder to yield.
     yield_to = models.CharField(max_length=200, blank=True, default="", editable=False)
-    #: Until then somebody waits for the release, which is to be announced.
+    #: Until then a caller waits for the release, so that one sends a notification.
     wanted_until = models.DateTimeField(null=True, default=None, editable=False)
 
     renewal_columns = frozenset({"grant_id", "expires_at", "ends_at", "yield_to"})

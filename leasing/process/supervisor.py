@@ -1,6 +1,6 @@
 """Runs a command for as long as its term lasts, and no longer.
 
-Beside the command runs ``leasing.process.deadman``, which is told until when the term is trusted,
+Next to the command runs ``leasing.process.deadman``, which is told until when the term is trusted,
 each time it is renewed, and kills the command and all that it started when that moment passes. So
 it is also right while this process is paused or hangs, or is gone.
 
@@ -208,7 +208,7 @@ def run_under(
 
 
 def notice_of(term: Hold) -> float:
-    """Return how many seconds before the end of trust the command is to be asked to end: half of
+    """Return how many seconds before the end of trust the command is asked to end: half of
     the time left when a late renewal is sent."""
     latest = term.interval * (1 + leasing_settings.JITTER)
     return max(0.0, term.ttl - latest - margin(term.ttl)) / 2

@@ -58,7 +58,7 @@ class CallbackThreads:
         self.dropped = 0
 
     def call(self, callback: Callback) -> None:
-        """Run ``callback`` soon. Whatever it raises is logged."""
+        """Run ``callback`` soon. Its errors are logged."""
         with self._lock:
             if is_full := self._pending >= self._most:
                 self.dropped += 1
@@ -71,7 +71,7 @@ class CallbackThreads:
 
     @property
     def is_behind(self) -> bool:
-        """Return True if BACKLOG wait and get on: not if they hang, for who knows how long."""
+        """Return True if BACKLOG wait although callbacks end: not while they hang."""
         return self._pending >= BACKLOG and clock() - self._ended_at < HANGS_AFTER
 
     def tend(self) -> None:

@@ -5,7 +5,7 @@ The tables of events are ``leasing.runtime.event_lines`` and ``tasks.log``. Each
 ``attempt`` and so on; ``leasing.logs`` writes them as JSON, and any other formatter finds them on
 the record. No payload is among them, and no grant: it proves a term.
 
-Errors, reasons and names are other people's text. Whatever could begin a line of its own, or steer
+Errors, reasons and names are other people's text. Text that could begin a line of its own, or steer
 a terminal, is escaped here, so that no formatter can be made to forge a line.
 """
 

@@ -39,7 +39,7 @@ class Probe:
             self._receivers = (*self._receivers, receiver)
 
     def disconnect(self, receiver: Receiver) -> None:
-        """Call ``receiver`` no more."""
+        """Stop calling ``receiver``."""
         self._receivers = tuple(each for each in self._receivers if each != receiver)
 
     def __call__(self, *measured: Any) -> None:

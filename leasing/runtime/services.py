@@ -25,7 +25,7 @@ class Service:
     """Calls ``tick`` again and again.
 
     Args:
-        tick: returns the seconds until it is to be called again.
+        tick: returns the seconds until its next call.
         failed: the event that logs a failure.
         close: called once after the last tick; it logs its own failures.
         starts_in: seconds until the first tick.

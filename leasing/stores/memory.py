@@ -36,7 +36,7 @@ from leasing.validation.terms import Terms
 
 #: The name under which waiters of these leases wait, in place of a database.
 MEMORY = "(the memory of this process)"
-#: Events that are remembered; the oldest give way.
+#: Events that are remembered; of more, the oldest are dropped.
 MAX_EVENTS = 1000
 #: Rows that are kept before those that are over make room.
 ROOM = 1000
@@ -279,7 +279,7 @@ class MemoryStore:
         return True
 
     def change(self, key: Key, columns: dict[str, Any]) -> None:
-        """Write ``columns`` to the row, whatever it says."""
+        """Write ``columns`` to the row, without a condition."""
         with self._lock:
             for name, value in columns.items():
                 setattr(self._rows[key], name, value)

@@ -30,7 +30,7 @@ FILTERS = ("by", "verb", "model", "key")
 
 @dataclass(frozen=True)
 class Deed:
-    """An entry as it is shown: what it was done to, and what became of it."""
+    """An entry as the page shows it: its rows and its result."""
 
     entry: AuditEntry
     badge: Badge

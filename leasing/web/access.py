@@ -29,8 +29,8 @@ READ_ONLY = "This site is read-only: LEASING['READ_ONLY'] is set."
 
 def page(permission: str) -> Callable[[View], View]:
     """A view that only reads. Nobody without ``permission`` sees it: an anonymous visitor is
-    sent to sign in, anyone else gets 403. While migrations of ours are missing, it says so (503).
-    It is outside of transactions: after an error PostgreSQL would answer no more in this one.
+    sent to sign in, anyone else gets 403. While migrations of this package are missing, it says so
+    (503). It is outside of transactions: after an error PostgreSQL answers nothing in this one.
     """
 
     def decorate(view: View) -> View:
@@ -82,13 +82,13 @@ def is_read_only() -> bool:
 
 
 def may(request: HttpRequest, permission: str) -> bool:
-    """Return True if the user of ``request`` may now do what needs ``permission``: whatever shows a
-    control calls this."""
+    """Return True if the user of ``request`` may now do what needs ``permission``. All that
+    shows a control calls this."""
     return not is_read_only() and request.user.has_perm(permission)
 
 
 def why_not(what: str) -> str:
-    """Why ``what`` cannot be done now by who lacks its control: see ``may``."""
+    """Return why ``what`` cannot be done now by a user who lacks its control: see ``may``."""
     if is_read_only():
         return "This site is read-only: no changes are possible."
     return f"{what} requires a permission that you do not have."

@@ -15,7 +15,7 @@ from leasing.conf import leasing_settings
 #: second poll at the latest.
 SHARED_FOR = 2.5
 
-#: In memory whatever CACHES says: a cache in the database would cost more than it saves, and what
+#: In memory, independent of CACHES: a cache in the database would cost more than it saves, and what
 #: tasks carry does not leave the process. It holds few readings: a payload may be large.
 _cache = LocMemCache("leasing.web", {"OPTIONS": {"MAX_ENTRIES": 200}})
 

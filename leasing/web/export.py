@@ -24,7 +24,7 @@ from leasing.web.masking import masked
 
 #: Rows that are read at a time.
 CHUNK: Final = 500
-#: Characters that begin a formula, in whatever width they are written.
+#: Characters that begin a formula, also in their full-width forms.
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 FORMATS: Final = {"csv": "text/csv", "json": "application/json"}
 

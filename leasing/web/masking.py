@@ -19,7 +19,7 @@ SECRET_WORDS: Final = {
 SECRET_PAIRS: Final = {("api", "key"), ("access", "key"), ("private", "key")}
 #: Or when it ends with one of these ("db_pass"), after another word or alone.
 SECRET_ENDS: Final = {"pass"}
-#: Or with one of these after a word, but for the words that say which row or message is meant.
+#: Or with one of these after a word, except for the words that say which row or message is meant.
 KEYS: Final = {"key", "keys"}
 PLAIN_KEYS: Final = {
     *("primary", "foreign", "unique", "natural", "composite", "candidate", "lookup", "index"),

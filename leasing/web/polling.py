@@ -72,7 +72,7 @@ def shared_reading(
     its address has read a moment ago.
 
     Args:
-        read: brings the context, but for its counts.
+        read: brings the context, except its counts.
         count: brings the counts. Polls share them for longer, while the rest stays the same.
         apart: what parts the users of one address who are not shown the same.
     """
@@ -162,7 +162,7 @@ def answer(
         now = reading.now if reading else database_now(leasing_settings.DATABASE)
         context = {"now": now, **context}
     tag = _tag(request, context, reading) if is_live(request) else ""
-    # Whatever compresses an answer on its way makes its tag a weak one.
+    # A proxy or middleware that compresses an answer makes its tag a weak one.
     known = request.headers.get("If-None-Match", "").removeprefix("W/")
     response: HttpResponse
     if tag and known == tag and status == 200:

@@ -18,9 +18,9 @@ from leasing import humanize
 from leasing.humanize import DATE, TIME, TIME_TO_MINUTE
 from leasing.web.badges import Badge
 
-#: So wide is the shortest bar: it is to be seen.
+#: The width of the shortest bar, so that it can be seen.
 NARROWEST = 0.7
-#: So much time a drawing shows at least: its axis needs some moments.
+#: The shortest time that a drawing shows: its axis needs some moments.
 SHORTEST = timedelta(seconds=3)
 #: At most about so many moments are named on the axis.
 TICKS = 6

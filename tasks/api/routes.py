@@ -61,7 +61,7 @@ router = Router(tags=["tasks"])
 
 @router.get("/tasks", auth=may_see, response=answers({200: TaskList}, 400))
 def list_tasks(request: HttpRequest, limit: Limit = 100) -> TaskList:
-    """Tasks in whatever state."""
+    """Tasks in any state."""
     return newest(request, tasks(), limit)
 
 
@@ -73,7 +73,7 @@ def list_started_tasks(request: HttpRequest, limit: Limit = 100) -> TaskList:
 
 @router.get("/tasks/processed", auth=may_see, response=answers({200: TaskList}, 400))
 def list_processed_tasks(request: HttpRequest, limit: Limit = 100) -> TaskList:
-    """Tasks that ended, in whatever way."""
+    """Tasks that have ended, in any way."""
     return newest(request, tasks().filter(processed_at__isnull=False), limit)
 
 

@@ -48,7 +48,7 @@ def _look_for_name(sender: Any, **kwargs: Any) -> None:
     from tasks.models import WorkerRole
     from tasks.worker.registration import Presence, sign_off
 
-    # What it serves is not known yet, nor when: it signs off until its broker is there.
+    # What it serves is not known before its broker is there: it signs off until then.
     registration = Presence(
         sender.hostname, role=WorkerRole.CELERY, queues=[], handlers={}, slots={}
     )

@@ -149,7 +149,7 @@ class CeleryBroker:
             connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
             self._connection = connection
             channel = connection.default_channel
-            # Only RabbitMQ's own protocol tells of what it could route nowhere.
+            # Only RabbitMQ's own protocol returns what it could route nowhere.
             returned = self._on_return if hasattr(channel, "events") else None
             self._producer = Producer(channel, on_return=returned)
         except Exception as error:

@@ -88,7 +88,7 @@ def _call(execution: Execution, context: Context) -> Any:
     handler = execution.handler
     assert handler is not None
     if execution.kind is Kind.PROCESS:
-        execution.start_timeout()  # it begins at once here, where no process is to be started
+        execution.start_timeout()  # it begins at once: no process is started here
     if handler.is_async:
         handler = replace(handler, function=_interruptible(execution, handler.function))
     return runner.call_handler(handler, context, execution.claimed.task_data)

@@ -67,7 +67,7 @@ class Figures:
 class Need:
     """Something that needs somebody: what is wrong, what follows, and where to look.
 
-    ``code`` names it for programs and tests, whatever its headline says.
+    ``code`` names it for programs and tests, independent of its headline.
     """
 
     code: str

@@ -30,8 +30,8 @@ WAITS: Final = 2_000
 #: By how much the order of keys may differ from that of times: a transaction takes its time.
 OUT_OF_ORDER: Final = timedelta(seconds=10)
 
-#: The lease of who samples, which is not counted: else no slot in which it changes hands, nor
-#: the next, would be one in which nothing happened.
+#: The lease of the sampler. It is not counted: else a slot in which it changes hands, and the
+#: next, would never be quiet.
 RESOURCE: Final = "leasing_tasks.sampling"
 
 Columns = dict[str, Any]
@@ -94,7 +94,7 @@ def depths(queues: Iterable[str]) -> dict[str, dict[str, int]]:
     for queue in queues:
         found[queue] = {"ready": 0, "scheduled": 0, "running": 0}
         for kind in KINDS:
-            # In the order of the index of what is to be claimed: what is due comes first.
+            # In the order of the index for claims: due tasks come first.
             waiting = tasks.filter(queue=queue, kind=kind, status=TaskStatus.READY)
             ordered = waiting.order_by(*CLAIM_ORDER).values("id", "scheduled_at")
             seen = ordered[: COUNT_CAP + 1].aggregate(

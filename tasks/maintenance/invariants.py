@@ -11,7 +11,7 @@
     unseen_cancel    to be cancelled, and waiting             cancelled
     ignored_cancel   to be cancelled, but still running       reported: code cannot be killed
 
-A constraint of the table refuses some of these (``guard``). They are searched for all the same:
+A constraint of the table refuses some of these (``guard``). They are searched for nevertheless:
 a constraint may be dropped, added without a check of existing rows, or lost in a restore.
 
 Repairs are conditional updates of rows that nobody has locked. So any number of processes may

@@ -1,10 +1,10 @@
 """Samples: every ten seconds what went on in each queue, for the charts.
 
-One of all workers writes them, whoever holds the lease "leasing_tasks.sampling": each looks once
-a slot whether anybody does, which costs an idle worker less than waiting in a campaign. The sampler
+One worker writes them: the holder of the lease "leasing_tasks.sampling". Each looks once a slot
+whether anybody holds it, which costs an idle worker less than waiting in a campaign. The sampler
 renews its lease itself as it comes to a slot, which the keeper would do more often. What it writes
 is counted from the ledgers again (``tasks.maintenance.counting``), so a successor fills in what
-nobody wrote meanwhile; only how deep the queues were then, nobody knows any more. A slot that is
+was missed; only how deep the queues were then is lost. A slot that is
 written twice is the same twice, so nothing depends on the lease but how much is asked of the
 database. In a slot in which nothing happened, the sampler asks one question and writes zeros.
 

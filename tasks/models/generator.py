@@ -12,7 +12,7 @@ from leasing.functions import DbNow
 
 
 class GeneratorDesiredState(models.Model):
-    """The one row that says whether tasks are to be generated, and what became of that."""
+    """The one row with the desired state of the generator, and the revision that one observed."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1, editable=False)
     wanted = models.BooleanField(default=False)

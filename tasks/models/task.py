@@ -88,7 +88,7 @@ class Task(Leasable):
     #: The parents of its spans, as JSON: the W3C headers of the span that enqueued it and, as
     #: ``previous``, those of the latest attempt. Null if it is not traced.
     trace_context = models.TextField(null=True, default=None, blank=True)
-    #: The moment at which a relay last took it to publish its key; null: it is to be published.
+    #: The moment at which a relay last took it to publish its key; null: it was not.
     #: Set for tasks of TASK_QUEUE["CELERY_QUEUES"] only.
     published_at = models.DateTimeField(null=True, default=None)
 
@@ -202,7 +202,7 @@ class Task(Leasable):
                 condition=Q(attempts__lt=F("max_attempts"))
                 | Q(attempts=F("max_attempts")) & ~Q(status=TaskStatus.READY),
             ),
-            # A window, which alone has an end, has its key until then, whatever becomes of it;
+            # A window, which alone has an end, has its key until then, ended or not;
             # others not once they have ended. What runs has attempts and grants.
             models.CheckConstraint(
                 name="leasing_tasks_task_key_period",

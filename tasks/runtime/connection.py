@@ -67,7 +67,7 @@ def _is_for_one_request(connection: Any) -> bool:
 def lasting_connection(
     stopping: threading.Event = _never, *, limited_by: str = LIMIT
 ) -> Iterator[None]:
-    """In this block the thread keeps one connection, whatever CONN_MAX_AGE says. It is cut off
+    """In this block the thread keeps one connection, also where CONN_MAX_AGE is 0. It is cut off
     where an answer takes longer than the setting ``limited_by`` says, or than LAST_CALL once
     ``stopping`` is set."""
     using = leasing_settings.DATABASE
@@ -99,8 +99,8 @@ _limited = 0
 
 @contextmanager
 def handlers_limited() -> Iterator[None]:
-    """A block in which the connections of this thread, and those that handlers and whatever else
-    runs in this process open, are cut off where an answer takes longer than
+    """A block in which the connections of this thread, and those that handlers and other code of
+    this process open, are cut off where an answer takes longer than
     HANDLER_ANSWER_TIMEOUT. A process may be in several at once."""
     _count_limited(1)
     opened = [each for each in connections.all(initialized_only=True) if each.connection]

@@ -25,5 +25,5 @@ class Latch:
     def wait(self, timeout: float | None = None) -> bool:
         with _lock:
             event = self._event = self._event or threading.Event()
-        # Whoever set it before this line may not have seen the event; whoever does later will.
+        # A thread that set it before this line may not have seen the event; a later one will.
         return self._is_set or event.wait(timeout)

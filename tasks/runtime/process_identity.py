@@ -2,8 +2,8 @@
 
 A pid alone cannot: it is used again, and containers with the same host name have pids of their own.
 So the identity says where the pid counts (the boot of the kernel and the pid namespace; the host
-where there is no /proc), when the process started, and has a random part. It is stored beside the
-pid.
+where there is no /proc), when the process started, and has a random part. It is stored with
+the pid.
 """
 
 from __future__ import annotations

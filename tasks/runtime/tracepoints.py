@@ -33,7 +33,7 @@ class AttemptTrace(HoldTrace, Protocol):
         """``over``, on the thread or coroutine on which it began."""
 
     def returned(self, reason: str) -> object:
-        """It was given back, whatever its handler still does."""
+        """The attempt was given back, while its handler may still run."""
 
     def carrier(self) -> str | None:
         """Return the headers by which another process goes on with it."""
@@ -59,7 +59,7 @@ class TaskTracer(Protocol):
     def storing(
         self, store: Callable[[list[Outcome]], Refused], outcomes: list[Outcome]
     ) -> Refused:
-        """Call ``store``, which stores what came of attempts."""
+        """Call ``store``, which stores the outcomes of attempts."""
 
     def lost(self, task: Task, reason: str) -> object:
         """The attempt that ``task`` still names was taken from a holder that is gone, and the

@@ -128,7 +128,7 @@ def enqueued(
     queue: str | None = None,
     **columns: Any,
 ) -> list[Task]:
-    """Return the tasks that were enqueued, the oldest first, whatever their state.
+    """Return the tasks that were enqueued, the oldest first, in any state.
 
     Args:
         name_or_handler: Only tasks of this handler, under its name or an alias.
@@ -201,7 +201,7 @@ def _after_enqueue(then: Callable[[list[Task]], None] | None) -> Iterator[None]:
     before = _mode, _asks
     with ExitStack() as stack:
         if not _asks:
-            # What every enqueue of one task comes to, whenever it is stored.
+            # Every enqueue of one task calls ``_store``, at once or on the commit.
             for verb in ("_store", "enqueue_many"):
                 telling = _telling(getattr(producer, verb))
                 stack.enter_context(patch.object(producer, verb, telling))

@@ -63,8 +63,8 @@ def task_export(request: HttpRequest, form: str) -> HttpResponseBase:
 
 @page(VIEW)
 def stuck(request: HttpRequest) -> HttpResponse:
-    """Tasks whose holder let a deadline pass: who, since when, what happens next. Below them those
-    that were recovered lately: from whom, why, what became of them."""
+    """Tasks whose holder let a deadline pass: the holder, the delay, the next step. Below them the
+    recent recoveries: the former holder, the reason, the result."""
     form = TaskSearch(request.GET)
 
     def read(now: datetime) -> dict[str, Any]:

@@ -31,7 +31,7 @@ NOTHING = {
 
 @page(VIEW)
 def schedule_list(request: HttpRequest) -> HttpResponse:
-    """Schedules, the newest first: when each is due, and what became of its last moment."""
+    """Schedules, the newest first: when each is due, and the result of its last moment."""
     form = PageFilter(request.GET)
 
     def read(now: datetime) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _find(name: str) -> Lease:
 
 
 def _facts(lease: Lease) -> dict[str, Any]:
-    """All that may be told of a lease: not its grant, which proves a term."""
+    """Return what may be shown of a lease: not its grant, which proves a term."""
     granted = lease.state != LeaseState.FREE
     return {
         "resource": lease.resource,
