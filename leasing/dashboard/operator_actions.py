@@ -184,13 +184,16 @@ class OperatorAction:
         via: str,
         by_filter: Any = None,
     ) -> Outcome:
-        """Do it to those of ``rows`` with these ``keys``, and note it.
+        """Do it, and record it in the audit.
 
         Args:
-            said: the cleaned form.
-            user: in whose name.
-            via: where it was asked for: "page", "admin".
-            by_filter: what the rows were picked by, where they were not picked one by one.
+            rows: The rows that the operator may see.
+            keys: The keys of those that were selected, each with the number of its grants; None in
+                place of the number: any.
+            said: The fields of the cleaned form.
+            user: The operator.
+            via: The way by which it was sent: "page", "admin" or "command".
+            by_filter: The filter that selected the rows; None if they were selected one by one.
         """
         with audit.recording(
             user,

@@ -36,10 +36,10 @@ class Event:
     that is None or empty is left out. With the level off a call costs one comparison.
 
     Args:
-        logger: the name of the logger
-        level: unless a call gives another
-        message: the line, a template of the fields: ``"Claim failed: %(error)s"``
-        about: returns the fields of the row that is the first argument of a call
+        logger: The name of the logger.
+        level: The level, unless a call gives another.
+        message: The line, a template of the fields: ``"Claim failed: %(error)s"``.
+        about: Returns the fields of the row that is the first argument of a call.
     """
 
     __slots__ = ("about", "level", "logger", "message", "name")

@@ -28,12 +28,12 @@ def taking(
     """Steps that acquire ``resource``, for a driver.
 
     Args:
-        using: the database whose releases wake a waiter.
-        resource: the name that is waited for.
-        wait: seconds to wait for the holder; None: for ever.
-        attempt: acquires at once, or raises LeaseHeld.
-        say_wanted: marks the resource as waited for, before each pause.
-        stopping: event that ends the wait with LeaseTimeout.
+        using: The database whose releases wake a waiter.
+        resource: The name that is waited for.
+        wait: Seconds to wait for the holder; None: for ever.
+        attempt: Acquires at once, or raises LeaseHeld.
+        say_wanted: Marks the resource as waited for, before each pause.
+        stopping: An event that ends the wait with LeaseTimeout.
     """
     if wait is DEFAULT:
         wait = leasing_settings.WAIT

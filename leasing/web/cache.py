@@ -32,10 +32,10 @@ def shared(
     """Return the reading under ``key``, or ``read()``, which is not None, where there is none.
 
     Args:
-        key: its ``repr`` tells the reading from all others of the same database.
-        read: called by several threads at a time where several find nothing.
-        fresh: read it in any case, as for somebody who opens a page.
-        seconds: how long it is shared, also by what was read; SHARED_FOR unless given.
+        key: Its ``repr`` tells the reading from all others of the same database.
+        read: Called by several threads at a time where several find nothing.
+        fresh: True to read it in any case, as for a user who opens a page.
+        seconds: Seconds for which it is shared, or a function of the value; SHARED_FOR by default.
     """
     name = blake2b(repr((leasing_settings.DATABASE, key)).encode()).hexdigest()
     found: Value | None = None if fresh else _cache.get(name)

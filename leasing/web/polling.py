@@ -35,10 +35,10 @@ class SharedReading:
     """The part of a page that everybody sees: a context, as it was at ``read_at``.
 
     Args:
-        context: what was read.
-        fingerprint: of the context.
-        now: the database's clock when it was read.
-        read_at: this process's clock then.
+        context: The values that were read, for a template.
+        fingerprint: The fingerprint of the context.
+        now: The database's clock when it was read.
+        read_at: The process's clock then.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ def shared_reading(
     its address has read a moment ago.
 
     Args:
-        read: brings the context, except its counts.
-        count: brings the counts. Polls share them for longer, while the rest stays the same.
-        apart: what parts the users of one address who are not shown the same.
+        read: Brings the context, except its counts.
+        count: Brings the counts. Polls share them for longer, while the rest stays the same.
+        apart: A value that differs between users of one address who are not shown the same.
     """
     fresh = not is_live(request)
     # What is read may hold words, with times in them.
@@ -150,11 +150,12 @@ def answer(
     """Render ``template``; to a poll that has seen the same, 304.
 
     Args:
-        context: what the template shows to this user; its ``form`` is that of the address.
-        reading: what it shows to everybody; without one ``context`` may tell the ``now`` of what
+        template: The name of the template.
+        context: What the template shows to this user; its ``form`` is that of the address.
+        reading: What it shows to everybody; without one ``context`` may tell the ``now`` of what
             was read, by the database's clock.
-        status: of the answer, unless the form has errors.
-        rest: brings what follows from all that, where it is rendered.
+        status: The status of the answer, unless the form has errors.
+        rest: Brings further values, if it is rendered.
     """
     if "form" in context and context["form"].errors:
         status = 400
