@@ -200,8 +200,8 @@ def token_of(proof: Proof) -> int:
 
 @dataclass(frozen=True)
 class BareToken:
-    """Stands for the lease where a write came with nothing but a token: who holds it is not
-    known, so what is told is which row refused."""
+    """Stands for the lease where a write came with nothing but a token: its holder is not
+    known, so events name the row that refused."""
 
     fencing_token: int
     #: Of the row that refused; of the first, if several did.
@@ -231,7 +231,7 @@ class BareToken:
 
 
 def note_refused(bearer: Hold | Leasable | BareToken, reason: str) -> str:
-    """Tell the world that a late write was turned away. Returns the resource's name."""
+    """Record and signal a refused late write. Returns the name of its resource."""
     if isinstance(bearer, Hold):
         bearer.refused(GUARDED, reason)
         return bearer.resource

@@ -128,7 +128,7 @@ refused = Logged(log.lease_refused)
 
 
 def send_each(signal: Signal, leases: Sequence[Any]) -> None:
-    """Tell the receivers of ``signal`` about each of ``leases``, which are of one model."""
+    """Send ``signal`` about each of ``leases``, which are of one model."""
     if not leases:
         return
     model = type(leases[0])
@@ -140,7 +140,7 @@ def send_each(signal: Signal, leases: Sequence[Any]) -> None:
 
 
 def send(signal: Signal, lease: Any, **details: Any) -> None:
-    """Tell the receivers of ``signal`` about a lease.
+    """Send a signal about a lease.
 
     Args:
         signal: One of this module.

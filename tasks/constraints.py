@@ -11,9 +11,9 @@ from django.db.models import Q
 class UniqueWhereSet(models.UniqueConstraint):
     """No two rows have the same in ``field``; any number of rows have nothing there.
 
-    Every unique constraint says so much of nulls. This one leaves them out of its index where
+    Every unique constraint permits many nulls. This one leaves them out of its index where
     the database can, and so costs nothing until the field is set; elsewhere it is a plain one.
-    ``unique=True`` on a text would besides make a second index, for searches by prefix.
+    ``unique=True`` on a text would also make a second index, for searches by prefix.
     """
 
     def __init__(self, *, field: str, name: str) -> None:

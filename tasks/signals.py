@@ -87,7 +87,7 @@ _ENDS = (completed, failed, cancelled)
 
 def send(signal: Signal, task: Any, **details: Any) -> None:
     """Send a signal about a task. If the task has ended, call its handler's ``on_end``, and notify
-    those who wait for the end.
+    callers that wait for the end.
 
     Args:
         signal: One of this module.

@@ -44,7 +44,7 @@ else:
 #: Entries of the audit in the history of a row.
 AUDITED = 50
 SEE_AUDIT = "leasing.view_auditentry"
-#: The id of a grant proves its term: who may end terms sees it, and nobody else.
+#: The id of a grant proves its term: only users who may end terms see it.
 SEE_GRANTS = "leasing.revoke_lease"
 
 

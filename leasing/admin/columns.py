@@ -16,7 +16,7 @@ from leasing.humanize import span, stamp
 
 #: Shown where there is no value.
 NOTHING: Final = "–"
-#: Names of columns besides those of moments, which go by their own without "at".
+#: Names of columns, except those of moments, whose names are their own without "at".
 NAMES: Final = {
     "at": "time",
     "by": "user",

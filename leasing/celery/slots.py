@@ -32,7 +32,7 @@ def slot_of(entry: Any, last: datetime, catch_up: float) -> datetime:
         if plan.run_every and now - moment > timedelta(seconds=catch_up):
             moment += plan.run_every * ((now - moment) // plan.run_every)
     else:
-        # Plans lie on whole seconds, and this is off by the time that the look took.
+        # Plans are on whole seconds, and this is off by the duration of the look.
         moment = now + plan.remaining_estimate(zoned(last, entry))
         moment = (moment + timedelta(seconds=0.5)).replace(microsecond=0)
         if now - moment > timedelta(seconds=catch_up):

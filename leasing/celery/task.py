@@ -47,7 +47,7 @@ WhenHeld = Literal["skip", "retry", "wait"]
 PUT_OFF = "lease_put_off"
 #: Seconds for which ``when_held="wait"`` waits by default.
 WAIT = 30.0
-#: Seconds that a retry waits for the attempt that asked for it to end, before it is put off.
+#: Seconds that a retry waits for the attempt that asked for it to end, before it is postponed.
 SETTLING = 5.0
 #: By this part a pause is shortened or lengthened, so that losers do not come back together.
 JITTER = 0.2
@@ -73,7 +73,7 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
 
     The body finds its hold in ``self.request.hold``, and its token in
     ``self.request.fencing_token``. Called directly, or by ``apply``, the task takes the lease
-    too; nothing can be put off there, so a loser of "retry" raises LeaseHeld, and called directly
+    too; nothing can be postponed there, so a loser of "retry" raises LeaseHeld, and called directly
     one of "skip" as well. ``task.run(...)`` is the body alone.
 
     Raises TypeError when the task is registered: for a ``resource`` that names no argument, an
@@ -147,7 +147,7 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
             raise
 
     def _free_hold(self, request: Any, resource: str) -> Hold:
-        """A hold that can be entered now; where it waits for that it may be in vain."""
+        """Return a hold that can be entered now, unless its wait ends without the lease."""
         from leasing.models import Lease
 
         wait = self.wait

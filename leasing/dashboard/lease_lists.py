@@ -1,7 +1,7 @@
 """The lists of leases: the named ones, then those of every other leasable model.
 
 No column of a lease that a heartbeat writes is in an index, so a state is searched for as any
-other property is: among so many rows at a time.
+other property is: among REACH rows at a time.
 """
 
 from __future__ import annotations

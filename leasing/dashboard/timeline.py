@@ -1,4 +1,4 @@
-"""The terms of a lease on a time axis: who had it, from when until when, and how each ended.
+"""The terms of a lease on a time axis: the holder, the beginning and the end of each.
 
 Pure functions of events and the row: nothing is read.
 """
@@ -37,7 +37,7 @@ class Term:
     lost_at: datetime | None = None
     #: The moment at which somebody of higher priority asked for it.
     asked_at: datetime | None = None
-    #: Late writes under its token that were turned away: when, and what.
+    #: Refused late writes under its token: the moment, and the verb with the reason.
     refused: list[tuple[datetime, str]] = field(default_factory=list)
     #: Why it was revoked, and by whom.
     reason: str = ""

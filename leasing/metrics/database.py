@@ -20,7 +20,7 @@ from leasing.db.dialects import limit_waiting
 from leasing.runtime.clock import system_clock
 from leasing.runtime.event_lines import log
 
-#: A figure is shown again for so many times as long as it took to read.
+#: The time for which a figure is shown again, in multiples of the time that it took to read.
 SHOWN_FOR = 100
 #: Seconds that a statement may take.
 LIMIT = 5.0

@@ -224,7 +224,7 @@ class State:
         self._ahead: float | None = None
 
     def compared(self, ahead: float) -> None:
-        """The wall clock of this host is so many seconds ahead of the database's."""
+        """Record by how many seconds this host's wall clock is ahead of the database's."""
         self._ahead = ahead
 
     def collect(self) -> Iterator[Metric]:

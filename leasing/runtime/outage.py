@@ -21,7 +21,7 @@ from leasing.runtime.event_lines import log
 AWAY = frozenset({"OperationalError", "InterfaceError", "ConnectionError", "TimeoutError"})
 
 
-#: In so many seconds all services have met an outage: the slowest looks about once a minute.
+#: Seconds within which every service meets an outage: the slowest looks about once a minute.
 TOGETHER = 90.0
 #: Seconds between tries: after the first failure, and at most.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
@@ -128,8 +128,8 @@ class Streak:
         self.level = logging.WARNING
 
     def failed(self, error: BaseException) -> float:
-        """Note a failure. Returns the seconds to pause: drawn, so that those who failed together
-        do not come back together."""
+        """Note a failure. Returns the seconds to pause: drawn, so that services that failed
+        together do not come back together."""
         is_news = self._outage.failed(self, error)
         self.level = logging.WARNING if is_news else logging.DEBUG
         bound = min(self._longest, self._first * 2.0 ** min(self.count, 16))

@@ -101,8 +101,8 @@ def measure_renewal(
 
 
 def compare(there: float, took: float) -> None:
-    """Tell how far ahead of the database's clock, which read ``there`` seconds since 1970, this
-    host's is: within half of the time that the request ``took``, which has just been answered."""
+    """Measure how far this host's clock is ahead of the database's, which read ``there`` seconds
+    since 1970: within half of the time that the request ``took``, which has just been answered."""
     if comparing:
         comparing(time.time() - took / 2 - there)
 

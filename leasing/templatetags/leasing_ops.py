@@ -231,7 +231,7 @@ def address(*names: str) -> str:
 
 @register.simple_tag(takes_context=True)
 def in_admin(context: RequestContext, row: Model | None) -> SafeString | str:
-    """A link to ``row`` in Django's admin, for those who may see it there; else nothing."""
+    """Show a link to ``row`` in Django's admin, if the user may see it there; else nothing."""
     request = context.get("request")
     if request is None or row is None or not getattr(request.user, "is_staff", False):
         return ""

@@ -1,4 +1,4 @@
-"""Metrics for a scraper: for who has the token, or a user with the permission; else for nobody."""
+"""Metrics for a scraper with the token, or for a user with the permission."""
 
 from __future__ import annotations
 

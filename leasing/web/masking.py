@@ -64,7 +64,7 @@ def masked_text(text: str) -> str:
 
 
 def is_secret(key: str) -> bool:
-    """Return True if ``key`` looks as if a secret stood under it."""
+    """Return True if ``key`` looks like the name of a secret."""
     words = [word.lower() for word in _WORD.findall(key)]
     if any(word in SECRET_WORDS for word in words) or "".join(words) in SECRET_WORDS:
         return True

@@ -1,8 +1,8 @@
 """Pages by key: 50 rows, a cursor to either side, no OFFSET and no total.
 
 A page is found by where it begins, so rows that come meanwhile neither repeat a row nor hide
-one, and the thousandth page costs what the first costs. A search looks through so many rows at
-a time and says so; its next page goes on from there.
+one, and the thousandth page costs what the first costs. A search looks through REACH rows at a
+time and says so; its next page goes on from there.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from leasing.web.badges import Badge
 NARROWEST = 0.7
 #: The shortest time that a drawing shows: its axis needs some moments.
 SHORTEST = timedelta(seconds=3)
-#: At most about so many moments are named on the axis.
+#: The greatest number of labelled moments on the axis, approximately.
 TICKS = 6
 #: Distances between ticks, in seconds.
 STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)

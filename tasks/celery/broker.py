@@ -118,8 +118,8 @@ class CeleryBroker:
                 connection.close()
 
     def _send(self, send: Callable[[Any], object]) -> None:
-        """``send``, once more over a new connection if that broke. Raises BrokerAway where there
-        is none to be had; what a live broker does not take is raised as it is."""
+        """Call ``send``, and again over a new connection if that broke. Raises BrokerAway if none
+        can be made; other errors of a live broker are raised as they are."""
         try:
             send(self._open())
             return

@@ -14,7 +14,7 @@ from tasks.models import AttemptOutcome, Task
 
 #: Attempts that a drawing shows at most.
 MAX_ATTEMPTS_DRAWN: Final = 12
-#: The wait before the first attempt is left out when it is so many times as long as the rest.
+#: The wait before the first attempt is left out when it is this many times as long as the rest.
 TOO_LONG: Final = 4
 
 

@@ -116,7 +116,7 @@ COUNTS: Final = (
     *("renewals", "expirations", "releases"),
 )
 DEPTHS: Final = ("ready", "scheduled", "running")
-#: As many slots are over when another samples for one that is gone.
+#: The number of slots that are over when another worker samples for one that is gone.
 BRIDGED: Final = 2
 #: Each worker adds its renewals to the row of no queue, whether anybody samples or not.
 SAMPLED: Final = ~Q(queue="")

@@ -25,7 +25,7 @@ TONES: Final = {
     "expirations": "warn",
     "p95": "two",
 }
-#: A chart is not wider spread than over so many points.
+#: The number of points over which a chart is spread, at least.
 FEWEST_POINTS: Final = 12
 #: Ends of an axis of seconds beyond a minute.
 LONG_TIMES: Final = (60, 120, 240, 600, 1_200, 3_600, 7_200, 14_400, 28_800, 86_400, 604_800)
@@ -132,7 +132,7 @@ def ceiling(greatest: float, unit: str = "") -> float:
 
 
 def said(value: float | None, unit: str = "") -> str:
-    """``value`` in as many digits as tell something."""
+    """Return ``value`` with its significant digits."""
     if value is None:
         return "–"
     if unit == "s" and value >= 60:

@@ -147,7 +147,7 @@ def exported(state: str, wanted: Mapping[str, Any], user: Any) -> Any:
 
 
 def search_of(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
-    """Return the condition of the ``wanted`` FILTERS besides the id; None when there is none.
+    """Return the condition of the ``wanted`` FILTERS except the id; None when there is none.
 
     ``of_task`` is put before the columns of a task, for rows that have a task and a holder.
     """

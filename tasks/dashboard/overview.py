@@ -27,8 +27,8 @@ from tasks.maintenance.invariants import UnknownName
 from tasks.models import Sample, Schedule, Task, Worker, WorkerRole, WorkerState
 from tasks.querysets.base import lapse
 
-#: A worker that vanished is shown here for as long.
-MOURNED = timedelta(minutes=10)
+#: The time for which a worker that vanished is still shown here.
+GONE_SHOWN_FOR = timedelta(minutes=10)
 WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
 #: Spans of charts, in seconds, by their names in the address.
 SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
@@ -95,7 +95,7 @@ def _apart() -> Any:
 def _workers() -> list[Worker]:
     """Return the workers that were seen lately, those in trouble first."""
     seen_lately = Worker.objects.using(leasing_settings.DATABASE).filter(
-        stopped_at=None, last_seen_at__gte=DbNow() - MOURNED
+        stopped_at=None, last_seen_at__gte=DbNow() - GONE_SHOWN_FOR
     )
     rows = list(seen_lately.with_state().defer("handlers").order_by("-pk")[:1_000])
     return sorted(rows, key=lambda row: worker_rows.state_of(row) == WorkerState.LIVE)

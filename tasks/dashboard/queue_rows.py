@@ -85,7 +85,7 @@ def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) 
 
     Up to ``COUNT_CAP`` waiting tasks are counted one by one. Beyond it the depths are those of
     the latest sample, and the moments those of the tasks that are claimed next, so that the
-    millionth task costs nothing. Unless ``fresh``, that there are so many may be a minute old.
+    millionth task costs nothing. Unless ``fresh``, the choice may be a minute old.
     """
     using = leasing_settings.DATABASE
     known = {queue.name: queue for queue in Queue.objects.using(using)[:QUEUES_SHOWN]}

@@ -13,7 +13,7 @@ from tasks.models import Task, TaskAttempt, Worker, WorkerState
 
 #: More running tasks than this are not looked up for one page of workers.
 SHOWN = 1_000
-#: A list of workers names so many of the tasks of each.
+#: The number of tasks of each worker that a list of workers names.
 LISTED = 3
 #: The latest claims, and the latest attempts that failed, that are searched for those of one
 #: worker: neither has an index by holder, which every claim would pay for.
@@ -47,7 +47,7 @@ class WorkerRow:
 
     @property
     def first_tasks(self) -> list[Task]:
-        """As many as a list of workers shows."""
+        """The tasks that a list of workers shows."""
         return self.tasks[:LISTED]
 
     @property

@@ -57,7 +57,7 @@ class Slots:
 
 
 def slots_of(worker: Worker, held: Mapping[str, int]) -> list[Slots]:
-    """Return the slots of ``worker``, which holds so many tasks of each kind."""
+    """Return the slots of ``worker``; ``held`` is the number of its tasks of each kind."""
     return [
         Slots(kind, worker.slots[kind], held.get(kind, 0), worker.blocked.get(kind, 0))
         for kind in KINDS

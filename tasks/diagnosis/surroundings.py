@@ -29,7 +29,7 @@ MAX_ATTEMPTS_READ: Final = 1_000
 _LOST: Final = (AttemptOutcome.LOST, AttemptOutcome.RETURNED)
 #: Parts of the reasons for which a healthy worker gives back a task that is not for it.
 _NOT_BEGUN: Final = ("No handler is registered", "Another release may have enqueued it")
-#: Outcomes of attempts after which a task is put off without spending one.
+#: Outcomes of attempts after which a task is postponed without spending one.
 _PUT_OFF: Final = (AttemptOutcome.RETURNED, AttemptOutcome.SNOOZED)
 
 
@@ -46,7 +46,7 @@ class Surroundings:
     by_key: dict[str, dict[str, int]] = field(default_factory=dict)
     #: The holders that recently lost a task, by its id, if there were several.
     losses: dict[int, list[str]] = field(default_factory=dict)
-    #: The reasons for which tasks were put off, by their ids, as far as one was given.
+    #: The reasons for which tasks were postponed, by their ids, as far as one was given.
     put_off: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -87,7 +87,7 @@ def look_around(
     tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
 ) -> Surroundings:
     """Read what ``diagnose`` needs in addition to ``tasks``: four queries, a fifth if some of them
-    were claimed often, and a sixth if some were put off.
+    were claimed often, and a sixth if some were postponed.
 
     Args:
         tasks: The tasks to diagnose. One that is not among them is never diagnosed as flapping.

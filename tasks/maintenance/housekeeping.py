@@ -26,7 +26,7 @@ from tasks.maintenance import recovery
 from tasks.models import Task, TaskStatus
 from tasks.querysets import BULK_BATCH
 
-#: Seconds between two batches, in which others come to their turn.
+#: Seconds between two batches, in which other statements run.
 PRUNE_PAUSE = 0.1
 #: Checks of each worker in PRUNE_EVERY whether it is time to prune.
 PRUNES_A_RETENTION = 6

@@ -34,8 +34,8 @@ from tasks.log import log
 from tasks.maintenance.counting import RESOURCE, Activity, Slot, count, depths
 from tasks.models import Queue, Sample
 
-#: Seconds after which another samples when the one who did is gone, and before the end of these
-#: for how many a turn renews them: every third turn does.
+#: Seconds after which another worker samples when the sampler is gone, and the seconds before
+#: their end from which a turn renews the lease: every third turn does.
 TTL: Final = 40.0
 RENEWED_BEFORE: Final = 15.0
 #: In how many turns the sampler looks for new queues, and deletes what is old.

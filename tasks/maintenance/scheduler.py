@@ -1,7 +1,7 @@
 """The scheduler: enqueues the tasks of schedules when their moments come.
 
 One runs in every worker and in ``manage.py run_recovery``, and none is elected: a moment is
-served by inserting a unique row (see ``querysets.schedule``), so the others only look in vain. A
+served by inserting a unique row (see ``querysets.schedule``), so the others find it served. A
 scheduler that dies delays nothing. The database's clock decides what is due; the process's own
 only how long to sleep.
 """

@@ -26,7 +26,7 @@ def perform(
         rows: The rows of the model.
         keys: Their keys.
         options: Those of ``add_operator``.
-        said: The cleaned form of the action, besides the reason.
+        said: The cleaned form of the action, except the reason.
     """
     try:
         return action.perform(

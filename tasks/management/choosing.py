@@ -110,7 +110,7 @@ def refuse_unasked(action: str, tasks: TaskQuerySet, options: Mapping[str, Any])
 
 
 def details_of(action: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cleaned form of an action, besides the reason."""
+    """Return the cleaned form of an action, except the reason."""
     if action != "move":
         return {}
     queue, start = options["to_queue"], start_of(options)

@@ -69,7 +69,7 @@ def latest_rows(chart: Chart) -> list[tuple[datetime, list[float | None]]]:
 
 @register.filter(name="said")
 def said_of(value: float | None, unit: str = "") -> str:
-    """A figure of a chart in as many digits as tell something."""
+    """Show a figure of a chart with its significant digits."""
     return said(value, unit)
 
 

@@ -27,7 +27,7 @@ COMMANDS_SHOWN = 10
 
 @page(VIEW)
 def generator(request: HttpRequest) -> HttpResponse:
-    """The desired state of the generator, what it does, who stands by, and who has heard."""
+    """The desired and the present state of the generator, its processes and acknowledgements."""
     return _generator(request)
 
 
