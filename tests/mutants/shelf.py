@@ -128,26 +128,13 @@ def _made() -> Iterator[Mutant]:
 def _of_trust() -> Iterator[Mutant]:
     """Trust counts from before the request was sent, and ends before the database's expiry."""
     late = "the clock is read after the answer"
-    for path, place, call in (
-        (
-            "leasing/querysets/granting.py",
-            "GrantingRows._grant_in_one",
-            "postgres.grant(self, terms, column, value)",
-        ),
-        (
-            "leasing/querysets/granting.py",
-            "GrantingRows._claim_in_one",
-            "postgres.claim(self, terms, limit)",
-        ),
-        (
-            "leasing/querysets/lease.py",
-            "LeaseQuerySet._grant_all_in_one",
-            'postgres.grant_all(self._everything(), terms, "resource", names)',
-        ),
-    ):
-        before, after = f"sent_at(clock(), {call})", f"(lambda all: sent_at(clock(), all))({call})"
-        yield of_text(path, place, before, after, late)
     for path, place, before, after in (
+        (
+            "leasing/db/postgres/granting.py",
+            "_granted",
+            "row.sent_at = sent_at",
+            "row.sent_at = clock()",
+        ),
         (
             "leasing/querysets/granting.py",
             "GrantingRows._grant_locked",
