@@ -25,7 +25,7 @@ test: $(VENV)/test.stamp
 rest: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite rest
 
-# Style, types, layers, migrations, Django's own checks.
+# Style, types, layers, mutants that can be made, migrations, Django's own checks.
 check: export DATABASE_URL = sqlite://:memory:
 check: $(VENV)/dev.stamp
 	@$(RUN) -m ruff check
@@ -33,6 +33,7 @@ check: $(VENV)/dev.stamp
 	@$(RUN) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
 	@$(RUN) -m tests.house
+	@$(RUN) -m tests.mutants --list
 	@$(RUN) manage.py makemigrations --check --dry-run
 	@$(RUN) manage.py check --fail-level WARNING
 	@echo "check: style, types, layers, migrations and system checks are in order"

@@ -1,12 +1,12 @@
 """Bends each condition of the verbs in turn, and prints which test notices: ``make mutants``.
 
-    python -m tests.mutants [--minutes 3] [--seed 7] [--only NAME] [--keep]
+    python -m tests.mutants [--minutes 3] [--seed 7] [--only NAME] [--keep] [--list]
 
 A mutant is tried on SQLite, in the portable form, and when nobody notices it there on PostgreSQL,
-in the form of one statement; what only PostgreSQL runs, there alone. The two databases work side
-by side, in a full round two servers of each. With ``--minutes`` as many are tried as fit,
-in an order drawn by ``--seed``. Exits with 1 when one survives that ``explained`` does not name.
-``--keep`` writes what noticed which into the table.
+in the form of one statement; what only PostgreSQL runs, there alone. The two databases work side by
+side, in a full round two servers of each. With ``--minutes`` as many are tried as fit, in an order
+drawn by ``--seed``; ``--list`` makes all and tries none. Exits with 1 when one survives that
+``explained`` does not name. ``--keep`` writes what noticed which into the table.
 """
 
 from __future__ import annotations
@@ -155,6 +155,9 @@ def main(args: Sequence[str]) -> int:
     unknown = EXPLAINED.keys() - {mutant.name for mutant in all_mutants()}
     for name in sorted(unknown):
         print(f"explained, but not made any more: {name}")
+    if asked.list:
+        print(f"mutants: {len(mutants)} can be made, {len(unknown)} explained in vain")
+        return bool(unknown)
     random.Random(asked.seed).shuffle(mutants)
     if not asked.minutes:  # what nothing is known of takes longest
         mutants.sort(key=killers.knows)
@@ -192,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, help="try as many as fit")
     parser.add_argument("--seed", type=int, default=int(time.time() // 86_400))
     parser.add_argument("--only", default="", help="a part of the names")
+    parser.add_argument("--list", action="store_true", help="make them, and try none")
     parser.add_argument("--keep", action="store_true", help="write the table of killers")
     return parser
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 EXPLAINED: dict[str, str] = {
     "leasing.db.postgres.holding._RELEASE_AND_TELL: >= in"
-    " `w WHERE w.wanted_until > {now} ) SELECT {columns`": (
+    " `ASE WHEN w.wanted_until > {now} THEN pg_notify('{`": (
         "One notification more, in the microsecond in which the last who waits gives up."
     ),
     "leasing.db.postgres.holding._writing: without is_one_of('pk', keys) in .filter": (
