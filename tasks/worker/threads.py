@@ -85,7 +85,8 @@ class Executor:
         #: When that was last judged, and since when more has waited than should; None: it has not.
         self._judged_at = float("-inf")
         self._crowded_since: float | None = None
-        #: The seconds that each of the latest tasks took, and how many have ended since the first.
+        #: The seconds that each of the latest tasks took, and how many have ended since some had to
+        #: be given back.
         self._took: deque[float] = deque(maxlen=PACED_BY)
         self._paced = 0
         #: Since when each of the tasks that are over has been seen to run on.
@@ -202,7 +203,6 @@ class Executor:
         if not count:
             return []
         self._crowded_since = None
-        self._took.clear()
         self._paced = 0
         return self.withdraw(count)
 

@@ -291,6 +291,13 @@ class Line:
             self.executor._end(outcome, self.now - 0.01)  # type: ignore[arg-type]
             self._begins()
 
+    def end_long(self, count: int) -> None:
+        """End the first tasks, which began when they were claimed."""
+        for _ in range(count):
+            outcome = SimpleNamespace(execution=self.tasks.pop(0))
+            began_at = outcome.execution.claimed.sent_at
+            self.executor._end(outcome, began_at)  # type: ignore[arg-type]
+
     def look_in_time(self) -> list[Any]:
         """Look when there is a reason to, as long as nothing else happens."""
         until = self.executor.waits_until
@@ -314,6 +321,8 @@ def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
     assert line.executor.executions == line.tasks[:2]
     assert line.executor.room == line.executor.prefetch == 0
     assert line.executor.waits_until is None
+    line.end_long(2)
+    assert line.executor.prefetch == 4  # a few at first, and the pace is still that of the others
 
 
 def test_tasks_that_begin_after_the_look_are_looked_at_when_they_may_be_long(
