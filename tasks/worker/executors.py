@@ -103,24 +103,22 @@ class ExecutorPool:
             executor.submit(own)
         return left
 
-    def claim_requests(self, limit: int | None) -> list[ClaimRequest]:
-        """Return what to claim in one statement, for each executor that has room, up to ``limit``
-        tasks. Rows of a kind that no handler here has are for threads, before others: they are
-        few, and some were enqueued before their handler changed its kind."""
+    def claim_requests(self) -> list[ClaimRequest]:
+        """Return what to claim in one statement, for each executor that has room. Rows of a kind
+        that no handler here has are for threads, before others: they are few, and some were
+        enqueued before their handler changed its kind."""
         kinds = registry.kinds_in_use()
         unused = [kind.number for kind in Kind if kind not in kinds]
         requests: list[ClaimRequest] = []
         self._asked = {}
         for kind in kinds:
             executor = self.executors[kind]
-            room = executor.room if limit is None else min(executor.room, limit)
+            room = executor.room
             if room > 0:
                 numbers = [*(unused if kind is Kind.THREAD else ()), kind.number]
                 soon = executor.vacant if executor.may_prefetch else room
                 requests.append(ClaimRequest(room, numbers, executor.vacant, soon))
                 self._asked |= dict.fromkeys(numbers, executor)
-                if limit is not None:
-                    limit -= room
         self.saw_all = len(requests) == len(kinds)
         return requests
 

@@ -27,6 +27,7 @@ It also exits, and is not to be restarted, if another process has taken its name
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -240,7 +241,7 @@ class WorkerProcess:
             self.executors.expect_no_more()
             self.executors.wake_when(is_empty=True)
             return False
-        found = self._claim_for(self.executors.claim_requests(self._tasks_left))
+        found = self._claim_for(self.executors.claim_requests())
         return self.executors.wake_when(is_empty=found > 0 and not self.poller.hears)
 
     def _note_heard(self) -> None:
@@ -250,7 +251,22 @@ class WorkerProcess:
             self.executors.note_ready(queue, priority)
 
     def _claim_for(self, requests: list[ClaimRequest]) -> int:
-        """Claim what ``requests`` ask for. Return the number of tasks that were claimed."""
+        """Claim what ``requests`` ask for, up to the number of tasks after which it ends. Return
+        the number of tasks that were claimed."""
+        if self._tasks_left is None or sum(each.room for each in requests) <= self._tasks_left:
+            return self._take(requests)
+        # All that are ready may be of one kind. Of others some are next, or a supervisor that
+        # starts it again and again would have it run one kind alone.
+        random.shuffle(requests)
+        found = 0
+        for request in requests:
+            request.room = min(request.room, self._tasks_left)
+            if request.room > 0:
+                found += self._take([request])
+        self._busy = found > 0
+        return found
+
+    def _take(self, requests: list[ClaimRequest]) -> int:
         if not requests or self.stopping.is_set():
             return 0
         rows = Task.objects.all()

@@ -15,7 +15,7 @@ from tasks.worker.threads import Threads
 from tests.factories import TaskFactory
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, row_of
-from tests.tasks.workers import PATIENCE, states, working
+from tests.tasks.workers import PATIENCE, ended, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
@@ -110,6 +110,20 @@ def test_a_worker_without_slots_of_a_kind_leaves_its_tasks_to_others(
         wait_for(lambda: row_of(mine)["status"] == TaskStatus.SUCCEEDED)
 
     assert (row_of(other)["status"], row_of(other)["attempts"]) == (TaskStatus.READY, 0)
+
+
+@pytest.mark.once
+def test_a_worker_that_may_run_so_many_tasks_runs_them_of_whatever_kind(
+    ran_on: list[str],
+) -> None:
+    """Also where all that it may still run would fit in its threads."""
+    TaskFactory.create_batch(3, name="jobs.fetch", data={})
+
+    with working(threads=2, max_tasks=2) as worker:
+        wait_for(ended(worker))
+
+    assert len(ran_on) == 2
+    assert sorted(states()) == ["ready"] + ["succeeded"] * 2
 
 
 def test_what_has_one_attempt_begins_with_it_and_what_has_more_may_wait(
