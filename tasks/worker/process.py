@@ -352,7 +352,7 @@ class WorkerProcess:
         """Return True if the end is reached, after a look that found no more."""
         if self.until is Until.STOPPED and not self._closing:
             return False
-        if self.executors.saw_all and not (self._closing or self._busy):
+        if self.executors.saw_all and not (self._closing or self._busy or self._more):
             if self.until is Until.ONCE:
                 self._closing = True
             elif self.until is Until.DRAINED and all(each.is_over for each in self.executions):
