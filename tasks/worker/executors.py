@@ -158,6 +158,10 @@ class ExecutorPool:
             already = already or (is_wanted and executor.room > 0)
         return already or (is_empty and not self._is_busy())
 
+    def judges_in(self) -> float:
+        """Return the seconds until an executor may have room without an end in it."""
+        return min(each.judges_in for each in self.executors.values())
+
     def expect_no_more(self) -> None:
         """Record that nothing more is to be claimed."""
         for executor in self.executors.values():

@@ -324,7 +324,8 @@ class WorkerProcess:
         """Seconds until the next look, for whatever reason."""
         # Where more is ready, it is looked for as soon as there is room, and not at a time.
         asks = self._looked and not self._more
-        return max(0.001, self.poller.pause() if asks else task_settings.POLL_EVERY)
+        pause = self.poller.pause() if asks else task_settings.POLL_EVERY
+        return max(0.001, min(pause, self.executors.judges_in()))
 
     def _rest(self, pause: float) -> None:
         """Wait until something wakes it, or ``pause`` is over. What would wait here for too long

@@ -12,6 +12,7 @@ given back until one of them has ended.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -157,9 +158,22 @@ class Executor:
     @property
     def low(self) -> int:
         """With so many tasks left in it, or fewer, it is time to claim more."""
-        # Each slot alone would be claimed for where all of them end before that claim.
-        are_quick = self._paced and not self.may_prefetch and self._pace < MOMENT / self.slots
-        return (0 if are_quick else self.slots - 1) + self.prefetch // 2
+        return (0 if self._are_quick else self.slots - 1) + self.prefetch // 2
+
+    @property
+    def _are_quick(self) -> bool:
+        """Return True if a claim for each slot alone would come after the end of what runs in all
+        of them. What turns out to be long is waited for no longer."""
+        if not self._paced or self.may_prefetch or self._pace >= MOMENT / self.slots:
+            return False
+        return self._flowing(clock()) == self.slots
+
+    @property
+    def judges_in(self) -> float:
+        """Return the seconds until it may have room without an end in it: what runs in it was to
+        end at once, and turns out to be long."""
+        waits_for_all = self.look_at == 0 and self.is_busy and self._are_quick
+        return self._long_after if waits_for_all else math.inf
 
     @property
     def room(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -201,6 +202,23 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_passed_over_too(
     assert states() == ["succeeded"] * 5
 
 
+@pytest.mark.once
+def test_free_slots_are_claimed_for_while_one_is_at_a_long_task(
+    turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all were waited for, since tasks of one attempt had ended at once so far."""
+    monkeypatch.setattr(threads, "LONG_AFTER", 0.01)
+    TaskFactory.create_batch(4, name="jobs.echo", data={}, max_attempts=1)
+
+    with working(threads=2) as worker:
+        wait_for(lambda: states() == ["succeeded"] * 4)
+        TaskFactory(name="jobs.turn", data={}, max_attempts=1)
+        worker.poller.wake()
+        wait_for(lambda: turnstile.began)
+        TaskFactory.create_batch(4, name="jobs.echo", data={}, max_attempts=1)
+        wait_for(lambda: states() == ["succeeded"] * 4 + ["running"] + ["succeeded"] * 4)
+
+
 class Settled:
     """A completer that has stored everything."""
 
@@ -263,6 +281,22 @@ def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment
     assert executor.prefetch == ahead
     # Where all slots end before a claim would, it waits for all of them.
     assert executor.low == ahead // 2 + (0 if seconds < threads.MOMENT / 4 else 3)
+
+
+def test_what_was_to_end_at_once_and_does_not_is_judged_when_it_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "LONG_AFTER", 0.1)
+    executor = executor_of(4, *[0.0] * 8)
+    executor.may_prefetch = False
+    executor._running[1] = SimpleNamespace()  # type: ignore[assignment]
+    executor._begun[1] = now = clock()
+    monkeypatch.setattr(threads, "clock", lambda: now)
+    executor.look_at = executor.low
+
+    assert (executor.room, executor.judges_in) == (0, 0.1)
+    now += 0.1
+    assert (executor.room, executor.judges_in) == (3, math.inf)
 
 
 def test_a_executor_whose_tasks_become_long_has_fewer_waiting() -> None:
