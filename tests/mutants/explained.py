@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 EXPLAINED: dict[str, str] = {
+    "leasing.db.postgres.granting.grant_all: _sorted(granted, grants)"
+    " for granted and _sorted(granted, grants)": (
+        "Named leases have no terms that are decided in Python; and of none, none is sorted."
+    ),
     "leasing.db.postgres.holding._RELEASE_AND_TELL: >= in"
     " `ASE WHEN w.wanted_until > {now} THEN pg_notify('{`": (
         "One notification more, in the microsecond in which the last who waits gives up."
@@ -54,6 +58,13 @@ EXPLAINED: dict[str, str] = {
     ),
     "tasks.querysets.sql.claim._CHOSEN: without `AND NOT is_keyed`": (
         "The look for tasks with keys, which follows, takes what these would have kept from a slot."
+    ),
+    "tasks.querysets.sql.claim.take: without `if each.kind in request.kinds`": (
+        "A kind of which too few were found begins behind the last of them, finds none, and then"
+        " begins anew: a look more."
+    ),
+    "tasks.querysets.sql.claim.take: without `if place[0] in again`": (
+        "The second look finds nothing more of what the first looked at from its beginning."
     ),
     "tasks.querysets.sql.claim._WAITED: >= in `rted} >= {now} OR {due} > {started} THEN {now} -`": (
         "A task that ran before, and is due again in the microsecond in which it first started:"

@@ -91,6 +91,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
                 "tests/tasks/querysets/test_claim",
                 "tests/tasks/querysets/test_kinds.py",
                 "tests/tasks/metrics/",
+                "tests/tasks/celery/",
             ),
             "sql/complete": ("tests/tasks/querysets/test_claim",),
             "sql/statements": ("tests/tasks/querysets/test_claim",),

@@ -361,7 +361,9 @@ def _take_after_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
 def _take_one_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
     one = RawSQL(_ONE.format(table=table_of(rows), key=MARKS["key"]), [])
     one.output_field = BooleanField()
-    chosen = _CHOSEN_ONE.format(found=_locking(rows, rows.to_claim_of(_QUEUE).filter(one), most))
+    chosen = _CHOSEN_ONE.format(
+        found=_locking(rows, rows.to_claim_of(_QUEUE).available().filter(one), most)
+    )
     return _taking(rows, chosen, _OF_UNKEYED, _SAID_OF_ONE, timed)
 
 

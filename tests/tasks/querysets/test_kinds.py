@@ -294,3 +294,16 @@ def test_the_first_of_every_kind_are_read_by_the_index() -> None:
 
     assert plan.count("leasing_tasks_task_to_claim") == len(Kind)
     assert "Sort  " not in plan and "TEMP B-TREE" not in plan
+
+
+@pytest.mark.usefixtures("form")
+def test_a_second_look_for_one_kind_forgets_nothing_of_what_another_was_refused() -> None:
+    in_order(COROUTINE, COROUTINE, COROUTINE)
+    in_order(THREAD, THREAD, max_attempts=1)
+    take(ClaimRequest(2, [COROUTINE]))  # the next claim of them begins behind these
+    threads, coroutines = ClaimRequest(2, [THREAD], free=1), ClaimRequest(2, [COROUTINE])
+
+    take(threads, coroutines)
+
+    assert (threads.found, coroutines.found) == (1, 1)
+    assert threads.passed_over and threads.has_more
