@@ -149,13 +149,16 @@ class ExecutorPool:
         """Have ``wake`` called when an executor of whose kind more is ready, or that had no room,
         has room again; with ``is_empty`` also when nothing is left in any. Return True if that is
         so already."""
-        already = False
+        already, asked = False, self._asked.values()
         for kind in registry.kinds_in_use():
             executor = self.executors[kind]
-            executor.is_outranked = False
-            is_wanted = executor.has_more or executor.room <= 0
-            executor.look_at = executor.low if is_wanted else 0 if is_empty else -1
-            already = already or (is_wanted and executor.room > 0)
+            if executor in asked:
+                executor.is_outranked = False
+            if executor.has_more or executor.is_outranked or executor.room <= 0:
+                executor.look_for_room()
+                already = already or executor.room > 0
+            else:
+                executor.look_at = 0 if is_empty else -1
         return already or (is_empty and not self._is_busy())
 
     def judges_in(self) -> float:
@@ -165,7 +168,7 @@ class ExecutorPool:
     def expect_no_more(self) -> None:
         """Record that nothing more is to be claimed."""
         for executor in self.executors.values():
-            executor.has_more = False
+            executor.has_more = executor.is_outranked = False
 
     # What waits
 

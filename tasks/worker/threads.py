@@ -179,9 +179,21 @@ class Executor:
     def room(self) -> int:
         """Return the number of tasks to claim for it now."""
         inside = len(self._running)
-        if inside > self.low:
-            return self._flowing(clock()) if self.is_outranked else 0
-        return self.slots + self.prefetch - inside
+        if inside <= self.low:
+            return self.slots + self.prefetch - inside
+        if not self.is_outranked:
+            return 0
+        return max(0, min(self._flowing(clock()), self._outranked_low + 1 - inside))
+
+    @property
+    def _outranked_low(self) -> int:
+        """``low`` while it is outranked: twice as many may be inside as otherwise. Not all of what
+        is claimed then goes before what waits, so without a limit more and more would wait."""
+        return 2 * (self.slots + self.prefetch) - 1
+
+    def look_for_room(self) -> None:
+        """Have ``wake`` called once there is room."""
+        self.look_at = self._outranked_low if self.is_outranked else self.low
 
     def note_ready(self, queue: str, priority: int) -> None:
         """Note that something of ``priority`` has become ready in ``queue``."""

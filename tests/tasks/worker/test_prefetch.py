@@ -21,6 +21,7 @@ from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
 from tasks.worker import threads
+from tasks.worker.executors import ExecutorPool
 from tasks.worker.process import Until, WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import TaskFactory
@@ -608,6 +609,41 @@ def test_an_executor_has_room_for_what_goes_before_what_waits_once(
 
     line.now += 0.2
     assert line.executor.room == 0  # at long tasks: it would wait for these
+
+
+def test_what_goes_before_what_waits_has_no_more_wait_than_twice_as_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Most of what is claimed for a few that are more urgent may be like what waits."""
+    line = Line(monkeypatch, 4)
+    most = 2 * len(line.tasks)
+    for _ in range(most):
+        line.executor.note_ready("default", 1)
+        for _ in range(line.executor.room):
+            line._comes()
+
+    assert len(line.tasks) == most
+    line.executor.look_for_room()
+    assert line.executor.look_at == most - 1
+
+
+@pytest.mark.once
+def test_what_is_more_urgent_is_claimed_for_once_there_is_room_for_it() -> None:
+    pool = ExecutorPool(dict.fromkeys(Kind, 1), lambda: None, lambda outcomes: None)
+    executor = pool.executors[Kind.THREAD]
+    executor._running.update({1: SimpleNamespace(), 2: SimpleNamespace()})  # type: ignore[dict-item]
+    executor.is_outranked = True
+
+    pool.claim_requests()
+    assert executor.kind.number not in pool._asked
+    pool.wake_when(is_empty=False)
+    assert (executor.is_outranked, executor.look_at) == (True, 1)
+
+    del executor._running[2]
+    pool.claim_requests()
+    assert executor.kind.number in pool._asked
+    pool.wake_when(is_empty=False)
+    assert not executor.is_outranked
 
 
 # Storing together
