@@ -99,14 +99,16 @@ class Poller:
         """Wait until something wakes it, for ``seconds`` at most. Whether anything did."""
         return self._reason.wait(seconds)
 
-    def pause(self) -> float:
-        """Seconds until the next look, unless something wakes it before."""
-        pause = task_settings.POLL_EVERY * (WHILE_HEARING if self.hears else 1.0)
-        pause *= random.uniform(0.8, 1.0)
+    def pause(self, *, asks: bool = True) -> float:
+        """Seconds until the next look, unless something wakes it before. Unless it ``asks`` what is
+        due later, it is POLL_EVERY at most."""
+        pause: float = task_settings.POLL_EVERY
+        if asks:
+            pause *= (WHILE_HEARING if self.hears else 1.0) * random.uniform(0.8, 1.0)
         look_again_at = self._look_again_at
         if look_again_at is not None:
             return min(pause, max(0.001, look_again_at - clock()))
-        if self.hears:
+        if asks and self.hears:
             due_in = self._tasks().next_due_in(pause)
             if due_in is not None:
                 return max(0.001, due_in)

@@ -323,8 +323,9 @@ class WorkerProcess:
     def _pause(self) -> float:
         """Seconds until the next look, for whatever reason."""
         # Where more is ready, it is looked for as soon as there is room, and not at a time.
-        asks = self._looked and not self._more
-        pause = self.poller.pause() if asks else task_settings.POLL_EVERY
+        pause = task_settings.POLL_EVERY
+        if self._looked:
+            pause = self.poller.pause(asks=not self._more)
         return max(0.001, min(pause, self.executors.judges_in()))
 
     def _rest(self, pause: float) -> None:

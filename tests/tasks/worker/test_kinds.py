@@ -10,7 +10,9 @@ from pytest_django import Settings
 
 from tasks import registry
 from tasks.models import Task, TaskStatus
+from tasks.notifier import SECOND_POLL_AFTER
 from tasks.registry import Handler, Kind
+from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import TaskFactory
 from tests.processes import wait_for
@@ -110,6 +112,20 @@ def test_a_worker_without_slots_of_a_kind_leaves_its_tasks_to_others(
         wait_for(lambda: row_of(mine)["status"] == TaskStatus.SUCCEEDED)
 
     assert (row_of(other)["status"], row_of(other)["attempts"]) == (TaskStatus.READY, 0)
+
+
+@pytest.mark.once
+def test_a_worker_looks_a_second_time_although_it_knows_of_more_for_busy_slots(
+    settings: Settings,
+) -> None:
+    """What was enqueued just after what it was notified of may be for others."""
+    settings.TASK_QUEUE = {"POLL_EVERY": 60}
+    worker = WorkerProcess()
+    worker._looked = worker._more = True
+    assert worker._pause() == 60
+
+    worker.poller.hear("queue 0 default")
+    assert worker._pause() <= SECOND_POLL_AFTER
 
 
 @pytest.mark.once
