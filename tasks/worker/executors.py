@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 
 from leasing.runtime.callbacks import CallbackThreads
@@ -105,8 +106,9 @@ class ExecutorPool:
 
     def claim_requests(self) -> list[ClaimRequest]:
         """Return what to claim in one statement, for each executor that has room. Rows of a kind
-        that no handler here has are for threads, before others: they are few, and some were
-        enqueued before their handler changed its kind."""
+        that no handler here has are for threads: some were enqueued before their handler changed
+        its kind. They are claimed before others or after them, by chance, so that many of either
+        never keep the others waiting."""
         kinds = registry.kinds_in_use()
         unused = [kind.number for kind in Kind if kind not in kinds]
         requests: list[ClaimRequest] = []
@@ -116,6 +118,7 @@ class ExecutorPool:
             room = executor.room
             if room > 0:
                 numbers = [*(unused if kind is Kind.THREAD else ()), kind.number]
+                random.shuffle(numbers)
                 soon = executor.vacant if executor.may_prefetch else room
                 requests.append(ClaimRequest(room, numbers, executor.vacant, soon))
                 self._asked |= dict.fromkeys(numbers, executor)

@@ -115,6 +115,19 @@ def test_a_worker_without_slots_of_a_kind_leaves_its_tasks_to_others(
 
 
 @pytest.mark.once
+def test_neither_rows_of_kinds_without_a_handler_here_nor_others_always_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker of others may have a backlog of them, and so may threads."""
+    monkeypatch.setattr(registry, "kinds_in_use", lambda: [Kind.THREAD])
+    pool = WorkerProcess(threads=1).executors
+
+    firsts = {pool.claim_requests()[0].kinds[0] for _ in range(200)}
+
+    assert firsts == {kind.number for kind in Kind}
+
+
+@pytest.mark.once
 def test_a_worker_looks_a_second_time_although_it_knows_of_more_for_busy_slots(
     settings: Settings,
 ) -> None:
