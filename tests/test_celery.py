@@ -63,7 +63,9 @@ def test_a_celery_worker_is_seen_among_the_workers_and_signs_off(
     run._start_one("worker0")
     worker = run.crew["worker0"]
 
-    wait_for(Worker.objects.filter(name="worker0@soak").exists, timeout=60, process=worker)
+    # Its name is taken before it has its broker, and knows its queues.
+    ready = Worker.objects.filter(name="worker0@soak").exclude(queues=[])
+    wait_for(ready.exists, timeout=60, process=worker)
     row = Worker.objects.get()
     worker.send_signal(signal.SIGTERM)
     worker.wait(60)

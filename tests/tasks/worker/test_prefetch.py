@@ -710,7 +710,7 @@ def test_a_bad_output_among_many_sinks_none(
         )
 
     with working(threads=6):
-        wait_for(lambda: "running" not in states() and "ready" not in states())
+        wait_for(lambda: {"ready", "running"}.isdisjoint(states()))
 
     assert states() == ["succeeded", "failed", "succeeded", "failed", "failed", "succeeded"]
     said = Task.objects.failed().order_by("pk").values_list("last_error", flat=True)
