@@ -28,7 +28,6 @@ from leasing.stores.reasons import Reason, Why
 #: The reason of a loss because the thread or coroutine that did the work has ended.
 ABANDONED = Reason(Why.ABANDONED, "its thread or coroutine has ended")
 
-
 #: Held for a few assignments at a time, and for no call that could wait: one lock for all grants of
 #: the process takes less time than one for each.
 _lock = threading.RLock()

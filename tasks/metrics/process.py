@@ -20,7 +20,7 @@ from tasks.maintenance import recovery
 from tasks.outbox.totals import totals as relayed
 from tasks.querysets.claimed import ClaimedTask, waited
 from tasks.runtime import probes
-from tasks.worker.executors import ExecutorPool
+from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.hand_back import abandoned
 
 #: Seconds, for what may take a moment or an hour.

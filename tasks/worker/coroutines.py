@@ -24,7 +24,7 @@ from tasks.execution.completer import Completer
 from tasks.execution.context import Context
 from tasks.execution.outcomes import Outcome
 from tasks.registry import Kind
-from tasks.worker.threads import Executor
+from tasks.worker.executor import Executor
 
 #: Seconds without an answer after which the loop counts as blocked, and gets nothing more to do.
 BLOCKED_AFTER = 1.0

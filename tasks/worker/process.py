@@ -23,6 +23,8 @@ ends with the process, and its result is refused.
 A worker exits, to be restarted by its supervisor, if the tasks of all its threads ended long ago
 but their handlers still run, or if it could store no result for long although the database answers.
 It also exits, and is not to be restarted, if another process has taken its name.
+
+The file is long, for one class has all that a look at the queues decides by.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ from tasks.registry import Kind
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tasks.runtime.service_threads import PATIENCE, ServiceThreads
 from tasks.sample import own_handlers
-from tasks.worker.executors import ExecutorPool
+from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.registration import Presence
 from tasks.worker.timeouts import Timekeeper

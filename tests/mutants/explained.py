@@ -56,7 +56,7 @@ EXPLAINED: dict[str, str] = {
     " without schedule=schedule in .filter": (
         "Where another schedule has a slot in the same microsecond, this one has the next."
     ),
-    "tasks.querysets.sql.claim._CHOSEN: without `AND NOT is_keyed`": (
+    "tasks.querysets.sql.claim_text._CHOSEN: without `AND NOT is_keyed`": (
         "The look for tasks with keys, which follows, takes what these would have kept from a slot."
     ),
     "tasks.querysets.sql.claim.take: without `if each.kind in request.kinds`": (
@@ -66,7 +66,8 @@ EXPLAINED: dict[str, str] = {
     "tasks.querysets.sql.claim.take: without `if place[0] in again`": (
         "The second look finds nothing more of what the first looked at from its beginning."
     ),
-    "tasks.querysets.sql.claim._WAITED: >= in `rted} >= {now} OR {due} > {started} THEN {now} -`": (
+    "tasks.querysets.sql.claim_text._WAITED:"
+    " >= in `rted} >= {now} OR {due} > {started} THEN {now} -`": (
         "A task that ran before, and is due again in the microsecond in which it first started:"
         " whether that wait is counted says nothing of any queue."
     ),

@@ -93,6 +93,12 @@ NEAREST: dict[str, tuple[str, ...]] = {
                 "tests/tasks/metrics/",
                 "tests/tasks/celery/",
             ),
+            "sql/claim_text": (
+                "tests/tasks/querysets/test_claim",
+                "tests/tasks/querysets/test_kinds.py",
+                "tests/tasks/metrics/",
+                "tests/tasks/celery/",
+            ),
             "sql/complete": ("tests/tasks/querysets/test_claim",),
             "sql/statements": ("tests/tasks/querysets/test_claim",),
             "sql/insert": ("tests/tasks/querysets/test_enqueue",),

@@ -23,7 +23,7 @@ from tasks import signals  # noqa: E402
 from tasks.execution import completer, outcome_store, runner  # noqa: E402
 from tasks.models import Task  # noqa: E402
 from tasks.querysets import ends  # noqa: E402
-from tasks.worker import threads  # noqa: E402
+from tasks.worker import executor  # noqa: E402
 from tasks.worker.process import Until, WorkerProcess  # noqa: E402
 from tests.races.support import STAGES  # noqa: E402
 
@@ -81,7 +81,7 @@ class Doom:
 
 def work(doom: Doom, until: Until) -> None:
     """Be a worker, of few tasks at a time: there are to be enough to die over."""
-    threads.MAX_PREFETCH, completer.MAX_BATCH = 2, 2
+    executor.MAX_PREFETCH, completer.MAX_BATCH = 2, 2
     doom.install()
     # Without a back-off: a worker that drains waits for no task whose time has not come.
     at_once = {"base": 0, "cap": 0}

@@ -24,7 +24,7 @@ from tasks.models import Task
 from tasks.querysets import recovery
 from tasks.querysets.sql import cursors
 from tasks.registry import Handler
-from tasks.worker import hand_back, threads
+from tasks.worker import executor, hand_back
 from tests.factories import TaskFactory
 from tests.fixtures import clocks, compatible, others_write, portable, registry, shard, spans, value
 from tests.leasing.conftest import (
@@ -77,8 +77,8 @@ def _no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a loaded machine too a worker begins what it has claimed, and waits until what is ending
     has ended: a test that is about giving up says so."""
-    monkeypatch.setattr(threads, "MAX_SLOT_WAIT", 20.0)
-    monkeypatch.setattr(threads, "LONG_AFTER", 20.0)
+    monkeypatch.setattr(executor, "MAX_SLOT_WAIT", 20.0)
+    monkeypatch.setattr(executor, "LONG_AFTER", 20.0)
     for module in (runner, hand_back):
         monkeypatch.setattr(module, "END_PATIENCE", 10.0)
 

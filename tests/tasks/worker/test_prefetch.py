@@ -20,8 +20,8 @@ from tasks.execution import outcome_store
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
-from tasks.worker import threads
-from tasks.worker.executors import ExecutorPool
+from tasks.worker import executor as executors
+from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.process import Until, WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import TaskFactory
@@ -119,8 +119,8 @@ def test_what_waits_goes_back_at_once_when_the_worker_stops_and_costs_no_attempt
 def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
     limit: str, turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, limit, 0.1)
-    monkeypatch.setattr(threads, "PREFETCH_SECONDS", 1e6)  # of whatever pace
+    monkeypatch.setattr(executors, limit, 0.1)
+    monkeypatch.setattr(executors, "PREFETCH_SECONDS", 1e6)  # of whatever pace
     turnstile.let(1)
     tasks = TaskFactory.create_batch(8, name="jobs.turn", data={})
 
@@ -141,7 +141,7 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
 def test_what_waits_behind_a_long_task_runs_in_another_worker(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "LONG_AFTER", 0.1)
+    monkeypatch.setattr(executors, "LONG_AFTER", 0.1)
     TaskFactory(name="jobs.turn", data={}, priority=1)
     TaskFactory.create_batch(4, name="jobs.echo", data={})
 
@@ -158,7 +158,7 @@ def test_what_waits_behind_a_long_task_runs_in_another_worker(
 def test_a_worker_that_may_run_so_many_tasks_counts_what_it_gave_back_as_not_run(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "MAX_SLOT_WAIT", 0.1)
+    monkeypatch.setattr(executors, "MAX_SLOT_WAIT", 0.1)
     TaskFactory.create_batch(5, name="jobs.turn", data={})
 
     with working(threads=1, max_tasks=3) as worker:
@@ -173,7 +173,7 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_gave_back_too(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had found nothing more to claim, and was to end with what it had."""
-    monkeypatch.setattr(threads, "MAX_SLOT_WAIT", 0.1)
+    monkeypatch.setattr(executors, "MAX_SLOT_WAIT", 0.1)
     TaskFactory.create_batch(2, name="jobs.turn", data={})
 
     with working(threads=1, until=Until.ONCE) as worker:
@@ -208,7 +208,7 @@ def test_free_slots_are_claimed_for_while_one_is_at_a_long_task(
     turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where all were waited for, since tasks of one attempt had ended at once so far."""
-    monkeypatch.setattr(threads, "LONG_AFTER", 0.01)
+    monkeypatch.setattr(executors, "LONG_AFTER", 0.01)
     TaskFactory.create_batch(4, name="jobs.echo", data={}, max_attempts=1)
 
     with working(threads=2) as worker:
@@ -236,7 +236,7 @@ def executor_of(slots: int, *seconds: float) -> Threads:
 
     executor = Threads(slots, Settled(), lambda: None)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threads, "clock", lambda: now)
+        patch.setattr(executors, "clock", lambda: now)
         for each in seconds:
             executor._running[id(Ended.execution)] = Ended.execution  # type: ignore[assignment]
             executor._end(Ended, now - each)  # type: ignore[arg-type]
@@ -253,7 +253,7 @@ def test_nothing_is_claimed_ahead_of_tasks_of_a_second() -> None:
 
 
 def test_of_short_tasks_so_many_wait_as_the_slots_end_in_a_moment() -> None:
-    assert executor_of(4, *[0.0] * 600).prefetch == threads.MAX_PREFETCH
+    assert executor_of(4, *[0.0] * 600).prefetch == executors.MAX_PREFETCH
     assert 9 <= executor_of(4, *[0.01] * 40).prefetch <= 12
 
 
@@ -264,12 +264,12 @@ def test_few_are_claimed_ahead_at_first() -> None:
 @pytest.mark.parametrize(
     ("count", "seconds", "ahead"),
     [
-        (threads.CAREFUL - 1, 0.0, 0),
-        (threads.CAREFUL * 5, 0.0, 5),
-        (threads.CAREFUL * 500, 0.0, threads.MAX_IN_A_MOMENT),
-        (threads.CAREFUL * 500, threads.MOMENT / 3.2, 8),
-        (threads.CAREFUL * 500, threads.MOMENT, 0),
-        (threads.CAREFUL * 500, 1.0, 0),
+        (executors.CAREFUL - 1, 0.0, 0),
+        (executors.CAREFUL * 5, 0.0, 5),
+        (executors.CAREFUL * 500, 0.0, executors.MAX_IN_A_MOMENT),
+        (executors.CAREFUL * 500, executors.MOMENT / 3.2, 8),
+        (executors.CAREFUL * 500, executors.MOMENT, 0),
+        (executors.CAREFUL * 500, 1.0, 0),
     ],
 )
 def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment(
@@ -281,18 +281,18 @@ def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment
 
     assert executor.prefetch == ahead
     # Where all slots end before a claim would, it waits for all of them.
-    assert executor.low == ahead // 2 + (0 if seconds < threads.MOMENT / 4 else 3)
+    assert executor.low == ahead // 2 + (0 if seconds < executors.MOMENT / 4 else 3)
 
 
 def test_what_was_to_end_at_once_and_does_not_is_judged_when_it_is_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threads, "LONG_AFTER", 0.1)
+    monkeypatch.setattr(executors, "LONG_AFTER", 0.1)
     executor = executor_of(4, *[0.0] * 8)
     executor.may_prefetch = False
     executor._running[1] = SimpleNamespace()  # type: ignore[assignment]
     executor._begun[1] = now = clock()
-    monkeypatch.setattr(threads, "clock", lambda: now)
+    monkeypatch.setattr(executors, "clock", lambda: now)
     executor.look_at = executor.low
 
     assert (executor.room, executor.judges_in) == (0, 0.1)
@@ -317,10 +317,10 @@ class Line:
     as fit, on a clock of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
-        monkeypatch.setattr(threads, "LONG_AFTER", 0.1)
+        monkeypatch.setattr(executors, "LONG_AFTER", 0.1)
         self.executor = executor_of(slots, *[0.01] * 100)
         self.now = clock()
-        monkeypatch.setattr(threads, "clock", lambda: self.now)
+        monkeypatch.setattr(executors, "clock", lambda: self.now)
         self.tasks: list[Any] = []
         for _ in range(slots):
             self._comes()
@@ -371,7 +371,7 @@ def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
     assert line.now == pytest.approx(began_at + 0.1)
     assert line.look_in_time() == waiting[::-1]
 
-    assert line.now == pytest.approx(began_at + 0.1 + threads.CONFIRM_AFTER)
+    assert line.now == pytest.approx(began_at + 0.1 + executors.CONFIRM_AFTER)
     assert line.executor.executions == line.tasks[:2]
     assert line.executor.room == line.executor.prefetch == 0
     assert line.executor.waits_until is None
@@ -431,7 +431,7 @@ def test_a_slot_at_a_long_task_is_nothing_to_prefetch_for(monkeypatch: pytest.Mo
 
 def test_tasks_that_take_as_long_as_others_are_not_long(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = executor_of(4, *[1.0] * 16)
-    monkeypatch.setattr(threads, "LONG_AFTER", 0.1)
+    monkeypatch.setattr(executors, "LONG_AFTER", 0.1)
     executor._begun = dict.fromkeys(range(4), clock() - 2.0)
 
     assert executor._flowing(clock()) == 4

@@ -23,9 +23,10 @@ from tasks import registry
 from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import ClaimedTask
-from tasks.worker.executors import ExecutorPool
+from tasks.worker.executor import Executor
+from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.process import WorkerProcess
-from tasks.worker.threads import Executor, Threads
+from tasks.worker.threads import Threads
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import expire
 from tests.logs import logged
@@ -522,7 +523,7 @@ def test_a_executor_whose_slots_all_have_tasks_that_are_over_is_stuck_in_the_end
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("tasks.worker.threads.clock", lambda: now)
+    monkeypatch.setattr("tasks.worker.executor.clock", lambda: now)
     executor = Threads(1, cast(Any, None), print)
     execution = lost_in(executor)
 
@@ -554,7 +555,7 @@ def test_a_executor_whose_tasks_end_as_it_is_looked_at_is_not_stuck(
     slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = count()
-    monkeypatch.setattr("tasks.worker.threads.clock", lambda: float(next(moments)))
+    monkeypatch.setattr("tasks.worker.executor.clock", lambda: float(next(moments)))
     executor = Threads(slots, cast(Any, None), print)
     executor._running = Looked()
     for _ in range(3):
@@ -567,7 +568,7 @@ def test_a_executor_whose_slots_were_at_other_tasks_meanwhile_is_not_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("tasks.worker.threads.clock", lambda: now)
+    monkeypatch.setattr("tasks.worker.executor.clock", lambda: now)
     executor = Threads(1, cast(Any, None), print)
     for _ in range(3):
         lost_in(executor).is_over = True
@@ -579,7 +580,7 @@ def test_a_executor_whose_slots_were_at_other_tasks_meanwhile_is_not_stuck(
 
 def test_a_executor_whose_tasks_all_wait_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = count()
-    monkeypatch.setattr("tasks.worker.threads.clock", lambda: float(next(moments)))
+    monkeypatch.setattr("tasks.worker.executor.clock", lambda: float(next(moments)))
     executor = Threads(1, cast(Any, None), print)
     execution = lost_in(executor, interval=0.0)
     execution.is_over, execution.carrier = True, None

@@ -32,7 +32,7 @@ from tasks.runtime import service_threads
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.worker import coroutines, process
 from tasks.worker.coroutines import Coroutines
-from tasks.worker.executors import ExecutorPool
+from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.hand_back import abandoned
 from tasks.worker.process import WorkerProcess
 from tasks.worker.timeouts import Timekeeper
@@ -372,7 +372,7 @@ def test_a_task_that_neither_waits_nor_has_begun_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("tasks.worker.threads.clock", lambda: now)
+    monkeypatch.setattr("tasks.worker.executor.clock", lambda: now)
     executor = ExecutorPool(dict.fromkeys(Kind, 1), bool, bool).executors[Kind.THREAD]
     claimed = SimpleNamespace(sent_at=now)
     executions: list[Any] = [SimpleNamespace(carrier=None, claimed=claimed) for _ in range(2)]

@@ -16,8 +16,9 @@ from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.worker.coroutines import Coroutines
+from tasks.worker.executor import Executor
 from tasks.worker.processes import Processes
-from tasks.worker.threads import Executor, Threads
+from tasks.worker.threads import Threads
 
 #: Reasons for which a worker stops by itself.
 ALL_SLOTS_STUCK = "all slots of one kind run handlers whose tasks have ended"
