@@ -17,6 +17,10 @@ EXPLAINED: dict[str, str] = {
     "leasing.db.postgres.holding._writing: without .holding()": (
         "What is chosen is locked, and was held when it was; the update says it again."
     ),
+    "leasing.querysets.lease.LeaseQuerySet._announce_free:"
+    " lease.wanted_until >= lease.released_at for lease.wanted_until > lease.released_at": (
+        "One notification more, in the microsecond in which the last who waits gives up."
+    ),
     "tasks.querysets.base.TaskRows.prunable:"
     " unique_until__lt=DbNow() for unique_until__lte=DbNow()": (
         "A task is pruned a microsecond later."

@@ -153,6 +153,12 @@ def test_an_entry_of_the_same_name_is_another_in_another_beat() -> None:
     assert BeatEntry.objects.known("beat:other", ["tidy"], NOW) == {"tidy": other}
 
 
+def test_an_entry_that_left_the_schedule_is_not_read() -> None:
+    BeatEntry.objects.known(BEAT, ["tidy", "left"], NOW)
+
+    assert [*BeatEntry.objects.known(BEAT, ["tidy"], NOW)] == ["tidy"]
+
+
 def test_who_does_not_lead_sends_nothing(beats: Beats) -> None:
     last_sent(ago=11)
     beat = beats(leads=False)

@@ -307,3 +307,24 @@ def test_a_second_look_for_one_kind_forgets_nothing_of_what_another_was_refused(
 
     assert (threads.found, coroutines.found) == (1, 1)
     assert threads.passed_over and threads.has_more
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("state", ["scheduled", "running", "succeeded", "cancelled"])
+def test_by_its_key_a_task_is_taken_only_while_it_is_ready(state: str) -> None:
+    other, one = TaskFactory(), TaskFactory(state=state)
+
+    assert Task.objects.take_one(one.pk, "ann", queue="default") is None
+
+    taken = Task.objects.take_one(other.pk, "ann", queue="default")
+    assert taken is not None and taken.id == other.pk
+
+
+@pytest.mark.usefixtures("form")
+def test_by_its_key_one_task_is_taken_and_no_other() -> None:
+    first, one = in_order(THREAD, COROUTINE)
+
+    taken = Task.objects.take_one(one, "ann", queue="default")
+
+    assert taken is not None and taken.id == one
+    assert row_of(Task.objects.get(pk=first))["status"] == "ready"
