@@ -21,7 +21,7 @@ from leasing.validation.templates import fields_of
 
 #: In each reason why a handler cannot be called.
 MISMATCH = " does not take this data: "
-#: What a worker adds to it when it gives the task back.
+#: The sentence that a worker adds to it when it gives the task back.
 OTHER_RELEASE = "Another release may have enqueued it, as during a deploy."
 
 POSITIONAL_ONLY, ANY_POSITIONAL = Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL

@@ -68,7 +68,7 @@ class Poller:
             self._look_soon()
         elif what == "queue":
             number, _, queue = which.partition(" ")
-            with suppress(ValueError):  # whoever is connected can send what is no message of ours
+            with suppress(ValueError):  # any session of the database can send on this channel
                 priority = int(number)
                 if queue in self._queues:
                     with self._lock:

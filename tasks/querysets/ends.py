@@ -245,11 +245,8 @@ def _write_failures(mine: TaskRows, failures: dict[Any, Failure]) -> int:
     """End the attempts of these locked rows, those that end alike by one statement. Returns
     how many it were."""
     texts = {key: each.text for key, each in failures.items()}
-    said = {
-        **by_task("last_error", texts, failures),
-        **_traces([each.task for each in failures.values()]),
-        **_kinds([each.task for each in failures.values()]),
-    }
+    tasks = [each.task for each in failures.values()]
+    said = {**by_task("last_error", texts, failures), **_traces(tasks), **_kinds(tasks)}
     cancelled = mine.filter(CANCEL_REQUESTED).update(
         status=TaskStatus.CANCELLED, **said, **ending()
     )

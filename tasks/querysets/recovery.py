@@ -176,7 +176,7 @@ def take_from_holders(
             rows._tell(signals.failed, task, error=task.last_error)
         elif task.status == TaskStatus.CANCELLED:
             rows._tell_cancelled(task)
-    # Of those that wait, too: whoever looks in vain sees when the next of them is due.
+    # Of those that wait, too: a worker that looks in vain sees when the next of them is due.
     notify(rows.db, [task for task in tasks if task.status == TaskStatus.READY])
     return len(tasks)
 

@@ -1,13 +1,13 @@
 """Run tasks in slots of one kind, each for one task at a time.
 
 There is an executor of threads, of coroutines and of child processes (``tasks.worker.threads``,
-``coroutines``, ``processes``). A worker claims for the executors that
-have room: for their free slots, and where tasks are short for as many more as the slots end in
-``PREFETCH_SECONDS`` seconds. A slot whose task turns out to be long does not count: what waits and
-is more than the other slots end in that time is given back for others to run, and all of it where
-every slot is at a long task. So is what has waited for longer than ``MAX_SLOT_WAIT``, whatever the
-reason. An executor whose slots are all at long tasks has no room: it claims nothing of what it has
-given back until one of them has ended.
+``coroutines``, ``processes``). A worker claims for the executors that have room: for their free
+slots, and where tasks are short for as many more as the slots end in ``PREFETCH_SECONDS`` seconds.
+A slot whose task turns out to be long does not count: what waits and is more than the other slots
+end in that time is given back for others to run, and all of it where every slot is at a long task.
+So is what has waited for longer than ``MAX_SLOT_WAIT``, whatever the reason. An executor whose
+slots are all at long tasks has no room: it claims nothing of what it has given back until one of
+them has ended.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
 from tasks.execution.outcomes import Outcome
-from tasks.querysets.claim_request import ClaimRequest
+from tasks.querysets.claim_request import ClaimRequest, may_wait
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.worker.coroutines import Coroutines
@@ -132,7 +132,9 @@ class ExecutorPool:
         """Record for each executor whether more of its kind is ready, and whether it may prefetch:
         as long as nothing comes that is to wait for a free slot elsewhere."""
         # Their attempt is counted already.
-        cautious = {each.kind for each in claimed if each.attempts > 1 or each.max_attempts == 1}
+        cautious = {
+            each.kind for each in claimed if not may_wait(each.attempts - 1, each.max_attempts)
+        }
         for request in requests:
             executor = self._asked[request.kinds[-1]]
             executor.has_more = request.has_more
@@ -170,9 +172,11 @@ class ExecutorPool:
         return min(each.judges_in for each in self.executors.values())
 
     def expect_no_more(self) -> None:
-        """Record that nothing more is to be claimed."""
+        """Record that nothing more is to be claimed, and have ``wake`` called when nothing is
+        left."""
         for executor in self.executors.values():
             executor.has_more = executor.is_outranked = False
+        self.wake_when(is_empty=True)
 
     # What waits
 

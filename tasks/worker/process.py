@@ -241,7 +241,6 @@ class WorkerProcess:
             keeper.start()
         if keeper.draining or self._closing or self._is_blocked:
             self.executors.expect_no_more()
-            self.executors.wake_when(is_empty=True)
             return False
         found = self._claim_for(self.executors.claim_requests())
         return self.executors.wake_when(is_empty=found > 0 and not self.poller.hears)
@@ -404,7 +403,6 @@ class WorkerProcess:
         while self.executions and not self._forced and clock() < deadline:
             self.poller.begin_look()
             self.executors.expect_no_more()
-            self.executors.wake_when(is_empty=True)
             if self.executions:
                 self.poller.wait(min(0.5, max(0.0, deadline - clock())))
         give_back_all(self.executions)

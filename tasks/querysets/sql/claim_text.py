@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 #: are granted, as many as begin at once or soon. Whether there were such the first column says,
 #: also where nothing was granted: 1 for keys, and a bit for each request that came past others.
 #:
-#: The ``most`` that a claim like this asks for stands there as a constant, around and inside of
-#: the limits, which are parameters, and so does the most requests that there are: by these
-#: parameters alone the planner of a prepared statement would expect
-#: a tenth of the table, find its plan too dear, and make another for every claim. Inside more may
-#: be found than the limit; no more is locked, for a row is as it is asked for.
+#: The ``most`` that a claim like this asks for stands there as a constant, around and inside of the
+#: limits, which are parameters, and so does the most requests that there are: by these parameters
+#: alone the planner of a prepared statement would expect a tenth of the table, find its plan too
+#: dear, and make another for every claim. Inside more may be found than the limit; no more is
+#: locked, for a row is as it is asked for.
 _CHOSEN = """
 WITH chosen AS MATERIALIZED (
     SELECT id, request, concurrency_key <> '' AS is_keyed, attempts > 0 AS has_run,
