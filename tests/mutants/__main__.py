@@ -1,12 +1,16 @@
 """Bends each condition of the verbs in turn, and prints which test notices: ``make mutants``.
 
-    python -m tests.mutants [--minutes 3] [--seed 7] [--only NAME] [--keep] [--list]
+    python -m tests.mutants [--minutes 3] [--seed 7] [--only NAME] [--new] [--keep] [--list]
 
-A mutant is tried on SQLite, in the portable form, and when nobody notices it there on PostgreSQL,
-in the form of one statement; what only PostgreSQL runs, there alone. The two databases work side by
-side, in a full round two servers of each. With ``--minutes`` as many are tried as fit, in an order
-drawn by ``--seed``; ``--list`` makes all and tries none. Exits with 1 when one survives that
-``explained`` does not name. ``--keep`` writes what noticed which into the table.
+The test that noticed a mutant in an earlier round is tried alone (``killers``). Where there is
+none, or it notices nothing any more, all tests near are tried on SQLite, in the portable form, and
+when nobody notices it there on PostgreSQL, in the form of one statement; what only PostgreSQL runs,
+there alone. The two databases work side by side, in a full round two servers of each.
+
+With ``--minutes`` as many are tried as fit: those without a noted test first, and then the others
+in an order drawn by ``--seed``. ``--new`` tries those without a noted test alone; ``--list`` makes
+all and tries none. ``--keep`` writes what noticed which into the table. Exits with 1 when all tests
+near a mutant were tried, none of them noticed it, and ``explained`` does not name it.
 """
 
 from __future__ import annotations
@@ -23,10 +27,10 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.mutants.explained import EXPLAINED
-from tests.mutants.killers import Killers
+from tests.mutants.killers import Killer, Killers
 from tests.mutants.making import ROOT, Mutant
 from tests.mutants.server import SOCKET
 from tests.mutants.shelf import ON_POSTGRESQL, PATHS, all_mutants, nearest_of
@@ -35,7 +39,10 @@ from tests.processes import BOUND
 #: Where the tests are that look at the verbs.
 TESTS = ("tests/leasing", "tests/tasks")
 SURVIVED = "survived"
-#: With fewer mutants than this, the nearest tests are faster than finding out who reaches what.
+#: Seconds for the tests near one mutant, where the round has no end.
+LONGEST = 1e6
+#: With fewer unknown mutants than this, the nearest tests are faster than finding out who reaches
+#: what.
 REACH_PAYS_FROM = 40
 
 
@@ -66,10 +73,18 @@ class Database:
         """Learn which test runs which function: minutes, that a full round saves."""
         self._ask({"reach": sorted({place for path in PATHS for place in nearest_of(path)})})
 
-    def try_on(self, mutant: Mutant, likely: Sequence[str]) -> str | None:
-        """Return which test notices ``mutant``; None if none."""
-        nearest = nearest_of(mutant.path)
-        answer = self._ask({"mutant": mutant.name, "likely": [*likely], "nearest": [*nearest]})
+    def try_on(
+        self, mutant: Mutant, tests: Sequence[str], nearest: Sequence[str], seconds: float
+    ) -> str | None:
+        """Return the first of ``tests``, and then of those ``nearest``, that notices ``mutant``.
+        None if none does.
+
+        Raises TimeoutError where that is not known within ``seconds``.
+        """
+        question = {"mutant": mutant.name, "tests": [*tests], "nearest": [*nearest]}
+        answer = self._ask({**question, "seconds": min(seconds, LONGEST)})
+        if answer["is_late"]:
+            raise TimeoutError
         killer: str | None = answer["killer"]
         return killer
 
@@ -89,8 +104,16 @@ class Database:
         return json.loads(line)
 
 
+class Trial(NamedTuple):
+    """A mutant to be tried on one database."""
+
+    mutant: Mutant
+    #: True if the noted test is tried alone; False if all that are near are.
+    is_noted: bool
+
+
 class Round:
-    """Deals the mutants out to both databases, and keeps what came of each."""
+    """Deals the mutants out to the databases, and keeps what came of each."""
 
     def __init__(
         self, mutants: Sequence[Mutant], killers: Killers, ends_at: float, *, keep: bool
@@ -99,52 +122,71 @@ class Round:
         self._killers = killers
         self._keep = keep
         self._ends_at = ends_at
-        self._knows_reach = ends_at == float("inf") and len(mutants) > REACH_PAYS_FROM
         self._lock = Lock()
-        self._on_postgresql = deque(m for m in mutants if m.path.startswith(ON_POSTGRESQL))
-        self._portable = deque(m for m in mutants if not m.path.startswith(ON_POSTGRESQL))
+        self._waiting: dict[str, deque[Trial]] = {"sqlite": deque(), "postgresql": deque()}
         self._at_work = 0
+        for mutant in mutants:
+            if noted := killers.noted(mutant):
+                self._waiting[noted.database].append(Trial(mutant, is_noted=True))
+            else:
+                self._search(mutant)
+        unknown = sum(not trial.is_noted for each in self._waiting.values() for trial in each)
+        self._knows_reach = ends_at == float("inf") and unknown > REACH_PAYS_FROM
 
     def work(self, database: Database) -> None:
         """Try one after the other, until all are tried or the time is over."""
         if self._knows_reach:
             database.measure_reach()
-        take = self._next_portable if database.name == "sqlite" else self._next_for_postgresql
-        while time.monotonic() < self._ends_at:
+        while (seconds := self._ends_at - time.monotonic()) > 0:
             with self._lock:
-                mutant = take()
-                likely = self._killers.likely(mutant) if mutant else []
+                trial = self._next(database.name)
                 busy = self._at_work
-            if mutant is None:
+            if trial is None:
                 if not busy:
                     return
-                time.sleep(0.1)  # what SQLite lets pass comes here
+                time.sleep(0.1)  # what another lets pass comes here
                 continue
-            killer = database.try_on(mutant, likely)
+            try:
+                killer = self._killer(trial, database, seconds)
+            except TimeoutError:
+                return
             with self._lock:
-                self._note(mutant, database, killer)
+                self._at_work -= 1
+                self._note(trial, database.name, killer)
 
-    def _next_portable(self) -> Mutant | None:
-        if not self._portable:
+    def _next(self, database: str) -> Trial | None:
+        if not self._waiting[database]:
             return None
         self._at_work += 1
-        return self._portable.popleft()
+        return self._waiting[database].popleft()
 
-    def _next_for_postgresql(self) -> Mutant | None:
-        return self._on_postgresql.popleft() if self._on_postgresql else None
+    def _killer(self, trial: Trial, database: Database, seconds: float) -> str | None:
+        mutant = trial.mutant
+        with self._lock:
+            likely = self._killers.likely(mutant)
+        if trial.is_noted:
+            return database.try_on(mutant, likely[:1], [], seconds)
+        return database.try_on(mutant, likely, nearest_of(mutant.path), seconds)
 
-    def _note(self, mutant: Mutant, database: Database, killer: str | None) -> None:
-        if database.name == "sqlite":
-            self._at_work -= 1
-            if killer is None:
-                self._on_postgresql.append(mutant)
-                return
-        self.outcomes[mutant] = f"{killer} ({database.name})" if killer else SURVIVED
+    def _note(self, trial: Trial, database: str, killer: str | None) -> None:
+        mutant = trial.mutant
+        if killer is None and trial.is_noted:
+            self._search(mutant)
+            return
+        if killer is None and database == "sqlite":
+            self._waiting["postgresql"].appendleft(Trial(mutant, is_noted=False))
+            return
+        self.outcomes[mutant] = f"{killer} ({database})" if killer else SURVIVED
         if killer:
-            self._killers.add(mutant, killer)
+            self._killers.add(mutant, Killer(killer, database))
             if self._keep:
                 self._killers.keep(all_mutants())
         print(f"{mutant.path}:{mutant.line} {mutant.name}\n    {self.outcomes[mutant]}", flush=True)
+
+    def _search(self, mutant: Mutant) -> None:
+        """Try all the tests near ``mutant``, before what is waiting: that takes longest."""
+        first = "postgresql" if mutant.path.startswith(ON_POSTGRESQL) else "sqlite"
+        self._waiting[first].appendleft(Trial(mutant, is_noted=False))
 
 
 def main(args: Sequence[str]) -> int:
@@ -152,19 +194,23 @@ def main(args: Sequence[str]) -> int:
     asked = _parser().parse_args(args)
     killers = Killers().learn(all_mutants())
     mutants = [m for m in all_mutants() if asked.only in m.name and m.name not in EXPLAINED]
+    unnoted = [mutant for mutant in mutants if not killers.noted(mutant)]
     unknown = EXPLAINED.keys() - {mutant.name for mutant in all_mutants()}
     for name in sorted(unknown):
         print(f"explained, but not made any more: {name}")
     if asked.list:
-        print(f"mutants: {len(mutants)} can be made, {len(unknown)} explained in vain")
+        print(
+            f"mutants: {len(mutants)} can be made, {len(unnoted)} of them without a noted test,"
+            f" {len(unknown)} explained in vain"
+        )
         return bool(unknown)
+    if asked.new:
+        mutants = unnoted
     random.Random(asked.seed).shuffle(mutants)
-    if not asked.minutes:  # what nothing is known of takes longest
-        mutants.sort(key=killers.knows)
 
     began = time.monotonic()
     # A second pair takes longer to start than it saves of a short round.
-    names = ["sqlite", "postgresql"] * (1 if asked.minutes or asked.only else 2)
+    names = ["sqlite", "postgresql"] * (1 if asked.minutes or asked.only or asked.new else 2)
     databases = [Database(name) for name in names]
     for database in databases:
         database.wait_until_ready()
@@ -195,6 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, help="try as many as fit")
     parser.add_argument("--seed", type=int, default=int(time.time() // 86_400))
     parser.add_argument("--only", default="", help="a part of the names")
+    parser.add_argument("--new", action="store_true", help="only those without a noted test")
     parser.add_argument("--list", action="store_true", help="make them, and try none")
     parser.add_argument("--keep", action="store_true", help="write the table of killers")
     return parser

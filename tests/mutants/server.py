@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -44,6 +45,8 @@ class Server:
 
     def __init__(self) -> None:
         self._has_failed = False
+        #: When the answer on the mutant that is tried would be late.
+        self._ends_at = 0.0
         #: In a child, True if no mutant is tried.
         self._is_as_it_is = False
         #: Tests that pass in a child, on the code as it is.
@@ -63,7 +66,7 @@ class Server:
                     self._measure_reach(question["reach"])
                     _send(connection, {})
                 else:
-                    _send(connection, {"killer": self._killer_on(**question)})
+                    _send(connection, self._answer(**question))
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -92,20 +95,41 @@ class Server:
             with suppress(ValueError):
                 self._reach = reach.load(Path(file.name))
 
-    def _killer_on(self, mutant: str, likely: list[str], nearest: list[str]) -> str | None:
+    def _answer(
+        self, mutant: str, tests: list[str], nearest: list[str], seconds: float
+    ) -> dict[str, Any]:
+        """Say which of ``tests``, and then of those ``nearest``, notices the mutant of that name.
+
+        Args:
+            mutant: Its name.
+            tests: The likeliest first.
+            nearest: Files and folders of other tests; none, and ``tests`` are tried alone.
+            seconds: After these the answer is late.
+        """
+        self._ends_at = time.monotonic() + seconds
+        try:
+            return {"killer": self._killer_on(mutant, tests, nearest), "is_late": False}
+        except TimeoutError:
+            return {"killer": None, "is_late": True}
+
+    def _killer_on(self, mutant: str, tests: list[str], nearest: list[str]) -> str | None:
         """Return the first test that fails on the mutant of that name, and not without it."""
-        reaching = self._reach.tests_of(self._mutants[mutant]) if self._reach else []
-        reaching.sort(key=lambda test: not test.startswith(nearest[0]))
-        # Who reaches a constant is not known of all.
-        items = _nearest_first(self._items, [*likely, *(reaching or nearest)])
+        items = _nearest_first(self._items, [*tests, *self._near(mutant, nearest)])
         while (killer := self._try(mutant, items)) is not None:
             if self._fails_as_it_is(killer):
                 self._items.remove(killer)
             # It fails alone too, and twice: on a loaded machine others fail once.
-            elif [killer.nodeid] == likely[:1] or self._try(mutant, [killer]) is not None:
+            elif [killer.nodeid] == tests[:1] or self._try(mutant, [killer]) is not None:
                 return killer.nodeid
             items = items[items.index(killer) + 1 :]
         return None
+
+    def _near(self, mutant: str, nearest: list[str]) -> list[str]:
+        """The tests that reach the mutant, or where that is not known those ``nearest``."""
+        reaching = self._reach.tests_of(self._mutants[mutant]) if self._reach and nearest else []
+        reaching.sort(key=lambda test: not test.startswith(nearest[0]))
+        # Who reaches a constant is not known of all.
+        return reaching or nearest
 
     def _fails_as_it_is(self, item: pytest.Item) -> bool:
         if item in self._trusted:
@@ -119,7 +143,10 @@ class Server:
 
     def _try(self, mutant: str | None, items: list[pytest.Item]) -> pytest.Item | None:
         """Run ``items`` on the mutant of that name, or on the code as it is, in a child. Returns
-        the first that fails, hangs or ends the child."""
+        the first that fails, hangs or ends the child.
+
+        Raises TimeoutError where the time for this mutant is over.
+        """
         readable, writable = os.pipe()
         parent, pid = os.getpid(), os.fork()
         if not pid:
@@ -131,11 +158,13 @@ class Server:
             finally:
                 os._exit(0)
         os.close(writable)
-        begun, outcome = _told(readable, pid)
+        begun, outcome = _told(readable, pid, self._ends_at)
         if outcome == PASSED:
             return None
         if outcome != FAILED:
             _restore_database(items[0].config)
+            if time.monotonic() >= self._ends_at:
+                raise TimeoutError
         if not begun:
             raise RuntimeError(f"{mutant} could not be applied")
         return items[begun - 1]
@@ -190,11 +219,16 @@ def _nearest_first(items: list[pytest.Item], nearest: list[str]) -> list[pytest.
     return list(near)
 
 
-def _told(readable: int, pid: int) -> tuple[int, bytes]:
-    """Return how many tests the child has begun, and how they ended; nothing, where it hangs or
-    has ended itself. It is killed then, and whatever it started in any case."""
+def _told(readable: int, pid: int, ends_at: float) -> tuple[int, bytes]:
+    """Return how many tests the child has begun, and how they ended; nothing, where it hangs, has
+    ended itself, or ``ends_at`` has come. It is killed then, and whatever it started in any case.
+    """
     told = b""
-    while select.select([readable], [], [], PATIENCE)[0] and (read := os.read(readable, 4096)):
+    while (patience := min(PATIENCE, ends_at - time.monotonic())) > 0:
+        if not select.select([readable], [], [], patience)[0]:
+            break
+        if not (read := os.read(readable, 4096)):
+            break
         told += read
     os.close(readable)
     with suppress(ProcessLookupError):
