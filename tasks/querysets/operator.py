@@ -25,7 +25,7 @@ from leasing.validation.moments import check_moment
 from tasks import signals
 from tasks.notifier import notify, notify_holders
 from tasks.querysets.base import CANCEL_REQUESTED, TaskRows, TaskStatus, check_queue
-from tasks.querysets.transitions import cancellation, closing
+from tasks.querysets.transitions import cancellation, closing, known_kind
 from tasks.querysets.unique import key_once_retried
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _write_ready(rows: TaskRows, keys: list[int], demand: Q, columns: dict[str, 
     chosen = rows._everything().filter(demand, pk__in=keys)
     try:
         with transaction.atomic(using=rows.db):
-            return chosen.update(**columns)
+            return chosen.update(kind=known_kind(), **columns)
     except IntegrityError:
         if len(keys) <= 1:
             return 0  # its key was taken just before

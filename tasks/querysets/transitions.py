@@ -13,8 +13,10 @@ from django.db.models.expressions import Expression
 from django.db.models.functions import Coalesce, Least
 
 from leasing.functions import DbNow, after
+from tasks import registry
 from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus
 from tasks.querysets.unique import key_in_retry, key_once_ended
+from tasks.registry import Kind
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -64,6 +66,15 @@ def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
         for column, value in closing().items()
     }
     return {"status": status, **ends, **moved, **over()}
+
+
+def known_kind() -> Any:
+    """The kind that the handler of each task has here; that of the row where there is none."""
+    names: dict[str, list[str]] = {kind.value: [] for kind in Kind}
+    for name, kind in registry.kinds().items():
+        names[kind].append(name)
+    whens = [When(name__in=names[kind.value], then=Value(kind.number)) for kind in Kind]
+    return Case(*whens, default=F("kind"), output_field=_field("kind"))
 
 
 def by_task(column: str, values: Mapping[Any, Any], among: Sized) -> dict[str, Any]:

@@ -92,6 +92,28 @@ def test_a_task_that_waits_again_has_the_kind_that_its_handler_has_by_now(
     assert [row_of(task)["kind"] for task in (moved, unknown)] == [COROUTINE, PROCESS]
 
 
+@pytest.mark.parametrize(
+    ("state", "again"),
+    [
+        ("failed", lambda: Task.objects.retry()),
+        ("ready", lambda: Task.objects.reschedule(queue="default")),
+    ],
+    ids=["retry", "reschedule"],
+)
+def test_a_task_that_an_operator_sets_ready_has_the_kind_that_its_handler_has_by_now(
+    state: str, again: Callable[[], int]
+) -> None:
+    moved, back, unknown = TaskFactory.create_batch(3, state=state)
+    Task.objects.filter(pk=moved.pk).update(name="jobs.fetch")
+    Task.objects.filter(pk=back.pk).update(name="jobs.echo", kind=PROCESS)
+    Task.objects.filter(pk=unknown.pk).update(name="jobs.gone", kind=PROCESS)
+
+    assert again() == 3
+
+    kinds = [row_of(task)["kind"] for task in (moved, back, unknown)]
+    assert kinds == [COROUTINE, THREAD, PROCESS]
+
+
 # Claims of every kind
 
 
