@@ -231,6 +231,7 @@ class Executor:
         waiting, until = len(self._waiting), self._waits_until_at_most
         self._judged_at = now = clock()
         if until is None or now >= until:
+            self._crowded_since = None
             return waiting
         flowing = self._flowing(now)
         kept = int(self._fit(flowing))
@@ -248,8 +249,9 @@ class Executor:
         with suppress(IndexError):
             while count is None or len(withdrawn) < count:
                 execution = self._waiting.pop()
-                del self._running[id(execution)]
-                withdrawn.append(execution)
+                # Unless ``tend`` has given it up just now.
+                if self._running.pop(id(execution), None) is not None:
+                    withdrawn.append(execution)
         return withdrawn
 
     # Running
@@ -317,12 +319,14 @@ class Executor:
         self._restart()
         waiting = {id(each) for each in self._waiting.copy()}
         carried = [each for each in self.executions if not self._goes_on(each, waiting)]
-        # In this order: what is handed in meanwhile is no longer carried here.
+        # In this order: what is handed in or withdrawn meanwhile is no longer carried here.
         stored = {id(each) for each in self._completer.executions}
+        left: list[Execution] = []
         for each in carried:
-            self._running.pop(id(each), None)
+            if self._running.pop(id(each), None) is not None and id(each) not in stored:
+                left.append(each)
             self._begun.pop(id(each), None)
-        return [each for each in carried if id(each) not in stored]
+        return left
 
     def _goes_on(self, execution: Execution, waiting: set[int]) -> bool:
         if execution.carrier is not None:

@@ -379,6 +379,32 @@ def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
     assert line.executor.prefetch == 4  # a few at first, and the pace is still that of the others
 
 
+def test_a_line_that_has_emptied_is_judged_from_its_own_beginning_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(monkeypatch, 2)
+    assert line.look_in_time() == []
+    line.end(len(line.executor._waiting))
+    assert line.executor.overdue() == []
+
+    line.now += 0.2
+    for _ in range(8):
+        line._comes()
+    assert line.executor.overdue() == []
+    line.now += executors.CONFIRM_AFTER
+    assert len(line.executor.overdue()) == 8
+
+
+def test_what_is_given_up_while_all_is_withdrawn_goes_back_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(monkeypatch, 1)
+    *kept, lost = line.executor._waiting
+    del line.executor._running[id(lost)]
+
+    assert line.executor.withdraw() == kept[::-1]
+
+
 def test_tasks_that_begin_after_the_look_are_looked_at_when_they_may_be_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
