@@ -16,10 +16,14 @@ from tasks.conf import task_settings
 from tasks.models import Task
 from tasks.notifier import SECOND_POLL_AFTER, Listener, waited_for
 from tasks.querysets import TaskQuerySet
+from tasks.registry import KINDS
 from tasks.runtime.service_threads import ServiceThreads
 
 #: The factor by which the time between polls grows while notifications arrive.
 WHILE_HEARING = 5.0
+#: Seconds that a worker with free slots of one kind waits for slots of another, before it asks when
+#: the next task for the free ones is due.
+ASK_AFTER = 0.02
 
 
 class Poller:
@@ -36,8 +40,10 @@ class Poller:
         self._reason = threading.Event()
         self._lock = threading.Lock()
         self._look_again_at: float | None = None
-        #: The highest priority that was heard of in each queue since the last ``take_heard``.
+        #: The highest priority that was heard of in each queue since the last ``take_heard``; and
+        #: since the last second look.
         self._heard: dict[str, int] = {}
+        self._heard_lately: dict[str, int] = {}
         #: True if the worker waits for nothing but tasks; and the moment at which that was last
         #: checked.
         self._rests = False
@@ -72,7 +78,8 @@ class Poller:
                 priority = int(number)
                 if queue in self._queues:
                     with self._lock:
-                        self._heard[queue] = max(priority, self._heard.get(queue, priority))
+                        _note(self._heard, queue, priority)
+                        _note(self._heard_lately, queue, priority)
                     self._look_soon()
 
     def _look_soon(self) -> None:
@@ -91,9 +98,13 @@ class Poller:
         """The worker is about to look: what wakes it from here on is a reason to look again."""
         self._reason.clear()
         with self._lock:
-            # The second look after a notification is due, or is not yet.
+            # The second look after a notification is due, or is not yet. What came just after was
+            # not notified, and may go before what waits here as well.
             if self._look_again_at is not None and clock() >= self._look_again_at:
                 self._look_again_at = None
+                for queue, priority in self._heard_lately.items():
+                    _note(self._heard, queue, priority)
+                self._heard_lately = {}
 
     def wait(self, seconds: float) -> bool:
         """Wait until something wakes it, for ``seconds`` at most. Whether anything did."""
@@ -108,11 +119,24 @@ class Poller:
         look_again_at = self._look_again_at
         if look_again_at is not None:
             return min(pause, max(0.001, look_again_at - clock()))
-        if asks and self.hears:
-            due_in = self._tasks().next_due_in(pause)
-            if due_in is not None:
-                return max(0.001, due_in)
-        return pause
+        return self._due_in(pause, KINDS) if asks and self.hears else pause
+
+    def wait_busy(self, seconds: float, kinds: Sequence[int]) -> None:
+        """Wait as ``wait`` does, but no longer than until a task of these ``kinds`` is due: there
+        is room for them while others have none. Most waits end at once, and ask nothing."""
+        if self.wait(min(seconds, ASK_AFTER)) or seconds <= ASK_AFTER:
+            return
+        seconds -= ASK_AFTER
+        if self.hears and kinds:
+            with suppress(Error):  # the next look finds out how it stands with the database
+                seconds = self._due_in(seconds, kinds)
+        self.wait(seconds)
+
+    def _due_in(self, seconds: float, kinds: Sequence[int]) -> float:
+        """Return the time until a task of these ``kinds`` is due, ``seconds`` at most."""
+        rows = self._tasks() if kinds is KINDS else self._tasks().filter(kind__in=kinds)
+        due_in = rows.next_due_in(seconds)
+        return seconds if due_in is None else max(0.001, due_in)
 
     def rest(self, seconds: float, is_idle: Callable[[], bool]) -> None:
         """Wait until something wakes it, or it is time to look. As long as it ``is_idle`` and
@@ -147,3 +171,8 @@ class Poller:
 
     def _tasks(self) -> TaskQuerySet:
         return Task.objects.home().filter(queue__in=self._queues)
+
+
+def _note(heard: dict[str, int], queue: str, priority: int) -> None:
+    """Note that a task of ``priority`` became ready in ``queue``."""
+    heard[queue] = max(priority, heard.get(queue, priority))

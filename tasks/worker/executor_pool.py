@@ -147,6 +147,11 @@ class ExecutorPool:
             executor.note_ready(queue, priority)
 
     @property
+    def idle_kinds(self) -> list[int]:
+        """Return the numbers of the kinds of which all that was ready was claimed."""
+        return [number for number, executor in self._asked.items() if not executor.has_more]
+
+    @property
     def have_more(self) -> bool:
         """Return True if more of any kind was ready when it was last claimed."""
         return any(executor.has_more for executor in self.executors.values())

@@ -339,7 +339,11 @@ class WorkerProcess:
                 break
             if self.poller.wait(ends_in) or self._give_back_overdue():
                 return
-        self.poller.rest(max(0.001, until - clock()), self._is_idle)
+        left = max(0.001, until - clock())
+        if self._more:
+            self.poller.wait_busy(left, self.executors.idle_kinds)
+        else:
+            self.poller.rest(left, self._is_idle)
 
     def _is_idle(self) -> bool:
         """Return True if there is nothing to do but to wait for tasks."""

@@ -199,6 +199,28 @@ def test_a_poller_knows_the_highest_priority_that_it_has_heard_of_in_each_of_its
     assert poller.take_heard() == {}
 
 
+def test_what_was_not_notified_just_after_something_more_urgent_is_looked_for_as_urgent_too(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may go before what waits in the worker. The second look is for it."""
+    monkeypatch.setattr("tasks.poller.clock", clock)
+    poller = WorkerProcess(queues=["default"]).poller
+
+    def look() -> dict[str, int]:
+        poller.begin_look()
+        return poller.take_heard()
+
+    poller.hear("queue 5 default")
+    assert look() == {"default": 5}
+    poller.hear("queue 2 default")
+    clock.advance(notifier.SECOND_POLL_AFTER * 0.9)
+    assert look() == {"default": 2}
+    clock.advance(notifier.SECOND_POLL_AFTER * 0.2)
+    assert look() == {"default": 5}
+    clock.advance(notifier.SECOND_POLL_AFTER)
+    assert look() == {}
+
+
 @pytest.mark.parametrize("message", ["queue", "queue default", "queue x default", "task", "", "?"])
 def test_what_is_no_message_is_passed_over(message: str) -> None:
     poller = WorkerProcess(queues=["default"]).poller

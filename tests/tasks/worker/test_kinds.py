@@ -11,6 +11,7 @@ from pytest_django import Settings
 from tasks import registry
 from tasks.models import Task, TaskStatus
 from tasks.notifier import SECOND_POLL_AFTER
+from tasks.poller import ASK_AFTER
 from tasks.registry import Handler, Kind
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
@@ -50,6 +51,50 @@ def test_threads_stay_busy_while_coroutines_are_looked_for_in_vain(
         wait_for(lambda: states() == ["succeeded"] * 12)
 
     assert len(ran_on) == 12
+
+
+@pytest.mark.once
+def test_a_task_that_becomes_due_while_another_kind_has_no_room_runs_when_it_is_due(
+    ran_on: list[str], handlers: Handlers, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TASK_QUEUE = {"POLL_EVERY": 60}
+    gate = threading.Event()
+    handlers["jobs.gate"] = lambda ctx: gate.wait(3 * PATIENCE) and None
+    monkeypatch.setattr("tasks.poller.can_listen", lambda using: False)
+    TaskFactory.create_batch(3, name="jobs.gate", data={})
+    later = TaskFactory(name="jobs.fetch", data={}, delay=0.3)
+    # It has no slot either, and is nothing to wake up for.
+    TaskFactory(name="jobs.count", data={}, delay=0.1)
+
+    with working(threads=1) as worker:
+        worker.poller.listener.hears = True
+        try:
+            wait_for(lambda: row_of(later)["status"] == TaskStatus.SUCCEEDED)
+        finally:
+            gate.set()
+
+
+def test_no_look_at_what_is_due_while_slots_soon_end(
+    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+) -> None:
+    poller = WorkerProcess().poller
+    poller.listener.hears = True
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) == 1
+
+    monkeypatch.setattr(poller._reason, "wait", wait)
+    with django_assert_num_queries(0):
+        poller.wait_busy(60, [Kind.COROUTINE.number])
+        poller.wait_busy(ASK_AFTER, [Kind.COROUTINE.number])
+        poller.wait_busy(60, [])
+    assert waits[:2] == [ASK_AFTER] * 2
+    TaskFactory(name="jobs.echo", data={}, delay=1)
+    with django_assert_num_queries(1):
+        poller.wait_busy(60, [Kind.COROUTINE.number])
+    assert waits[-1] == 60 - ASK_AFTER
 
 
 @pytest.mark.parametrize(("name", "thread"), [("jobs.fetch", "event-loop"), ("jobs.count", "task")])
