@@ -7,6 +7,7 @@ TaskError
 ├── NotSerializable  data or output is not JSON that every database stores
 │   └── InvalidOutput  ... what a handler returned: not tried again
 ├── KeyBusy          another transaction has locked the task that has the unique key
+├── ClaimUnderWay    the same request to claim has not ended
 ├── NameTaken        a running process has the name of the worker
 ├── InvalidSchedule  it is never due, or it was declared twice
 ├── TaskFailed       a task that was waited for has failed, or was cancelled
@@ -57,6 +58,10 @@ class KeyBusy(TaskError):
         super().__init__(
             f"The task with the unique key {unique_key!r} is locked by another transaction."
         )
+
+
+class ClaimUnderWay(TaskError):
+    """The same request to claim tasks was sent before, and is still under way."""
 
 
 class NameTaken(TaskError):

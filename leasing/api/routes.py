@@ -5,14 +5,17 @@ same resource moves on while the id stays. In addition to the named leases the l
 of every other leasable model, under ids such as ``task:17``; they are taken and given back by the
 verbs of their own routes.
 
-Here the holder's name alone finds the term that a request is about: it suffices in the
-compatible mode, where there is nothing else, and for now for signed-in users who may change
-leases as well. What is then done, is done with the grant of the row that was found.
+A request of a holder is judged by its ``lease_key``: see ``keys``. In the compatible mode, whose
+clients have none, the holder's name alone finds the term that a request is about. What is then
+done, is done with the grant of the row that was found.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 
@@ -25,12 +28,23 @@ from pydantic import BaseModel, Field
 from leasing.api.access import Access
 from leasing.api.bodies import BothSpellings, Limit, Moment, Notice, Request
 from leasing.api.errors import BAD_BODY, answers
+from leasing.api.keys import (
+    IDEMPOTENT,
+    HoldersRequest,
+    TermOut,
+    check_lease_key,
+    request_id,
+    term_shown,
+)
+from leasing.conf import DEFAULT
 from leasing.exceptions import LeaseLost
 from leasing.functions import EPOCH
 from leasing.leasables import find_row, in_state, listed
 from leasing.models import Leasable, Lease, leasable_models
+from leasing.runtime.aio import drive
 from leasing.runtime.labels import TASKS
 from leasing.validation.names import check_name
+from leasing.validation.terms import Terms
 
 #: Names that belong to leases of other models: nobody takes them through these routes.
 RESERVED = (TASKS, "leasing_tasks.")
@@ -40,16 +54,18 @@ may_see, may_change = Access("leasing.view_lease"), Access("leasing.change_lease
 router = Router(tags=["leases"])
 
 
-class Term(Request):
-    """Whose term of what."""
+class Term(HoldersRequest):
+    """A term: of which resource, and whose."""
 
     resource: str
     holder: str
 
 
-class Acquire(Term):
+class Acquire(Request):
     """A request for a lease."""
 
+    resource: str
+    holder: str
     ttl: float | None = Field(None, description="Seconds, within the bounds of this site.")
 
 
@@ -81,6 +97,15 @@ class LeaseOut(BothSpellings):
             fencing_token=row.fencing_token,
             grants=row.grants,
         )
+
+
+class GrantOut(LeaseOut, TermOut):
+    """A lease, for its holder."""
+
+    @classmethod
+    def to_holder(cls, lease: Lease, now: datetime) -> GrantOut:
+        """The lease for the client that holds it, as it was written ``now``."""
+        return cls(**vars(LeaseOut.of(lease)), **term_shown(lease, now))
 
 
 class LeaseList(BaseModel):
@@ -126,32 +151,45 @@ def list_released_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
     return newest("released", limit)
 
 
-@router.post("/leases", auth=may_change, response=answers({201: LeaseOut}, *BAD_BODY, 409))
-def acquire_lease(request: HttpRequest, body: Acquire) -> Status[LeaseOut]:
-    """Take a lease. 409 while anybody holds it, the same holder too."""
+@router.post(
+    "/leases",
+    auth=may_change,
+    response=answers({201: GrantOut}, *BAD_BODY, 409),
+    openapi_extra=IDEMPOTENT,
+)
+def acquire_lease(request: HttpRequest, body: Acquire) -> Status[GrantOut]:
+    """Take a lease. 409 while anybody holds it, the same holder too, unless it is the same request
+    sent again under its Idempotency-Key; 409 as well when that grant has ended."""
     refuse_reserved(body.resource)
-    lease = Lease.objects.acquire(body.resource, holder=body.holder, ttl=body.ttl)
-    return Status(201, LeaseOut.of(lease))
+    terms = Terms.check(holder=body.holder, ttl=body.ttl)
+    if (again := request_id(request, body)) is not None:
+        terms = replace(terms, request_id=again)
+    lease = drive(Lease.objects.all().acquiring_named(body.resource, terms, DEFAULT))
+    return Status(201, GrantOut.to_holder(lease, lease.now))
 
 
 @router.put(
-    "/leases/renew", auth=may_change, response=answers({201: LeaseOut}, *BAD_BODY, 404, 409)
+    "/leases/renew", auth=may_change, response=answers({201: GrantOut}, *BAD_BODY, 404, 409)
 )
-def renew_lease(request: HttpRequest, body: Term) -> Status[LeaseOut]:
+def renew_lease(request: HttpRequest, body: Term) -> Status[GrantOut]:
     """Move the deadline to the lease's ttl from now."""
     lease = term_of(body)
-    try:
-        return Status(201, LeaseOut.of(Lease.objects.renew(lease)))
-    except LeaseLost as loss:
-        raise HttpError(404, str(loss)) from loss
+    with lost_is(body):
+        Lease.objects.renew(lease)
+    assert lease.renewed_at is not None
+    return Status(201, GrantOut.to_holder(lease, lease.renewed_at))
 
 
 @router.delete(
     "/leases/release", auth=may_change, response=answers({201: LeaseOut}, *BAD_BODY, 404, 409)
 )
 def release_lease(request: HttpRequest, body: Term) -> Status[LeaseOut]:
-    """Give a lease back at once."""
-    return Status(201, LeaseOut.of(release(term_of(body))))
+    """Give a lease back at once. With its lease_key the same request sent again is answered the
+    same."""
+    lease = term_of(body)
+    with lost_is(body):
+        Lease.objects.release(lease)
+    return Status(201, LeaseOut.of(lease))
 
 
 @router.get("/leases/{lease_id}", auth=may_see, response=answers({200: LeaseOut}, 404))
@@ -168,7 +206,8 @@ def release_lease_by_id(request: HttpRequest, lease_id: str, body: Term) -> Noti
     lease = term_of(body)
     if lease.lease_id != lease_id:
         raise HttpError(404, f"The lease {lease_id} does not belong to {body.resource}.")
-    release(lease)
+    with lost_is(body):
+        Lease.objects.release(lease)
     return Notice(message=f"{lease.resource} was released.")
 
 
@@ -214,22 +253,32 @@ def find(lease_id: str) -> Leasable:
 
 
 def term_of(body: Term) -> Lease:
-    """The named lease that the holder has or had, with its grant. HttpError: 404 if there is
-    none, or it was released; 409 if the name is not for these routes. InvalidResource."""
+    """The named lease of the term that ``body`` proves. Without a lease_key it is the one that the
+    holder has.
+
+    Raises HttpError 409 if the key is wrong or the name is not for these routes, 404 if the holder
+    has no such lease, and InvalidResource.
+    """
     refuse_reserved(body.resource)
     resource, holder = check_name(body.resource, "resource"), check_name(body.holder, "holder")
-    lease = Lease.objects.all().home().filter(resource=resource, holder=holder).first()
-    if lease is None or lease.released_at is not None:
+    lease: Lease | None = Lease.objects.all().home().filter(resource=resource).first()
+    if body.lease_key is not None:
+        check_lease_key(lease, body.lease_key)
+    elif lease is None or lease.holder != holder or lease.released_at is not None:
         raise HttpError(404, f"{holder} does not hold {resource}.")
-    assert isinstance(lease, Lease)
+    assert lease is not None
     return lease
 
 
-def release(lease: Lease) -> Lease:
-    """Give ``lease`` back. HttpError 404 if its time is over."""
+@contextmanager
+def lost_is(body: Term) -> Iterator[None]:
+    """Answer the loss of a term that was found by the holder's name with 404, as the sample does;
+    who has proven the term learns of it by 409."""
     try:
-        return Lease.objects.release(lease)
+        yield
     except LeaseLost as loss:
+        if body.lease_key is not None:
+            raise
         raise HttpError(404, str(loss)) from loss
 
 

@@ -60,7 +60,9 @@ class GrantingRows(HolderRows[Row]):
     ) -> Steps[Row]:
         """The steps of ``acquire``, for a driver: try, and wait between tries, until
         ``stopping`` is set."""
-        attempt = Undoable(lambda: self._attempt(resource, terms, key), self.release)
+        # A request that may be sent again keeps what it won: the one that repeats it finds it.
+        undo = self.release if terms.request_id is None else _keep
+        attempt = Undoable(lambda: self._attempt(resource, terms, key), undo)
         steps = taking(
             self.db,
             resource,
@@ -171,7 +173,7 @@ class GrantingRows(HolderRows[Row]):
 
     def _grant_in_one(self, terms: Terms, **key: Any) -> list[tuple[Row, str]] | None:
         """``_grant_locked`` in one statement; None where there is none."""
-        if not self._is_granted_in_one:
+        if terms.request_id is not None or not self._is_granted_in_one:
             return None
         ((column, value),) = key.items()
         return postgres.grant(self, terms, column, value)
@@ -186,10 +188,12 @@ class GrantingRows(HolderRows[Row]):
         """Grant up to ``limit`` available rows with ``key``, in the order of the queryset.
         Returns them with what happened to each; within the caller's transaction."""
         sent_at = clock()
-        before = self._chosen(self.available().filter(**key), limit)
+        free = self._chosen(self.available().filter(**key), limit)
+        # Whose last grant was for the same request: that has ended, and is not granted twice.
+        before = {pk: old for pk, old in free.items() if not terms.granted(old)}
         if not before:
             return []
-        grants = {pk: uuid.uuid4() for pk in before}
+        grants = {pk: terms.new_grant(old) for pk, old in before.items()}
         self._write_grants(before, grants, self.granting(terms))
         won = self._instances().filter(pk__in=list(before), grant_id__in=list(grants.values()))
         dated: Iterable[Any] = won.annotate(now=DbNow())
@@ -210,7 +214,7 @@ class GrantingRows(HolderRows[Row]):
     def _chosen(self, free: Self, limit: int | None) -> dict[Any, Row]:
         """Lock up to ``limit`` of the rows of ``free``, passing over those that others have."""
         read = free.select_related(None).prefetch_related(None)
-        term = read.only("pk", "holder", "grants", "released_at", "expires_at")
+        term = read.only("pk", "holder", "grants", "grant_id", "released_at", "expires_at")
         of = joins.lock_of(self.model, self.db)
         return {row.pk: row for row in lock(term, skip_locked=True, of=of)[:limit]}
 
@@ -259,6 +263,10 @@ class Acquisition:
         if self.separate:
             steps = taking_separately(rows.db, steps)
         return grant_of((yield from steps))
+
+
+def _keep(row: Any) -> None:
+    """Leave the lease to the caller."""
 
 
 def pause_shortly() -> None:

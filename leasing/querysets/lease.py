@@ -21,7 +21,7 @@ from leasing.conf import DEFAULT, Wait
 from leasing.db import postgres
 from leasing.db.dialects import after_commit, durable, lock
 from leasing.db.notifications import announce
-from leasing.exceptions import InvalidResource, LeaseHeld
+from leasing.exceptions import InvalidResource, LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after
 from leasing.hold import Hold
 from leasing.notifier import notifier
@@ -29,6 +29,7 @@ from leasing.querysets.claim import Claim
 from leasing.querysets.granting import TRIES, pause_shortly
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
+from leasing.runtime.clock import clock
 from leasing.validation.names import check_name
 from leasing.validation.options import refuse_unknown
 from leasing.validation.terms import Terms
@@ -93,7 +94,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             preempt_after=preempt_after,
             metadata=metadata,
         )
-        return drive(self._acquiring_named(resource, terms, wait))
+        return drive(self.acquiring_named(resource, terms, wait))
 
     async def aacquire(  # type: ignore[override]
         self,
@@ -120,7 +121,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             preempt_after=preempt_after,
             metadata=metadata,
         )
-        return await adrive(self._acquiring_named(resource, terms, wait))
+        return await adrive(self.acquiring_named(resource, terms, wait))
 
     def hold(  # type: ignore[override]
         self,
@@ -275,7 +276,9 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
     # Parts of the above
 
-    def _acquiring_named(self, resource: str, terms: Terms, wait: Wait) -> Steps[Lease]:
+    def acquiring_named(self, resource: str, terms: Terms, wait: Wait) -> Steps[Lease]:
+        """The steps of ``acquire``, for a driver, under ``terms`` that may have a ``request_id``:
+        the same request gets the same grant while it holds, and LeaseLost once it has ended."""
         check_name(resource, "resource")
         return self.home().acquiring(resource, terms, wait, {"resource": resource})
 
@@ -290,12 +293,19 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             lease = self._grant(terms, resource=resource)
             if lease is not None:
                 return lease
-            # Who preempts proves by all of it whom it asks.
-            preempts = terms.preempt_after is not None
-            current = self._standing(whole=preempts, resource=resource)
+            # Who preempts proves by all of it whom it asks; who repeats a request gets all of it.
+            whole = terms.preempt_after is not None or terms.request_id is not None
+            sent_at = clock()
+            current = self._standing(whole=whole, resource=resource)
             if current is None:
                 self._create_free([resource])
                 continue
+            if whole and terms.granted(current):
+                if reason := self.why_over(current, current.grant_id):
+                    raise LeaseLost(resource, reason)
+                current.sent_at = sent_at
+                found: Lease = current
+                return found
             self._refuse_if_held(current, terms)
             if number:
                 pause_shortly()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
@@ -30,6 +31,22 @@ class Terms:
     #: not asked.
     preempt_after: timedelta | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    #: The request of the caller, if it may be sent again: the ids of its grants are made of it, so
+    #: that it finds them.
+    request_id: uuid.UUID | None = None
+
+    def new_grant(self, row: Any) -> uuid.UUID:
+        """Return the id of the next grant of ``row``, which is available. No two grants of a row
+        have the same."""
+        if self.request_id is None:
+            return uuid.uuid4()
+        return _grant_id(self.request_id, row.pk, row.grants + 1)
+
+    def granted(self, row: Any) -> bool:
+        """Return True if the latest grant of ``row`` was made for the same request."""
+        if self.request_id is None:
+            return False
+        return bool(row.grant_id == _grant_id(self.request_id, row.pk, row.grants))
 
     @classmethod
     def check(
@@ -56,6 +73,10 @@ class Terms:
         except TypeError:  # what cannot be looked up is refused by its check
             terms = _checked.__wrapped__(settings, *asked)
         return terms if metadata is None else replace(terms, metadata=_check_metadata(metadata))
+
+
+def _grant_id(request_id: uuid.UUID, key: Any, number: int) -> uuid.UUID:
+    return uuid.uuid5(request_id, f"{number}:{key}")
 
 
 @lru_cache(maxsize=256, typed=True)

@@ -125,8 +125,9 @@ def _beginning(rows: TaskRows, chosen: Iterable[Task]) -> float:
 
 
 def _locked(free: TaskRows, limit: int | None) -> dict[int, Task]:
-    columns = ("holder", "grants", "released_at", "expires_at", "attempts", "max_attempts")
-    rows = free.only("pk", *columns, "concurrency_key", "concurrency_limit", "slot")
+    columns = ("holder", "grants", "grant_id", "released_at", "expires_at")
+    kind = ("attempts", "max_attempts", "concurrency_key", "concurrency_limit", "slot")
+    rows = free.only("pk", *columns, *kind)
     of = joins.lock_of(free.model, free.db)
     return {task.pk: task for task in lock(rows, skip_locked=True, of=of)[:limit]}
 

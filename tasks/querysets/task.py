@@ -171,6 +171,7 @@ class TaskQuerySet(TaskRows):
         queues: Sequence[str] | None = None,
         limit: int = 1,
         ttl: float | timedelta | None = None,
+        request_id: uuid.UUID | None = None,
     ) -> Claim[Task]:
         """Claim ready tasks for ``holder``.
 
@@ -185,10 +186,14 @@ class TaskQuerySet(TaskRows):
             queues: The queues to claim from; None: all.
             limit: The number of tasks, at most.
             ttl: Seconds of the lease, from now and from each heartbeat.
+            request_id: The caller's name of this call, if it may be repeated because its answer was
+                lost. A repetition returns the tasks of which the grants still hold; if there is
+                none, it claims others.
 
-        Raises UnknownQueue, InvalidResource (the holder), InvalidTTL, LeaseInTransaction.
+        Raises UnknownQueue, InvalidResource (the holder), InvalidTTL, LeaseInTransaction, and
+        ClaimUnderWay while the call that it repeats has not ended.
         """
-        return worker.claim(self.home(), holder, queues, limit, ttl)
+        return worker.claim(self.home(), holder, queues, limit, ttl, request_id)
 
     def take(
         self,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import random
+import uuid
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -18,13 +20,14 @@ from django.db import transaction
 from django.db.models import F
 
 from leasing.db import postgres
-from leasing.db.dialects import durable
+from leasing.db.dialects import durable, lock_names, take_write_lock
 from leasing.functions import DbNow
 from leasing.querysets.claim import Claim
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
 from tasks import signals
 from tasks.conf import task_settings
+from tasks.exceptions import ClaimUnderWay
 from tasks.payload import check_json
 from tasks.querysets.base import TaskRows, check_queue, step_model
 from tasks.querysets.claim_request import ClaimRequest
@@ -43,11 +46,22 @@ Queues = Sequence[str] | None
 Ttl = float | timedelta | None
 
 
-def claim(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> Claim[Task]:
+def claim(
+    rows: TaskRows,
+    holder: str,
+    queues: Queues,
+    limit: int,
+    ttl: Ttl,
+    request_id: uuid.UUID | None = None,
+) -> Claim[Task]:
     """Claim, with every column, as model instances."""
     terms, names = _asked(rows, holder, queues, ttl)
     tasks: list[Task] = []
-    if postgres.serves(rows.db):
+    if request_id is not None:
+        tasks, again = _claim_for(rows, replace(terms, request_id=request_id), names, limit)
+        if again:
+            return Claim(again, rows.store(terms))
+    elif postgres.serves(rows.db):
         tasks, more = one_statement.claim(rows, terms, names, limit)
         if more and len(tasks) < limit:
             with keeping(tasks):
@@ -61,6 +75,22 @@ def claim(rows: TaskRows, holder: str, queues: Queues, limit: int, ttl: Ttl) -> 
         for task in tasks:
             signals.send(signals.claimed, task)
     return Claim(tasks, rows.store(terms))
+
+
+def _claim_for(
+    rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int
+) -> tuple[list[Task], list[Task]]:
+    """Claim for a request that may have been sent before. Returns what it claims, or what it
+    claimed then and still holds. Raises ClaimUnderWay while the same request still claims."""
+    with durable(rows.db):
+        if not lock_names(rows.db, [f"leasing_tasks.claim:{terms.request_id}"]):
+            raise ClaimUnderWay
+        take_write_lock(rows)
+        mine = rows._instances().running().unexpired().filter(holder=terms.holder)
+        again = [task for task in mine.with_state() if terms.granted(task)]
+        if again:
+            return [], sorted(again, key=_in_order)
+        return _claim_within(rows, terms, queues, limit), []
 
 
 def take(
@@ -118,14 +148,18 @@ def _asked(rows: TaskRows, holder: str, queues: Queues, ttl: Ttl) -> tuple[Terms
 
 def _claim_portably(rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int) -> list[Task]:
     """Claim of every kind, in the order of all of them."""
+    with durable(rows.db):
+        return _claim_within(rows, terms, queues, limit)
+
+
+def _claim_within(rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int) -> list[Task]:
     granted: list[Task] = []
     seats = Seats(rows.model, rows.db)
-    with durable(rows.db):
-        for queue in queues:
-            left = limit - len(granted)
-            if left <= 0:
-                break
-            granted += sorted(_claim_of(rows, terms, seats, queue, left), key=_in_order)
+    for queue in queues:
+        left = limit - len(granted)
+        if left <= 0:
+            break
+        granted += sorted(_claim_of(rows, terms, seats, queue, left), key=_in_order)
     return granted
 
 

@@ -11,9 +11,11 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import Settings
 
+from leasing.db.dialects import lock_names
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction
+from leasing.functions import EPOCH
 from leasing.runtime.clock import clock
-from tasks.exceptions import UnknownQueue
+from tasks.exceptions import ClaimUnderWay, UnknownQueue
 from tasks.models import Task, TaskStatus
 from tasks.querysets import recovery
 from tasks.sample import SLEEP
@@ -435,3 +437,74 @@ def test_trust_in_a_claim_counts_from_before_its_statement() -> None:
         (taken,) = Task.objects.take("ann", limit=1)
 
     assert taken.sent_at <= sent[-1]
+
+
+# The same request again
+
+
+def test_a_claim_that_is_repeated_returns_the_same_tasks_under_the_same_grants() -> None:
+    TaskFactory.create_batch(3)
+    request = uuid.uuid4()
+
+    first = Task.objects.claim("ann", limit=2, request_id=request)
+    second = Task.objects.claim("ann", limit=2, request_id=request)
+
+    assert [(task.pk, task.grant_id) for task in first] == [
+        (task.pk, task.grant_id) for task in second
+    ]
+    assert len({task.grant_id for task in first}) == 2
+    assert second[0].now >= first[0].now
+    assert Task.objects.ready().count() == 1
+
+
+def test_another_request_or_another_holder_claims_others() -> None:
+    TaskFactory.create_batch(3)
+    request = uuid.uuid4()
+
+    claimed = [
+        *Task.objects.claim("ann", request_id=request),
+        *Task.objects.claim("ann", request_id=uuid.uuid4()),
+        *Task.objects.claim("bob", request_id=request),
+    ]
+
+    assert len({task.pk for task in claimed}) == 3
+
+
+def test_a_repeated_claim_returns_what_it_still_holds_and_else_claims_others() -> None:
+    TaskFactory.create_batch(3)
+    request = uuid.uuid4()
+    done, late = Task.objects.claim("ann", limit=2, request_id=request)
+    Task.objects.complete(done, None)
+
+    (still,) = Task.objects.claim("ann", limit=2, request_id=request)
+    assert still.pk == late.pk
+
+    Task.objects.filter(pk=late.pk).update(expires_at=EPOCH)
+    (other,) = Task.objects.claim("ann", limit=2, request_id=request)
+    assert other.pk not in (done.pk, late.pk)
+
+
+def test_a_request_never_claims_a_task_twice() -> None:
+    TaskFactory()
+    request = uuid.uuid4()
+    (task,) = Task.objects.claim("ann", request_id=request)
+    make_due(Task.objects.fail(task, "it broke"))
+
+    assert not Task.objects.claim("ann", request_id=request)
+    (again,) = Task.objects.claim("ann", request_id=uuid.uuid4())
+    assert again.grant_id != task.grant_id
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_claim_is_refused_while_the_same_request_still_claims(
+    other_session: OtherSession, on_postgresql: None
+) -> None:
+    TaskFactory()
+    request = uuid.uuid4()
+    other_session.begin()
+    other_session.run(lock_names, "default", [f"leasing_tasks.claim:{request}"])
+
+    with pytest.raises(ClaimUnderWay):
+        Task.objects.claim("ann", request_id=request)
+    other_session.commit()
+    assert len(Task.objects.claim("ann", request_id=request)) == 1

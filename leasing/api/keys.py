@@ -1,0 +1,147 @@
+"""Proofs of terms over HTTP: the key of a grant, and requests that may be sent again.
+
+**The lease key** is told with a grant and with its renewals, and nowhere else. It is Django's
+signature of model, key and grant, so nothing is stored, and what was signed with one of
+SECRET_KEY_FALLBACKS is accepted. Whoever sends it acts for that grant, by whatever name: a key of
+an earlier grant, of another row, or of nobody is refused in the same words. In the closed mode
+every verb that acts for a holder demands it.
+
+**The Idempotency-Key**, a UUID in a header, makes the id of the grant, together with the client and
+the body. The same request sent again finds its own grant on the row and is answered the same: a
+lost answer is no lost lease. Once the grant has ended, the request is refused instead of granted
+again, because it may be an old one that was held up on its way; the row remembers that until its
+next grant.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from datetime import datetime
+from hashlib import blake2b
+from typing import Annotated, Any, Final
+
+from django.core.signing import Signer
+from django.http import HttpRequest
+from django.utils.crypto import constant_time_compare
+from ninja.errors import HttpError
+from pydantic import AfterValidator, BaseModel, Field
+
+from leasing.api.access import caller
+from leasing.api.bodies import Request
+from leasing.conf import leasing_settings
+from leasing.models import Leasable
+
+_SALT = "leasing.lease_key"
+
+HEADER: Final = "Idempotency-Key"
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+#: What a wrong key and a wrong grant are told.
+WRONG_KEY: Final = "The lease_key is not that of the current grant."
+
+
+def _demanded(lease_key: str | None) -> str | None:
+    if lease_key is None and leasing_settings.API_ACCESS != "compatible":
+        raise ValueError("required: it was told with the grant")
+    return lease_key
+
+
+class HoldersRequest(Request):
+    """A request of a holder, which proves its grant."""
+
+    lease_key: Annotated[str | None, AfterValidator(_demanded)] = Field(
+        None,
+        validate_default=True,
+        repr=False,
+        max_length=100,
+        description="The lease_key that was told with the grant: the request is judged by it. Only "
+        "the compatible mode does without.",
+    )
+
+
+class TermOut(BaseModel):
+    """The part of an answer that only the holder gets, to a grant and to a renewal."""
+
+    lease_key: str = Field(
+        repr=False, description="Proves the grant: send it with every later request about it."
+    )
+    ttl: float = Field(description="Seconds by which a renewal moves the deadline.")
+    remaining: float = Field(
+        description="Seconds until the deadline, by the database's clock. Count them from before "
+        "you sent the request, on a clock that nobody sets."
+    )
+    yield_to: str = Field(
+        description="Who asked for the lease with a higher priority; empty: nobody."
+    )
+    is_last: bool = Field(description="No renewal can move the deadline any further.")
+
+
+def term_shown(row: Leasable, now: datetime) -> dict[str, Any]:
+    """Return the fields of ``TermOut``.
+
+    Args:
+        row: The row, which the client of the request holds.
+        now: The database's clock when it was written: ``row.now`` after a grant,
+            ``row.renewed_at`` after a renewal.
+    """
+    row.now = now
+    renewal = row.renewal_now()
+    return {
+        "lease_key": lease_key_of(row),
+        "ttl": row.ttl.total_seconds(),
+        "remaining": renewal.remaining,
+        "yield_to": renewal.yield_to,
+        "is_last": renewal.is_last,
+    }
+
+
+def lease_key_of(row: Leasable) -> str:
+    """Return the key of the current grant of ``row``."""
+    return Signer(salt=_SALT).signature(_signed(row))
+
+
+def check_lease_key(row: Leasable | None, lease_key: str) -> None:
+    """Raise HttpError 409 unless ``lease_key`` is that of the current grant of ``row``. None, a row
+    that is not there, takes as long and is told the same."""
+    signer = Signer(salt=_SALT)
+    signed = str(uuid.uuid4()) if row is None or row.grant_id is None else _signed(row)
+    keys = [signer.signature(signed, key) for key in (signer.key, *signer.fallback_keys)]
+    if not sum(constant_time_compare(key, lease_key) for key in keys):  # all, found or not
+        raise HttpError(409, WRONG_KEY)
+
+
+def _signed(row: Leasable) -> str:
+    return f"{row.leased_model()._meta.label_lower}:{row.pk}:{row.grant_id}"
+
+
+def request_id(request: HttpRequest, body: BaseModel) -> uuid.UUID | None:
+    """Return the ``request_id`` of terms for a ``request`` with the header Idempotency-Key; None
+    without one. Another client, address or ``body`` has another, but for the seconds that it waits.
+    Raises HttpError 400."""
+    given = request.headers.get(HEADER)
+    if given is None:
+        return None
+    given = given.strip().removeprefix('"').removesuffix('"')
+    if not _UUID.fullmatch(given):
+        raise HttpError(400, f"{HEADER} must be a UUID.")
+    asked = body.model_dump(mode="json", exclude={"wait"})
+    parts = [caller(request), request.method, request.path, given.lower(), asked]
+    digest = blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).digest()
+    return uuid.UUID(bytes=digest, version=5)
+
+
+#: For the ``openapi_extra`` of a route.
+IDEMPOTENT: Final[dict[str, Any]] = {
+    "parameters": [
+        {
+            "in": "header",
+            "name": HEADER,
+            "required": False,
+            "schema": {"type": "string", "format": "uuid"},
+            "description": "A UUID that the client makes for each request and sends again with it: "
+            "a repetition is answered with the grant of the first.",
+        }
+    ]
+}
