@@ -15,6 +15,9 @@ from django.conf import settings
 
 from leasing.runtime.suggestions import suggestion
 
+#: In place of a network: connections over a socket of this machine, which have no address.
+UNIX_SOCKET = "unix:"
+
 
 class Default(Enum):
     """The value of an argument that was left out, where None has a meaning of its own."""
@@ -124,11 +127,15 @@ class LeasingSettings(AppSettings):
     ENABLED: bool = True
     #: Returns the holder name of this process; None is ``host:pid:random``.
     HOLDER: Callable[[], str] | None = None
-    #: "closed": the API requires a signed-in user with permission. "compatible": clients of the
-    #: public sample service, without credentials, from API_COMPATIBLE_HOSTS only.
+    #: "closed": the API requires a signed-in user with permission, or a token with scopes.
+    #: "compatible": as well, clients of the public sample service, without credentials, from
+    #: API_COMPATIBLE_HOSTS only.
     API_ACCESS: str = "closed"
     #: Networks from which the compatible mode answers.
     API_COMPATIBLE_HOSTS: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    #: Networks of the proxies whose X-Forwarded-For is believed; UNIX_SOCKET is that of a proxy
+    #: which connects over a socket of this machine.
+    API_TRUSTED_PROXIES: tuple[str, ...] = ()
     #: True to refuse changes by pages, admin and API, to every user.
     READ_ONLY: bool = False
     #: True to count, for metrics, in every process of this site. Processes with a

@@ -20,6 +20,7 @@ from ninja.errors import HttpError, ValidationError
 
 from leasing.api.access import Access
 from leasing.api.bodies import BodyParser, Error, refuse_body
+from leasing.api.document import Document
 from leasing.db.unapplied import unapplied_reason_of
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
 from leasing.web.access import outside_transactions
@@ -95,6 +96,13 @@ class LeasingAPI(NinjaAPI):
     def get_openapi_operation_id(self, operation: Any) -> str:
         return str(operation.view_func.__name__)
 
+    def get_openapi_schema(
+        self, *, path_prefix: str | None = None, path_params: dict[str, Any] | None = None
+    ) -> Document:
+        if path_prefix is None:
+            path_prefix = self.get_root_path(path_params or {})
+        return Document(self, path_prefix)
+
     def set_default_exception_handlers(self) -> None:
         self.add_exception_handler(Exception, self._answer_error)
 
@@ -106,7 +114,10 @@ class LeasingAPI(NinjaAPI):
             status: The HTTP status.
             text: The error, for the client.
         """
-        return self.create_response(request, {"error": text}, status=status)
+        response = self.create_response(request, {"error": text}, status=status)
+        if status == 401:
+            response.headers["WWW-Authenticate"] = "Bearer"
+        return response
 
     def not_found(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Answer a path without a route."""

@@ -12,7 +12,7 @@ from django.conf import global_settings, settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, models, router
 
-from leasing.conf import AppSettings, is_number, leasing_settings
+from leasing.conf import UNIX_SOCKET, AppSettings, is_number, leasing_settings
 from leasing.db.notifications import notifications_arrive
 from leasing.db.routing import is_ours
 from leasing.runtime.suggestions import suggestion
@@ -141,13 +141,25 @@ def _check_metrics() -> Iterator[CheckMessage]:
 
 
 def _check_hosts() -> Iterator[CheckMessage]:
-    for network in leasing_settings.API_COMPATIBLE_HOSTS:
-        try:
-            ipaddress.ip_network(network)
-        except ValueError:
-            yield Error(
-                f"LEASING['API_COMPATIBLE_HOSTS']: {network!r} is not a network.", id="leasing.E008"
-            )
+    for key, more in (("API_COMPATIBLE_HOSTS", ()), ("API_TRUSTED_PROXIES", (UNIX_SOCKET,))):
+        networks = getattr(leasing_settings, key)
+        if isinstance(networks, str):
+            text = f"LEASING[{key!r}] must be a tuple of networks, not {networks!r}."
+            yield Error(text, id="leasing.E008")
+            continue
+        yield from (
+            Error(f"LEASING[{key!r}]: {each!r} is not a network.", id="leasing.E008")
+            for each in networks
+            if each not in more and not _is_network(each)
+        )
+
+
+def _is_network(text: object) -> bool:
+    try:
+        ipaddress.ip_network(text)  # type: ignore[arg-type]
+    except ValueError:
+        return False
+    return True
 
 
 def check_api_access(**kwargs: Any) -> list[CheckMessage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leasing.models.api_token import ApiToken
 from leasing.models.audit import AuditEntry
 from leasing.models.event import MAX_KEY, MAX_LABEL, EventKind, LeaseEvent
 from leasing.models.guarded import Ledger
@@ -14,6 +15,7 @@ from leasing.querysets.states import LeaseState
 __all__ = [
     "MAX_KEY",
     "MAX_LABEL",
+    "ApiToken",
     "AuditEntry",
     "BeatEntry",
     "EventKind",

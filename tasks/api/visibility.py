@@ -16,13 +16,13 @@ from typing import Final
 
 from django.http import HttpRequest
 
-from leasing.api.access import may
+from leasing.api.access import may, scope
 from leasing.web.masking import masked
 from tasks.api.schemas import TaskOut
 from tasks.models import Task
 
 VIEW: Final = "leasing_tasks.view_task"
-VIEW_PAYLOAD: Final = "leasing_tasks.view_payload"
+VIEW_PAYLOAD: Final = scope("leasing_tasks.view_payload")
 
 
 def shown_to_owner(task: Task) -> TaskOut:

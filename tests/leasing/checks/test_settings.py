@@ -132,6 +132,10 @@ def test_a_mode_of_access_that_does_not_exist_is_refused() -> None:
 
 def test_a_host_that_is_no_network_is_refused() -> None:
     assert problems(API_COMPATIBLE_HOSTS=("10.0.0.0/8", "localhost")) == ["leasing.E008"]
+    assert problems(API_COMPATIBLE_HOSTS=("unix:",)) == ["leasing.E008"]
+    assert problems(API_TRUSTED_PROXIES=("10.0.0.5", "unix:")) == []
+    assert problems(API_TRUSTED_PROXIES=("10.0.0.5/8",)) == ["leasing.E008"]
+    assert problems(API_TRUSTED_PROXIES="10.0.0.5") == ["leasing.E008"]
 
 
 def test_moments_without_a_zone_are_refused(settings: Any) -> None:

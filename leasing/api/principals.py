@@ -1,0 +1,134 @@
+"""Those who call the API, each with what it may do.
+
+| who | comes with | may do |
+|---|---|---|
+| a user | a session, and for changes Django's CSRF token | what its permissions say |
+| a token | ``Authorization: Bearer ...`` | its scopes, on its resources and queues |
+| a stranger | nothing, in the compatible mode, from near | everything |
+
+``Access`` finds out who it is; a route asks ``principal_of(request)`` for more: whether a name or a
+queue is covered, and which rows of a list are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from django.core.exceptions import FieldDoesNotExist
+from django.db.models import F, Q, QuerySet, Value
+from django.db.models.functions import Left
+from django.db.models.lookups import Exact
+from django.http import HttpRequest
+from ninja.errors import HttpError
+
+from leasing.models import ApiToken, Lease
+
+Rows = TypeVar("Rows", bound=QuerySet[Any])
+
+
+class Principal:
+    """Somebody who has been let in, and is limited to no resources or queues."""
+
+    #: The queues whose tasks it may use; None: all.
+    queues: list[str] | None = None
+
+    def __init__(self, name: str) -> None:
+        #: Its name in the ledgers.
+        self.name = name
+
+    def may(self, permission: str) -> bool:
+        """Return True if it has ``permission``."""
+        return True
+
+    def lacks(self, permission: str) -> str:
+        """Return the refusal of one that does not have ``permission``."""
+        return f"You do not have the permission {permission}."
+
+    def check_resource(self, resource: str) -> None:
+        """Raise HttpError 403 if it may not use the named lease of ``resource``."""
+
+    def check_queue(self, queue: str) -> None:
+        """Raise HttpError 403 if it may not use tasks of ``queue``."""
+
+    def leases(self, rows: Rows) -> Rows:
+        """Return those of ``rows``, of any leasable model, that it may see in lists of leases."""
+        return rows
+
+    def tasks(self, rows: Rows) -> Rows:
+        """Return those of ``rows``, which have a queue, that it may use."""
+        return rows
+
+
+class User(Principal):
+    """A user who is signed in."""
+
+    def __init__(self, user: Any) -> None:
+        super().__init__(str(user.get_username()))
+        self._user = user
+
+    def may(self, permission: str) -> bool:
+        return bool(self._user.is_active and self._user.has_perm(permission))
+
+
+class Token(Principal):
+    """A program with a token."""
+
+    def __init__(self, token: ApiToken) -> None:
+        super().__init__(f"token {token.name}")
+        self.token = token
+        self.queues = list(token.queues) or None
+
+    def may(self, permission: str) -> bool:
+        return permission in self.token.scopes
+
+    def lacks(self, permission: str) -> str:
+        return f"This token does not have the scope {permission}."
+
+    def check_resource(self, resource: str) -> None:
+        if not self.token.covers_resource(resource):
+            raise HttpError(
+                403, f"This token is for resources that begin with {self.token.prefix!r} only."
+            )
+
+    def check_queue(self, queue: str) -> None:
+        if not self.token.covers_queue(queue):
+            raise HttpError(
+                403,
+                f"This token is for tasks of these queues only: {', '.join(self.token.queues)}.",
+            )
+
+    def leases(self, rows: Rows) -> Rows:
+        prefix = self.token.prefix
+        if rows.model is not Lease:
+            # Their names do not begin with it: they come from the model and the key.
+            return rows.none() if prefix else self.tasks(rows)
+        if not prefix:
+            return rows
+        # An index serves the first condition, which ignores case on SQLite.
+        beginning = Exact(Left(F("resource"), len(prefix)), Value(prefix))
+        return rows.filter(Q(resource__startswith=prefix), beginning)
+
+    def tasks(self, rows: Rows) -> Rows:
+        if self.queues is None or not _has_queue(rows.model):
+            return rows
+        return rows.filter(queue__in=self.queues)
+
+
+def _has_queue(model: Any) -> bool:
+    try:
+        model._meta.get_field("queue")
+    except FieldDoesNotExist:
+        return False
+    return True
+
+
+def let_in(request: HttpRequest, principal: Principal) -> Principal:
+    """Note that ``request`` is of ``principal``."""
+    request.leasing_principal = principal  # type: ignore[attr-defined]
+    return principal
+
+
+def principal_of(request: HttpRequest) -> Principal:
+    """Return who sent ``request``, whom its route has let in."""
+    principal: Principal = request.leasing_principal  # type: ignore[attr-defined]
+    return principal

@@ -1,0 +1,108 @@
+"""Tokens with which programs call the API."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MinValueValidator
+from django.db import models
+
+from leasing.exceptions import InvalidResource
+from leasing.functions import DbNow
+from leasing.querysets.api_tokens import ApiTokenQuerySet, hash_of, new_secret
+from leasing.runtime.suggestions import suggestion
+from leasing.validation.names import MAX_NAME, check_name
+
+#: The permissions that routes of the API require in this process, which are what a token can have
+#: as its scopes. Complete once the URLs of the site are loaded.
+scopes: set[str] = set()
+
+
+class ApiToken(models.Model):
+    """A bearer token: the name of a program, and what it may do.
+
+    Its scopes are the permissions that routes require, the ones that users have too.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    #: The name in lists and ledgers. That of a revoked token stays taken: a ledger names one token.
+    name = models.CharField(max_length=MAX_NAME, unique=True)
+    #: See ``leasing.querysets.api_tokens.hash_of``. The secret itself is stored nowhere.
+    token_hash = models.CharField(max_length=64, unique=True, editable=False)
+    scopes = models.JSONField(default=list)
+    #: The beginning of the names of resources that it may use; empty: any.
+    prefix = models.CharField(max_length=MAX_NAME, blank=True, default="")
+    #: The queues whose tasks it may use; empty: all.
+    queues = models.JSONField(blank=True, default=list)
+    #: The number of leases and tasks that it may hold at once; null: any.
+    max_held = models.PositiveIntegerField(
+        blank=True, null=True, default=None, validators=[MinValueValidator(1)]
+    )
+    created_at = models.DateTimeField(db_default=DbNow(), editable=False)
+    #: The moment from which on it is refused; null: never.
+    expires_at = models.DateTimeField(blank=True, null=True, default=None)
+    #: Accurate to about a minute: see ``note_use``.
+    last_used_at = models.DateTimeField(null=True, default=None, editable=False)
+    revoked_at = models.DateTimeField(null=True, default=None, editable=False)
+
+    objects: ClassVar = ApiTokenQuerySet.as_manager()
+
+    class Meta:
+        base_manager_name = "objects"
+        verbose_name = "API token"
+        # Deleting one would free its name, which ledgers know; changing one, widen what was given.
+        default_permissions = ("add", "view")
+        permissions: ClassVar = [("revoke_apitoken", "Can revoke an API token")]
+        ordering: ClassVar = ["-id"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def draw_secret(self) -> str:
+        """Give the token a new secret and return it. Only of a token that is not stored yet."""
+        secret = new_secret()
+        self.token_hash = hash_of(secret)
+        return secret
+
+    def clean(self) -> None:
+        errors = {
+            "name": _wrong_name(self.name),
+            "scopes": _wrong_scopes(self.scopes),
+            "prefix": _wrong_prefix(self.prefix),
+            "queues": _wrong_queues(self.queues),
+        }
+        if any(errors.values()):
+            raise ValidationError({field: text for field, text in errors.items() if text})
+
+    def covers_resource(self, resource: str) -> bool:
+        """Return True if the named lease of ``resource`` may be used with this token."""
+        return resource.startswith(self.prefix)
+
+    def covers_queue(self, queue: str) -> bool:
+        """Return True if tasks of ``queue`` may be used with this token."""
+        return not self.queues or queue in self.queues
+
+
+def _wrong_name(name: Any) -> str:
+    try:
+        check_name(name, "name")
+    except InvalidResource as error:
+        return str(error)
+    return ""
+
+
+def _wrong_scopes(given: Any) -> str:
+    if not given:
+        return "A token needs at least one scope."
+    unknown = sorted(set(given) - scopes)
+    return f"There is no scope {unknown[0]}. {suggestion(unknown[0], scopes)}" if unknown else ""
+
+
+def _wrong_prefix(prefix: str) -> str:
+    # The beginning of a name, and so all but its end is as in a name.
+    return _wrong_name(f"{prefix}x"[:MAX_NAME]).replace("name", "prefix", 1) if prefix else ""
+
+
+def _wrong_queues(queues: Any) -> str:
+    return next((wrong for wrong in map(_wrong_name, queues) if wrong), "")
