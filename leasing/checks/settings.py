@@ -142,15 +142,14 @@ def _check_metrics() -> Iterator[CheckMessage]:
 
 def _check_hosts() -> Iterator[CheckMessage]:
     for key, more in (("API_COMPATIBLE_HOSTS", ()), ("API_TRUSTED_PROXIES", (UNIX_SOCKET,))):
-        networks = getattr(leasing_settings, key)
-        if isinstance(networks, str):
-            text = f"LEASING[{key!r}] must be a tuple of networks, not {networks!r}."
-            yield Error(text, id="leasing.E008")
-            continue
+        given = getattr(leasing_settings, key)
+        wrong = [each for each in given if each not in more and not _is_network(each)]
         yield from (
-            Error(f"LEASING[{key!r}]: {each!r} is not a network.", id="leasing.E008")
-            for each in networks
-            if each not in more and not _is_network(each)
+            Error(
+                f"LEASING[{key!r}] must be a tuple of networks; {each!r} is none.",
+                id="leasing.E008",
+            )
+            for each in ([given] if isinstance(given, str) else wrong)
         )
 
 
