@@ -152,6 +152,31 @@ class Log:
     worker_sign_off_failed = _worker(
         WARNING, "%(worker)s could not record that it stopped: %(error)s"
     )
+    fleet_starts_by_exec = _worker(
+        INFO, "%(worker)s starts its workers by exec and not by fork: %(reason)s"
+    )
+    fleet_child_started = _worker(INFO, "%(worker)s started as pid %(pid)s")
+    fleet_child_ended = _worker(INFO, "%(worker)s (pid %(pid)s) ended")
+    fleet_child_died = _worker(ERROR, "%(worker)s (pid %(pid)s) died: %(how)s")
+    fleet_child_killed = _worker(
+        WARNING, "Killed %(worker)s (pid %(pid)s): it did not end in its time"
+    )
+    fleet_gives_up = _worker(
+        ERROR, "Stopping %(worker)s: a worker ended %(times)s times before it was ready: %(how)s"
+    )
+    fleet_stopping = _worker(INFO, "%(worker)s stopping; workers still running: %(running)s")
+    fleet_parent_gone = _worker(WARNING, "%(worker)s stops: its parent is gone")
+    fleet_group_left = _worker(ERROR, "Process groups did not end although killed: %(groups)s")
+    fleet_handed_back = _worker(
+        WARNING, "%(worker)s is gone; given back: %(given_back)s; lost: %(lost)s"
+    )
+    fleet_hand_back_failed = _worker(
+        WARNING, "Tasks of %(worker)s could not be handed back; will retry: %(error)s"
+    )
+    fleet_hand_back_left = _worker(
+        ERROR, "Tasks of %(worker)s are left to recovery: the database did not answer in time"
+    )
+    fleet_writer_failed = _worker(ERROR, "Handing back tasks failed unexpectedly; will retry")
     notifications_unsent = _worker(WARNING, "Notification of %(notification)s failed: %(error)s")
     notifications_failed = _worker(
         WARNING, "LISTEN connection failed; falling back to polling: %(error)s"

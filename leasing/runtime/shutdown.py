@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -55,10 +55,16 @@ def shutdown(grace: float | None = None) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def on_stop_signal(stop: Callable[[], object], *, insisted_upon: bool = False) -> Iterator[None]:
+def on_stop_signal(
+    stop: Callable[[], object],
+    *,
+    insisted_upon: bool = False,
+    numbers: Collection[signal.Signals] = SIGNALS,
+) -> Iterator[None]:
     """Call ``stop`` at each SIGTERM and SIGINT while the block runs, on a thread of its own;
     afterwards they do what they did before. With ``insisted_upon``, only at the first: the next
     raises SystemExit in the block, and so do later ones, but not within RELEASE_PATIENCE seconds.
+    With ``numbers`` it minds these signals alone.
 
     A handler that set an Event itself could stop for ever on a lock that the interrupted main
     thread holds, so it only writes a byte that the thread waits for. Other threads than the main
@@ -89,7 +95,7 @@ def on_stop_signal(stop: Callable[[], object], *, insisted_upon: bool = False) -
 
     listener = threading.Thread(target=listen, name="stop-signals", daemon=True)
     listener.start()
-    before = {number: signal.signal(number, notice) for number in SIGNALS}
+    before = {number: signal.signal(number, notice) for number in numbers}
     try:
         yield
     finally:

@@ -21,6 +21,7 @@ from tasks.execution.outcomes import COMPLETE, FAIL, Outcome, Refused
 from tasks.log import log
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
+from tasks.runtime import marks
 from tasks.runtime.tracepoints import points
 
 #: Pauses between the tries to store a result, in seconds.
@@ -40,6 +41,15 @@ def store_outcomes(outcomes: list[Outcome], database_down: Callable[[bool], obje
     finally:
         database_down(False)
         detach_all([outcome.execution.hold for outcome in outcomes])
+        if marks.current is not None:
+            _clear_marks(outcomes)
+
+
+def _clear_marks(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        if not outcome.dropped:  # which whoever ended the attempt sees to
+            # One without a verb is lost: until the lease has run out its row looks as it did.
+            outcome.execution.clear_mark(is_stored=outcome.is_done and bool(outcome.verb))
 
 
 def _drop(outcome: Outcome) -> None:

@@ -152,6 +152,7 @@ def _attempt(execution: Execution, call: Call | None) -> Outcome:
         if execution.owes_a_word:
             context.progress()
         if call is None:
+            execution.set_mark()
             assert execution.handler is not None
             output = call_handler(execution.handler, context, execution.claimed.task_data)
         else:
@@ -182,6 +183,7 @@ def judge(
     if context.completed:
         if error is not None:
             log.task_failed_after_end(execution.claimed, error=repr(error))
+        execution.clear_mark(is_stored=True)
         return Outcome(execution)
     if error is None and context.given_back is not None:
         reason, delay = context.given_back

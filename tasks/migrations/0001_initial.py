@@ -44,6 +44,8 @@ class Migration(migrations.Migration):
                 ('slots', models.JSONField(default=dict)),
                 ('blocked', models.JSONField(default=dict)),
                 ('sweeps', models.BooleanField(default=True)),
+                ('fleet', models.CharField(default=None, max_length=200, null=True)),
+                ('fleet_index', models.PositiveSmallIntegerField(default=None, null=True)),
                 ('started_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
                 ('last_seen_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
                 ('stopped_at', models.DateTimeField(default=None, null=True)),

@@ -110,6 +110,10 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         mine = self.filter(name=name, process=process)
         return mine.update(last_seen_at=DbNow(), stopped_at=None, **news)
 
+    def sign_off_dead(self, name: str) -> int:
+        """Note that the worker called ``name`` is gone: its parent has seen its end."""
+        return self.filter(name=name, stopped_at=None).update(stopped_at=DbNow())
+
     def sign_off(self, name: str, *, process: str = "") -> int:
         """Note that the worker called ``name`` has stopped, unless another ``process`` has the
         name."""
@@ -147,6 +151,9 @@ class Worker(models.Model):
     blocked = models.JSONField(default=dict)
     #: True if it runs recovery.
     sweeps = models.BooleanField(default=True)
+    #: The name of its parent, and its number among the workers of that; None: it has none.
+    fleet = models.CharField(max_length=200, null=True, default=None)
+    fleet_index = models.PositiveSmallIntegerField(null=True, default=None)
     started_at = models.DateTimeField(db_default=DbNow())
     last_seen_at = models.DateTimeField(db_default=DbNow())
     stopped_at = models.DateTimeField(null=True, default=None)

@@ -62,6 +62,14 @@ def revoke(rows: TaskRows, reason: str, by: str) -> int:
     )
 
 
+def take_from_dead(rows: TaskRows, reason: str, at_least: timedelta) -> int:
+    """Take all running tasks of ``rows``, whose holder was seen to die. None starts again before
+    ``at_least``."""
+    return take_from_holders(
+        rows, TaskRows.running, None, lambda task: reason, "died", at_least=at_least
+    )
+
+
 def note_refused(rows: TaskRows, row: Task, verb: str) -> None:
     """Record on its attempt that a late ``verb`` of the holder of ``row`` was refused."""
     # Refused because the deadline passed: there is no record of the attempt to note it on
@@ -119,6 +127,7 @@ def take_from_holders(
     kind: str,
     *,
     backs_off: bool = True,
+    at_least: timedelta = timedelta(0),
 ) -> int:
     """Take tasks from their holders. Returns how many.
 
@@ -129,6 +138,7 @@ def take_from_holders(
         reason: The reason, for the history.
         kind: The kind of reason, for receivers of the signal.
         backs_off: True to have each wait for the usual pause before its next attempt.
+        at_least: The shortest pause.
     """
     with transaction.atomic(using=rows.db):
         candidates: Any = which(rows)._of_one_table().order_by("pk")
@@ -154,7 +164,7 @@ def take_from_holders(
             status=TaskStatus.READY,
             unique_key=key_in_retry(),
             **taking,
-            **(_starts(before) if backs_off else {}),
+            **(_starts(before, at_least) if backs_off else {}),
         )
         taken = rows._everything().filter(mine).exclude(status=TaskStatus.RUNNING)
         tasks = (
@@ -181,10 +191,13 @@ def take_from_holders(
     return len(tasks)
 
 
-def _starts(tasks: dict[int, Any]) -> dict[str, Any]:
+def _starts(tasks: dict[int, Any], at_least: timedelta) -> dict[str, Any]:
     """The columns with the next start of each task. No policy of a handler decides about it: it
     judges an error, and there is none."""
-    pauses = {key: timedelta(seconds=usual_pause(task.attempts)) for key, task in tasks.items()}
+    pauses = {
+        key: max(at_least, timedelta(seconds=usual_pause(task.attempts)))
+        for key, task in tasks.items()
+    }
     return starting(pauses, tasks)
 
 

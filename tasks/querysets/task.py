@@ -438,6 +438,11 @@ class TaskQuerySet(TaskRows):
         does. The holder's later writes are refused; it learns of the loss at its next heartbeat."""
         return recovery.recover_stalled(self.home(), limit)
 
+    def take_from_dead(self, reason: str, at_least: timedelta) -> int:
+        """Take running tasks from a holder that was seen to die, as ``recover`` does, without
+        waiting for the deadline. None starts again before ``at_least``. Returns how many."""
+        return recovery.take_from_dead(self.home(), reason, at_least)
+
     def next_lapse_in(self) -> float | None:
         """Return the seconds until recovery would take the next running task, unless it is renewed:
         0 if there is one now; None if none is running. A sweep that finds nothing makes only this

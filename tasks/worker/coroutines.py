@@ -196,6 +196,7 @@ class Coroutines(Executor):
         self, execution: Execution, context: Context
     ) -> tuple[Any, BaseException | None]:
         assert execution.handler is not None
+        execution.set_mark()
         function = execution.handler.function
         loop = asyncio.get_running_loop()
         work = loop.create_task(_answer_of(function, context, execution.claimed.task_data))

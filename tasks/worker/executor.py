@@ -104,6 +104,11 @@ class Executor:
         return self.slots - len(self._running) + len(self._waiting)
 
     @property
+    def most_inside(self) -> int:
+        """Return the greatest number of attempts that run in it or wait, at any time."""
+        return 2 * (self.slots + MAX_PREFETCH)
+
+    @property
     def vacant(self) -> int:
         """Return the number of tasks that could start at once if no others wait here."""
         return max(0, self.slots - len(self._running))

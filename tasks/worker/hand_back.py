@@ -54,19 +54,24 @@ def give_up(executions: list[Execution]) -> None:
 
 def give_back(executions: list[Execution], reason: str) -> None:
     """Set tasks ready again at once, whatever their handlers still do. Raises nothing."""
-    alike: dict[tuple[str, bool], list[Task]] = {}
+    alike: dict[tuple[str, bool], list[Execution]] = {}
     for execution in executions:
         execution.hold.abandon()
         if execution.trace is not None:
             execution.trace.returned(reason)
         begun = execution.carrier is not None
-        alike.setdefault((execution.using, begun), []).append(execution.task)
-    for (using, begun), tasks in alike.items():
+        alike.setdefault((execution.using, begun), []).append(execution)
+    for (using, begun), some in alike.items():
+        tasks = [execution.task for execution in some]
+        is_stored = False
         try:
             _, refused = Task.objects.using(using).give_back_many(tasks, reason, begun=begun)
         except Error as error:
             for task in tasks:
                 log.task_return_failed(task, error=error)
         else:
+            is_stored = True
             for task, loss in refused:
                 log.task_return_needless(task, reason=loss)
+        for execution in some:
+            execution.clear_mark(is_stored=is_stored)

@@ -36,6 +36,7 @@ from contextlib import suppress
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 from django.db import Error, connections
 
@@ -60,6 +61,7 @@ from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.sql.cursors import begin_again
 from tasks.registry import Kind
+from tasks.runtime import marks
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tasks.runtime.service_threads import PATIENCE, ServiceThreads
 from tasks.sample import own_handlers
@@ -101,6 +103,7 @@ class WorkerProcess:
         max_tasks: The number of tasks after which it ends.
         chaos: Faults for demonstrations.
         name: The name of the worker; made of host and process by default.
+        fleet: The name of its parent and its number among the children of that; None: it has none.
     """
 
     def __init__(
@@ -116,8 +119,12 @@ class WorkerProcess:
         max_tasks: int | None = None,
         chaos: Chaos | None = None,
         name: str | None = None,
+        fleet: tuple[str, int] | None = None,
     ) -> None:
         self.name = name or default_holder()
+        self.fleet = fleet
+        #: True once it serves.
+        self.is_ready = False
         self.queues = list(queues or task_settings.QUEUES)
         self.ttl = ttl
         self.stop_timeout = task_settings.STOP_TIMEOUT if stop_timeout is None else stop_timeout
@@ -155,12 +162,15 @@ class WorkerProcess:
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is stored.
         Raises NameTaken if another process of this host has its name."""
+        fleet, index = self.fleet or (None, None)
         registration = Presence(
             self.name,
             lambda: {"blocked": self.executors.blocked},
             self._lose_name,
             queues=self.queues,
             slots=self.executors.slots,
+            fleet=fleet,
+            fleet_index=index,
         )
         ours = lasting_connection(self.stopping)
         hearing = limiter.heard_by(self.poller.hear)
@@ -176,6 +186,7 @@ class WorkerProcess:
         log.worker_started(
             worker=self.name, queues=", ".join(self.queues), handlers=len(own_handlers())
         )
+        self.is_ready = True
         try:
             self._serve()
         finally:  # whatever ends it: what it has is not to be renewed for ever
@@ -222,6 +233,10 @@ class WorkerProcess:
         self.stop()
         self._ended.wait(patience)
 
+    def vitals(self) -> dict[str, Any]:
+        """Return what a parent is to know of it once a second."""
+        return {"ready": self.is_ready, "running": len(self.executions)}
+
     @property
     def executions(self) -> list[Execution]:
         """Return the attempts that run now; after ``run``: those that could not be ended."""
@@ -236,7 +251,11 @@ class WorkerProcess:
         self._note_heard()
         self.executors.completer.replace_stuck_writer()
         self._looked = self._more = self.executors.saw_all = False
-        self._is_blocked = self.executors.completer.is_full or self._threads.callbacks.is_behind
+        self._is_blocked = (
+            self.executors.completer.is_full
+            or self._threads.callbacks.is_behind
+            or (marks.current is not None and marks.current.are_full)
+        )
         with suppress(RuntimeError):  # where nothing can be renewed it drains
             keeper.start()
         if keeper.draining or self._closing or self._is_blocked:

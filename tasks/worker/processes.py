@@ -28,6 +28,7 @@ from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.registry import Kind
+from tasks.runtime import marks
 from tasks.worker import child
 from tasks.worker.threads import Threads
 
@@ -90,6 +91,7 @@ class ChildProcess:
                 self._ready = True
             execution.start_timeout()
             trace = execution.trace
+            execution.set_mark()
             self._send(
                 child.Job(
                     execution.task,
@@ -119,6 +121,8 @@ class ChildProcess:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+                if marks.current is not None:
+                    marks.current.remove_group(process.pid)
                 self._pipe.close()
 
     def _start(self) -> None:
@@ -136,6 +140,8 @@ class ChildProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        if marks.current is not None:
+            marks.current.add_group(self._process.pid)
         self._pipe = ours
         self._ready = False
 

@@ -6,9 +6,9 @@ import logging
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from django.core.management.base import CommandError
 from django.utils import autoreload
@@ -21,10 +21,16 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl
 from tasks.exceptions import NameTaken, UnknownQueue
 from tasks.execution.chaos import Chaos
+from tasks.fleet import birth
+from tasks.fleet.birth import Birth
+from tasks.fleet.child import reporting
+from tasks.fleet.cores import usable_cores
+from tasks.fleet.parent import Parent, Plan
 from tasks.log import log
 from tasks.management import greeting
 from tasks.management.names import exit_if_taken
 from tasks.querysets import check_queue
+from tasks.registry import Kind
 from tasks.worker.process import Until, WorkerProcess
 
 #: New objects from which on garbage is looked for among them: more than belong to the tasks that a
@@ -83,6 +89,12 @@ class Command(ServiceCommand):
             help="Exit after N tasks (let a supervisor restart the worker)",
         )
         parser.add_argument("--name", help="Name of this worker (default: host:pid:random)")
+        parser.add_argument(
+            "--workers",
+            metavar="N|auto",
+            help="Run N such processes under a parent, which replaces those that end and hands "
+            "their tasks back at once (auto: one for each usable core; default: one process)",
+        )
         port.add_arguments(parser)
         parser.add_argument(
             "--chaos",
@@ -96,8 +108,28 @@ class Command(ServiceCommand):
             # Runs it on a second thread: the main one gets the signals and ends at a change.
             autoreload.run_with_reloader(lambda: _reloaded(self._made(options)))
             return
+        born = birth.born or (self._lead(options) if options["workers"] else None)
+        if born is not None:
+            _leave_with(self._serve, options, born)
+        elif not options["workers"]:
+            self._serve(options)
+
+    def _lead(self, options: dict[str, Any]) -> Birth | None:
+        """Be the parent. Returns None when the fleet has ended well, and in each child its birth.
+        Raises SystemExit."""
         worker = self._made(options)
-        with exit_if_taken(), on_stop_signal(worker.stop), collected_seldom():
+        parent = Parent(_plan(options, worker))
+        del worker
+        born = parent.run()
+        if born is None and parent.exit_code:
+            raise SystemExit(parent.exit_code)
+        return born
+
+    def _serve(self, options: dict[str, Any], born: Birth | None = None) -> None:
+        """Be a worker; the child of a fleet if there is a birth."""
+        worker = self._made(options) if born is None else _measured(options, born)
+        obeying = on_stop_signal(worker.stop) if born is None else reporting(born, worker)
+        with exit_if_taken(), obeying, collected_seldom():
             worker.run()
             if worker.executions:
                 # A thread that cannot be ended must not keep the process from its end.
@@ -109,8 +141,11 @@ class Command(ServiceCommand):
 
     def _made(self, options: dict[str, Any]) -> WorkerProcess:
         """The worker, which has introduced itself."""
-        worker = _measured(options)
-        self.greet(options, f"worker {worker.name}", greeting.facts(worker))
+        worker = _worker(options) if options["workers"] else _measured(options)
+        facts = greeting.facts(worker)
+        if options["workers"]:
+            facts = {"workers": f"{options['workers']} processes under this one", **facts}
+        self.greet(options, f"worker {worker.name}", facts)
         if options["verbosity"] and (reason := greeting.no_handler_reason()):
             log.worker_without_handlers(worker=worker.name, reason=reason)
         return worker
@@ -134,7 +169,12 @@ def collected_seldom() -> Iterator[None]:
 
 
 def _check(options: dict[str, Any]) -> None:
-    for name in ("threads", "coroutines", "processes", "max_tasks"):
+    options["workers"] = _count(options["workers"])
+    if options["workers"] and options["autoreload"]:
+        raise CommandError("--autoreload is for one process: leave --workers out.")
+    if options["workers"] and not hasattr(os, "fork"):
+        raise CommandError("--workers needs a system with fork: start several workers instead.")
+    for name in ("threads", "coroutines", "processes", "max_tasks", "workers"):
         if options[name] is not None and options[name] < 1:
             raise CommandError(f"--{name.replace('_', '-')} must be at least 1.")
     try:
@@ -147,19 +187,45 @@ def _check(options: dict[str, Any]) -> None:
         raise CommandError(str(error)) from error
 
 
-def _worker(options: dict[str, Any]) -> WorkerProcess:
+def _count(workers: Any) -> int | None:
+    """Return the number of processes that ``--workers`` asks for; None: this one alone."""
+    try:
+        return usable_cores() if workers == "auto" else workers and int(workers)
+    except ValueError:
+        raise CommandError("--workers must be a number, or auto.") from None
+
+
+def _plan(options: dict[str, Any], worker: WorkerProcess) -> Plan:
+    executors = worker.executors.executors
+    return Plan(
+        name=worker.name,
+        workers=options["workers"],
+        options=options,
+        inside=sum(each.most_inside for each in executors.values()),
+        groups=executors[Kind.PROCESS].slots,
+        ttl=check_ttl(worker.ttl).total_seconds(),
+        stop_timeout=worker.stop_timeout,
+        restarts=worker.until is Until.STOPPED,
+    )
+
+
+def _worker(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess:
     same = ("queues", "threads", "coroutines", "processes", "ttl", "stop_timeout", "max_tasks")
     until = Until.ONCE if options["once"] else Until.DRAINED if options["drain"] else Until.STOPPED
+    own = {"name": options["name"]}
+    if born is not None:
+        own = {"name": born.name, "fleet": (born.fleet, born.index)}
     return WorkerProcess(
-        **{name: options[name] for name in (*same, "name")},
+        **{name: options[name] for name in same},
+        **own,
         until=until,
         chaos=Chaos() if options["chaos"] else None,
     )
 
 
-def _measured(options: dict[str, Any]) -> WorkerProcess:
+def _measured(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess:
     """The worker, which shows its metrics if it was asked to."""
-    worker = _worker(options)
+    worker = _worker(options, born)
     port.serve(options)
     if options["metrics_port"] is not None:
         from tasks.metrics import process
@@ -178,6 +244,24 @@ def _reloaded(worker: WorkerProcess) -> None:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(error.EXIT_CODE)
+
+
+def _leave_with(serve: Callable[..., None], options: dict[str, Any], born: Birth) -> NoReturn:
+    """Be the child of a fleet, and end this process: its parent was in the middle of something."""
+    code = 1
+    try:
+        serve(options, born)
+        code = 0
+    except CommandError as error:
+        sys.stderr.write(f"{error}\n")
+        code = error.returncode
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _leave(worker: WorkerProcess) -> None:

@@ -1,0 +1,143 @@
+"""The event loop of the parent: one thread that waits for descriptors, signals and timers.
+
+It is a few lines and not asyncio's, since the parent forks: nothing of it may be left at work in a
+child, which closes what is registered here (``abandon``) and goes on as another program.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from leasing.runtime.clock import clock
+
+#: Seconds between two looks at the clock: a machine that was suspended wakes nobody in time.
+LONGEST_WAIT = 5.0
+
+
+class Readable(Protocol):
+    """A socket, or another open file with a descriptor."""
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(order=True)
+class Timer:
+    """A call that is due at a moment, unless it is cancelled."""
+
+    at: float
+    callback: Callable[[], object] = field(compare=False)
+    is_cancelled: bool = field(default=False, compare=False)
+
+    def cancel(self) -> None:
+        """Have it not called any more."""
+        self.is_cancelled = True
+
+
+class Loop:
+    """Calls back, on the thread that calls ``step``. A callback must end at once: while it runs,
+    the parent notices nothing."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[Timer] = []
+        self._signals: dict[int, Callable[[], object]] = {}
+        self._before: dict[int, object] = {}
+        self._woken: socket.socket | None = None
+        self._is_abandoned = False
+
+    def add_reader(self, file: Readable, callback: Callable[[], object]) -> None:
+        """Call ``callback`` whenever ``file`` can be read, or has ended. A forked child closes
+        ``file``."""
+        self._selector.register(file, selectors.EVENT_READ, callback)
+
+    def add_writer(self, file: Readable, callback: Callable[[], object]) -> None:
+        """Call ``callback`` whenever ``file`` can be written, instead of when it can be read."""
+        self._selector.modify(file, selectors.EVENT_WRITE, callback)
+
+    def remove(self, file: Readable) -> None:
+        """Forget ``file``, which stays open."""
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(file)
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        """Call ``callback`` once, in so many seconds."""
+        timer = Timer(clock() + seconds, callback)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def repeat(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Call ``callback`` now, and again whenever so many seconds have passed."""
+
+        def call() -> None:
+            self.call_later(seconds, call)
+            callback()
+
+        call()
+
+    def step(self) -> None:
+        """Wait until something is due, and call what is."""
+        wait = min(LONGEST_WAIT, self._next_at() - clock())
+        for key, _ in self._selector.select(max(0.0, wait)):
+            if self._selector.get_map().get(key.fd) is key:  # no callback has removed it meanwhile
+                key.data()
+        while self._next_at() <= clock():
+            timer = heapq.heappop(self._timers)
+            if not timer.is_cancelled:
+                timer.callback()
+
+    def _next_at(self) -> float:
+        while self._timers and self._timers[0].is_cancelled:
+            heapq.heappop(self._timers)
+        return self._timers[0].at if self._timers else math.inf
+
+    # Signals
+
+    def on_signal(self, numbers: Iterable[int], callback: Callable[[], object]) -> None:
+        """Call ``callback`` once for each signal of ``numbers`` that has come."""
+        if self._woken is None:
+            self._woken, waker = socket.socketpair()
+            self._woken.setblocking(False)
+            waker.setblocking(False)
+            signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
+            self.add_reader(self._woken, self._hear)
+        for number in numbers:
+            self._signals[number] = callback
+            # No SIG_IGN: what is started would inherit it.
+            self._before[number] = signal.signal(number, lambda number, frame: None)
+
+    def _hear(self) -> None:
+        assert self._woken is not None
+        for number in self._woken.recv(4096):
+            if number in self._signals:
+                self._signals[number]()
+
+    # The end
+
+    def abandon(self) -> None:
+        """Close what is registered, and have signals do what they did before. In a forked child it
+        leaves the parent as it is. A second call changes nothing."""
+        if self._is_abandoned:
+            return
+        self._is_abandoned = True
+        if self._woken is not None:
+            waker = signal.set_wakeup_fd(-1)
+            for number, handler in self._before.items():
+                signal.signal(number, handler or signal.SIG_DFL)  # type: ignore[arg-type]
+            os.close(waker)
+        files = [key.fileobj for key in self._selector.get_map().values()]
+        # First: what is closed before would stay in a set that the parent shares.
+        self._selector.close()
+        for file in files:
+            file.close()  # type: ignore[union-attr]
+        self._timers.clear()

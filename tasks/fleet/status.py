@@ -1,0 +1,55 @@
+"""The parent's knowledge of its children: what pages, probes and metrics of the parent may show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from leasing.runtime.clock import clock
+
+
+@dataclass
+class ChildStatus:
+    """One child, from its start until it was reaped."""
+
+    #: Its number in the fleet, from 1 on: its successors have the same.
+    index: int
+    #: The holder of its tasks and the name of its row. No two children ever have the same.
+    name: str
+    pid: int = 0
+    #: Moments on the clock of ``leasing.runtime.clock``.
+    started_at: float = field(default_factory=clock)
+    #: The moment of its last report; None: there was none yet.
+    beat_at: float | None = None
+    #: True once it serves: it has registered, and looks for tasks.
+    is_ready: bool = False
+    #: True if it was asked to stop.
+    is_stopping: bool = False
+    #: Its last report: ``WorkerProcess.vitals``.
+    vitals: Mapping[str, Any] = field(default_factory=dict)
+
+    def hear(self, report: Mapping[str, Any]) -> None:
+        """Take a report of the child in."""
+        self.beat_at = clock()
+        self.vitals = report
+        self.is_ready = self.is_ready or bool(report.get("ready"))
+
+
+@dataclass
+class Member:
+    """The place of one index in the fleet, over all children that had it."""
+
+    index: int
+    #: The present child; None between two.
+    child: ChildStatus | None = None
+    #: The number of children that had it after the first.
+    restarts: int = 0
+    #: True if a child is to be started for it.
+    is_awaited: bool = True
+    #: The numbers of children in a row that ended before they were ready, and soon after their
+    #: start.
+    failed_starts: int = 0
+    quick_ends: int = 0
+    #: The end of the last child in words, for people; empty if there was none.
+    last_end: str = ""
