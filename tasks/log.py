@@ -149,6 +149,16 @@ class Log:
     worker_name_taken = _worker(
         ERROR, "The name %(worker)s is taken by pid %(pid)s of %(hostname)s"
     )
+    migrations_unread = _worker(WARNING, "Migrations could not be read; will retry: %(error)s")
+    worker_too_large = _worker(
+        WARNING,
+        "%(worker)s ends with the tasks that it has: it has %(mib)s MiB of memory, more than "
+        "%(limit)s",
+    )
+    health_served = _worker(
+        INFO, "Answering probes at http://%(address)s:%(port)s/livez and /readyz"
+    )
+    health_file_failed = _worker(ERROR, "Health file %(path)s could not be touched: %(error)s")
     worker_sign_off_failed = _worker(
         WARNING, "%(worker)s could not record that it stopped: %(error)s"
     )

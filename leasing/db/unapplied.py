@@ -21,6 +21,15 @@ def unapplied_reason() -> str:
     """Return a sentence with the migrations of our apps that were not applied to their database,
     and the command that does it. Empty if all were, and if the database does not answer: a
     process that waits for it may start before it does.
+    """
+    try:
+        return find_unapplied()
+    except Error:
+        return ""
+
+
+def find_unapplied() -> str:
+    """Return the same sentence, or raise Error if the database does not answer.
 
     Reads the names of our own migrations only, not the graph of all: a command of a large project
     would take seconds more.
@@ -30,8 +39,6 @@ def unapplied_reason() -> str:
     was_open = connection.connection is not None
     try:
         applied = set(MigrationRecorder(connection).applied_migrations())
-    except Error:
-        return ""
     finally:
         if not was_open:
             connection.close()  # a process that only waits would keep it

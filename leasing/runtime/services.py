@@ -49,18 +49,25 @@ class Service:
         self.close = close
         self.starts_in = starts_in
         self.failures = Streak(longest=longest)
+        #: The moment, on the system's clock, at which the latest tick began; None before the first.
+        self.began_at: float | None = None
+        self.is_ticking = self.has_succeeded = False
         self._tick = tick
         self._failed = failed
         self._expected, self._survives = expected, survives
 
     def step(self) -> float:
         """Tick once. Returns the seconds until the next tick."""
+        self.began_at, self.is_ticking = system_clock(), True
         try:
             close_old_connections()
             pause = self._tick()
         except self._survives as error:
             return self._fail(error)
+        finally:
+            self.is_ticking = False
         self.failures.succeeded()
+        self.has_succeeded = True
         return pause
 
     @property

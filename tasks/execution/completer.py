@@ -83,6 +83,18 @@ class Completer:
         """Return True if no more should be started: the database does not store outcomes."""
         return self._database_down or len(self._waiting) >= MAX_WAITING
 
+    @property
+    def waits_since(self) -> float | None:
+        """Return the end of the attempt whose outcome has waited for longest to be sent; None if
+        none waits. An outcome that was sent may wait for a lock, which delays no other."""
+        waiting = self._waiting.copy()
+        return waiting[0].ended_at if waiting else None
+
+    @property
+    def database_down(self) -> bool:
+        """Return True if the database did not answer when it was last sent outcomes."""
+        return self._database_down
+
     def is_stuck(self) -> bool:
         """Return True if a result whose task is renewed still has not been stored for 3 times
         its ttl, though the database answered all the while."""

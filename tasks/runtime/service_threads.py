@@ -47,6 +47,8 @@ class ServiceThreads:
         self._closing: list[LastingThread] = []
         all_watched: list[Watched] = [self, self.callbacks, answers, *watched]
         watching = [self._watching(each) for each in all_watched]
+        #: The first service of the watcher, which ticks as long as that goes on.
+        self.watching = watching[0]
         self._watcher = self._thread("watcher", watching, limited_by=LIMIT)
 
     def start(

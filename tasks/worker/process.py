@@ -63,10 +63,12 @@ from tasks.querysets.sql.cursors import begin_again
 from tasks.registry import Kind
 from tasks.runtime import marks
 from tasks.runtime.connection import handlers_limited, lasting_connection
-from tasks.runtime.service_threads import PATIENCE, ServiceThreads
+from tasks.runtime.memory import resident_mib
+from tasks.runtime.service_threads import PATIENCE, ServiceThreads, Watched
 from tasks.sample import own_handlers
 from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.hand_back import give_back, give_back_all, give_up
+from tasks.worker.health import WorkerHealth
 from tasks.worker.registration import Presence
 from tasks.worker.timeouts import Timekeeper
 
@@ -101,6 +103,7 @@ class WorkerProcess:
         stop_timeout: Seconds that running tasks have to end after a stop.
         until: The condition on which it ends by itself.
         max_tasks: The number of tasks after which it ends.
+        max_memory: The MiB of memory (its resident set) above which it ends.
         chaos: Faults for demonstrations.
         name: The name of the worker; made of host and process by default.
         fleet: The name of its parent and its number among the children of that; None: it has none.
@@ -117,6 +120,7 @@ class WorkerProcess:
         stop_timeout: float | None = None,
         until: Until = Until.STOPPED,
         max_tasks: int | None = None,
+        max_memory: int | None = None,
         chaos: Chaos | None = None,
         name: str | None = None,
         fleet: tuple[str, int] | None = None,
@@ -135,7 +139,10 @@ class WorkerProcess:
         #: Set if it ended because another process had taken its name.
         self.name_taken: NameTaken | None = None
         self._tasks_left = max_tasks
-        #: True if it claims no more, and ends with the tasks that it runs.
+        self._max_memory = max_memory
+        #: True once it has more memory than that.
+        self._is_too_large = False
+        #: True if it has claimed all that it is to run.
         self._closing = False
         self._forced = False
         self._ended = threading.Event()
@@ -152,11 +159,19 @@ class WorkerProcess:
         self._timekeeper = Timekeeper(self._time_out)
         failed = partial(log.worker_claim_failed, worker=self.name)
         self._claiming = Service(self._look, failed, survives=(Error,))
+        #: Further threads that the watcher looks after.
+        self.watched: list[Watched] = []
         self._threads = ServiceThreads(self._ended, self._timekeeper, self)
         self.poller = Poller(self.queues, self._ended, self._renew_now)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
         self.executors = ExecutorPool(
             counts, self.poller.wake, self._stored, chaos, self._threads.callbacks
+        )
+        self.health = WorkerHealth(
+            self._claiming,
+            self.executors.completer,
+            self.stopping,
+            lambda: self._claims_no_more,
         )
 
     def run(self) -> None:
@@ -219,6 +234,11 @@ class WorkerProcess:
             execution.interruption.notified.set()
         self.poller.wake()
 
+    @property
+    def ended(self) -> threading.Event:
+        """An event that is set at its end."""
+        return self._ended
+
     def _lose_name(self, taken: NameTaken) -> None:
         self.name_taken = taken
         self.stop()
@@ -244,6 +264,11 @@ class WorkerProcess:
 
     # Claiming
 
+    @property
+    def _claims_no_more(self) -> bool:
+        """Return True if it ends with the tasks that it runs."""
+        return self._closing or self._is_too_large
+
     def _claim(self) -> bool:
         """Claim for the slots that are free, and ahead of them. Return True if there may be more to
         claim at once."""
@@ -258,7 +283,7 @@ class WorkerProcess:
         )
         with suppress(RuntimeError):  # where nothing can be renewed it drains
             keeper.start()
-        if keeper.draining or self._closing or self._is_blocked:
+        if keeper.draining or self._claims_no_more or self._is_blocked:
             self.executors.expect_no_more()
             return False
         found = self._claim_for(self.executors.claim_requests())
@@ -334,7 +359,7 @@ class WorkerProcess:
     def _stored(self, outcomes: list[Outcome]) -> None:
         """Look again where what was just stored is a reason to: an end that somebody waits for,
         or a task that may be ready by it."""
-        ends = self._closing or self.stopping.is_set() or self.until is not Until.STOPPED
+        ends = self._claims_no_more or self.stopping.is_set() or self.until is not Until.STOPPED
         if ends or self._is_blocked or any(map(_makes_ready, outcomes)):
             self.poller.wake()
 
@@ -366,7 +391,7 @@ class WorkerProcess:
 
     def _is_idle(self) -> bool:
         """Return True if there is nothing to do but to wait for tasks."""
-        return self.until is Until.STOPPED and not (self.executions or self._closing)
+        return self.until is Until.STOPPED and not (self.executions or self._claims_no_more)
 
     def _renew_now(self, key: str) -> None:
         """The task with this ``key`` was asked to end."""
@@ -376,14 +401,14 @@ class WorkerProcess:
 
     def _reaches_end(self) -> bool:
         """Return True if the end is reached, after a look that found no more."""
-        if self.until is Until.STOPPED and not self._closing:
+        if self.until is Until.STOPPED and not self._claims_no_more:
             return False
-        if self.executors.saw_all and not (self._closing or self._busy or self._more):
+        if self.executors.saw_all and not (self._claims_no_more or self._busy or self._more):
             if self.until is Until.ONCE:
                 self._closing = True
             elif self.until is Until.DRAINED and all(each.is_over for each in self.executions):
                 self._closing = not self._is_anything_left()
-        return self._closing and all(each.is_over for each in self.executions)
+        return self._claims_no_more and all(each.is_over for each in self.executions)
 
     def _is_anything_left(self) -> bool:
         rows = Task.objects.home()
@@ -399,20 +424,34 @@ class WorkerProcess:
 
     def _start_threads(self, registration: Presence) -> None:
         self.poller.listen(self._threads)
+        heartbeats = registration.service()
+        self.health.lasting = {"heartbeats": heartbeats, "other threads": self._threads.watching}
         services.start(
             self._threads,
-            registration.service(),
+            heartbeats,
+            *([self.health.migrations] if self.health.is_observed else ()),
             found=self.poller.wake,
             look_ahead=self.poller.look_ahead,
         )
 
     def tend(self) -> None:
         """Start again what has ended of that which carries tasks, and give back what it carried:
-        called by the watcher."""
+        called by the watcher. Look at the memory, too."""
+        for each in self.watched:
+            each.tend()
+        self._look_at_memory()
         if given_up := self.executors.tend():
             give_up(given_up)
             connections.close_all()
             self.poller.wake()
+
+    def _look_at_memory(self) -> None:
+        limit = self._max_memory
+        if limit is None or self._is_too_large or (size := resident_mib()) <= limit:
+            return
+        log.worker_too_large(worker=self.name, mib=size, limit=limit)
+        self._is_too_large = True
+        self.poller.wake()
 
     # Stopping
 

@@ -17,6 +17,7 @@ from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.keeper import keeper
 from leasing.management.base import ServiceCommand
 from leasing.metrics import port
+from leasing.runtime.exit_codes import ExitCode
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl
 from tasks.exceptions import NameTaken, UnknownQueue
@@ -27,7 +28,7 @@ from tasks.fleet.child import reporting
 from tasks.fleet.cores import usable_cores
 from tasks.fleet.parent import Parent, Plan
 from tasks.log import log
-from tasks.management import greeting
+from tasks.management import greeting, health
 from tasks.management.names import exit_if_taken
 from tasks.querysets import check_queue
 from tasks.registry import Kind
@@ -88,6 +89,12 @@ class Command(ServiceCommand):
             metavar="N",
             help="Exit after N tasks (let a supervisor restart the worker)",
         )
+        parser.add_argument(
+            "--max-memory",
+            type=int,
+            metavar="MIB",
+            help="Exit once the worker has more than so much memory, with its tasks finished",
+        )
         parser.add_argument("--name", help="Name of this worker (default: host:pid:random)")
         parser.add_argument(
             "--workers",
@@ -96,6 +103,7 @@ class Command(ServiceCommand):
             "their tasks back at once (auto: one for each usable core; default: one process)",
         )
         port.add_arguments(parser)
+        health.add_arguments(parser)
         parser.add_argument(
             "--chaos",
             action="store_true",
@@ -137,7 +145,10 @@ class Command(ServiceCommand):
             if worker.name_taken:
                 raise worker.name_taken
         if worker.failed:
-            raise CommandError("The worker gave up because it was stuck: its log says why.")
+            raise CommandError(
+                "The worker gave up because it was stuck: its log says why.",
+                returncode=ExitCode.FAILED,
+            )
 
     def _made(self, options: dict[str, Any]) -> WorkerProcess:
         """The worker, which has introduced itself."""
@@ -174,9 +185,10 @@ def _check(options: dict[str, Any]) -> None:
         raise CommandError("--autoreload is for one process: leave --workers out.")
     if options["workers"] and not hasattr(os, "fork"):
         raise CommandError("--workers needs a system with fork: start several workers instead.")
-    for name in ("threads", "coroutines", "processes", "max_tasks", "workers"):
+    for name in ("threads", "coroutines", "processes", "max_tasks", "max_memory", "workers"):
         if options[name] is not None and options[name] < 1:
             raise CommandError(f"--{name.replace('_', '-')} must be at least 1.")
+    health.check(options)
     try:
         check_ttl(options["ttl"])
         if options["name"] is not None:
@@ -210,7 +222,10 @@ def _plan(options: dict[str, Any], worker: WorkerProcess) -> Plan:
 
 
 def _worker(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess:
-    same = ("queues", "threads", "coroutines", "processes", "ttl", "stop_timeout", "max_tasks")
+    same = (
+        *("queues", "threads", "coroutines", "processes", "ttl", "stop_timeout"),
+        *("max_tasks", "max_memory"),
+    )
     until = Until.ONCE if options["once"] else Until.DRAINED if options["drain"] else Until.STOPPED
     own = {"name": options["name"]}
     if born is not None:
@@ -224,13 +239,14 @@ def _worker(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess
 
 
 def _measured(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess:
-    """The worker, which shows its metrics if it was asked to."""
+    """The worker, which shows its metrics and its health if it was asked to."""
     worker = _worker(options, born)
-    port.serve(options)
     if options["metrics_port"] is not None:
+        port.serve(options, health.page_of(worker))
         from tasks.metrics import process
 
         process.watch(worker.executors)
+    health.serve(options, worker)
     return worker
 
 
@@ -271,4 +287,6 @@ def _leave(worker: WorkerProcess) -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(NameTaken.EXIT_CODE if worker.name_taken else int(worker.failed))
+    if worker.name_taken:
+        os._exit(worker.name_taken.EXIT_CODE)
+    os._exit(ExitCode.FAILED if worker.failed else ExitCode.DONE)

@@ -6,6 +6,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from http import HTTPStatus
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -257,6 +260,24 @@ def test_a_process_shows_what_it_counts_at_its_port(monkeypatch: pytest.MonkeyPa
 
     assert connected == ["yes"]
     assert "python_info" in found.names
+
+
+def test_a_process_has_pages_at_the_port_of_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instruments, "connect", lambda: None)
+    pages = {"/livez": (HTTPStatus.OK, "ok\n"), "/readyz": (HTTPStatus.IM_A_TEAPOT, "no\n")}
+    port = metrics_port.serve_at("127.0.0.1", 0, pages.get)
+
+    def ask(method: str, path: str) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", port, timeout=20)
+        with closing(connection):
+            connection.request(method, path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+    assert ask("GET", "/livez") == (200, "ok\n")
+    assert ask("HEAD", "/readyz") == (418, "")
+    assert ask("POST", "/livez")[0] == 405
+    assert "python_info" in scrape(port).names
 
 
 def test_a_port_that_is_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

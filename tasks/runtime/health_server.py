@@ -1,0 +1,193 @@
+"""A small HTTP server for probes: ``/livez`` and ``/readyz``, and nothing else.
+
+It never waits: a loop, on a thread or the parent's own, calls what is ready and, about once a
+second, ``cut_off``. A request is read to the end of its head, up to MAX_HEAD
+bytes; the answer closes the connection. A client has PATIENCE seconds for all of it. Where
+MAX_CLIENTS are connected, the one that has been so for longest makes room for the next, so that
+clients that hang keep out no probe.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Protocol
+
+from leasing.runtime.clock import system_clock
+from tasks.runtime.health import Health
+
+#: The greatest number of bytes of a request line and its header.
+MAX_HEAD = 8192
+#: Seconds that a client has for its request and the answer.
+PATIENCE = 5.0
+#: The greatest number of connections at a time.
+MAX_CLIENTS = 64
+
+LIVE, READY = "/livez", "/readyz"
+
+
+def page(path: str, health: Callable[[], Health]) -> tuple[HTTPStatus, str] | None:
+    """Return the status and the text of the probe at ``path``; None: there is none."""
+    if path not in (LIVE, READY):
+        return None
+    reasons = health().hung if path == LIVE else health().reasons
+    if reasons:
+        return HTTPStatus.SERVICE_UNAVAILABLE, "".join(f"{each}\n" for each in reasons)
+    return HTTPStatus.OK, "ok\n"
+
+
+def answer(head: bytes, health: Callable[[], Health]) -> bytes:
+    """Return the whole answer to a request with this ``head``."""
+    words = head.partition(b"\n")[0].decode("latin-1").split()
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return _response(HTTPStatus.BAD_REQUEST)
+    method, target, _ = words
+    if method not in ("GET", "HEAD"):
+        return _response(HTTPStatus.METHOD_NOT_ALLOWED, header="Allow: GET, HEAD\r\n")
+    found = page(target.partition("?")[0], health) or (HTTPStatus.NOT_FOUND, "")
+    return _response(*found, is_head=method == "HEAD")
+
+
+def _response(
+    status: HTTPStatus, text: str = "", header: str = "", *, is_head: bool = False
+) -> bytes:
+    body = (text or f"{status.phrase}\n").encode()
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\n"
+        "Content-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\n"
+        "Cache-Control: no-store\r\n"
+        f"{header}"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if is_head else body)
+
+
+class Loop(Protocol):
+    """Waits for sockets."""
+
+    def add_reader(self, file: socket.socket, callback: Callable[[], object]) -> None:
+        """Call ``callback`` whenever ``file`` can be read."""
+
+    def add_writer(self, file: socket.socket, callback: Callable[[], object]) -> None:
+        """Call ``callback`` whenever ``file`` can be written, instead of when it can be read."""
+
+    def remove(self, file: socket.socket) -> None:
+        """Forget ``file``."""
+
+
+class HealthServer:
+    """Answers probes at ``address`` and ``port``; 0 is any free port. Raises OSError."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        health: Callable[[], Health],
+        loop: Loop,
+    ) -> None:
+        self._health = health
+        self._loop = loop
+        #: True while there are no descriptors for further clients.
+        self._is_deaf = False
+        #: In the order in which they have come.
+        self._clients: list[_Client] = []
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, port), family=family, backlog=MAX_CLIENTS)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._listen()
+
+    def _accept(self) -> None:
+        try:
+            connected, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone already
+            return
+        except OSError:  # no descriptor is left: it stays in the queue until the next look
+            self._loop.remove(self._socket)
+            self._is_deaf = True
+            return
+        if len(self._clients) >= MAX_CLIENTS:
+            self._clients[0].close()
+        connected.setblocking(False)
+        client = _Client(connected, self)
+        self._clients.append(client)
+        self._loop.add_reader(connected, client.read)
+
+    def cut_off(self) -> float | None:
+        """Close the connections whose time is over. Returns the seconds until another is over;
+        None if there is no connection."""
+        now = system_clock()
+        while self._clients and self._clients[0].ends_at <= now:
+            self._clients[0].close()
+        if self._is_deaf:
+            self._listen()
+        return self._clients[0].ends_at - now if self._clients else None
+
+    def _listen(self) -> None:
+        self._is_deaf = False
+        self._loop.add_reader(self._socket, self._accept)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for client in list(self._clients):
+            client.close()
+        if not self._is_deaf:
+            self._loop.remove(self._socket)
+        self._socket.close()
+
+
+class _Client:
+    """A connection: its request, then the answer, then nothing more until the client closes it. To
+    close first, with something unread, could take the answer from it."""
+
+    def __init__(self, connected: socket.socket, server: HealthServer) -> None:
+        self._socket = connected
+        self._server = server
+        self._head = b""
+        self._left = b""
+        self._is_answered = False
+        self.ends_at = system_clock() + PATIENCE
+
+    def read(self) -> None:
+        try:
+            came = self._socket.recv(MAX_HEAD)
+        except BlockingIOError:
+            return
+        except OSError:
+            came = b""
+        if not came:
+            self.close()
+        elif not self._is_answered:
+            self._head += came
+            if b"\r\n\r\n" in self._head or b"\n\n" in self._head:
+                self._answer(answer(self._head, self._server._health))
+            elif len(self._head) >= MAX_HEAD:
+                self._answer(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+
+    def _answer(self, response: bytes) -> None:
+        self._is_answered, self._head, self._left = True, b"", response
+        self._server._loop.add_writer(self._socket, self.write)
+        self.write()
+
+    def write(self) -> None:
+        try:
+            self._left = self._left[self._socket.send(self._left) :]
+            if self._left:
+                return
+            self._socket.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        self._server._loop.remove(self._socket)
+        self._server._loop.add_reader(self._socket, self.read)
+
+    def close(self) -> None:
+        if self not in self._server._clients:  # closed while its call was waiting
+            return
+        self._server._clients.remove(self)
+        self._server._loop.remove(self._socket)
+        self._socket.close()

@@ -1,0 +1,251 @@
+"""The health that a worker tells of itself, and the end of one that has grown too large."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from django.db import OperationalError
+from django.db.migrations.recorder import MigrationRecorder
+
+from leasing.runtime.services import Service
+from tasks.conf import task_settings
+from tasks.log import log
+from tasks.models import TaskStatus
+from tasks.runtime import service_threads
+from tasks.runtime.health import Health
+from tasks.runtime.memory import resident_mib
+from tasks.worker import health as judging
+from tasks.worker import process
+from tasks.worker.health import LATE_AFTER, WorkerHealth
+from tests.factories import TaskFactory
+from tests.leasing.support import FakeClock
+from tests.logs import logged
+from tests.processes import wait_for
+from tests.tasks.support import Handlers
+from tests.tasks.workers import states, working
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
+
+#: Longer than any answer is waited for.
+LONG = 61.0
+
+
+class Parts:
+    """What the health is judged by, as the test has it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = FakeClock()
+        monkeypatch.setattr(judging, "clock", self.clock)
+        monkeypatch.setattr(judging, "system_clock", self.clock)
+        monkeypatch.setattr("leasing.runtime.services.system_clock", self.clock)
+        self.keeper = SimpleNamespace(draining=False)
+        monkeypatch.setattr(judging, "keeper", self.keeper)
+        self.completer = Mock(waits_since=None, database_down=False)
+        self.stopping = threading.Event()
+        self.is_ending = False
+        #: Called by every tick.
+        self.meanwhile: Callable[[], object] = bool
+        self.claiming, self.heartbeats = self.service(), self.service()
+        self.judge = WorkerHealth(
+            self.claiming, self.completer, self.stopping, lambda: self.is_ending
+        )
+        self.judge.lasting["heartbeats"] = self.heartbeats
+
+    def service(self) -> Service:
+        def tick() -> float:
+            self.meanwhile()
+            return 1.0
+
+        return Service(tick, log.worker_claim_failed)
+
+    def start(self) -> None:
+        self.heartbeats.step()
+        self.judge.migrations.step()
+        self.claiming.step()
+
+    @property
+    def health(self) -> Health:
+        return self.judge.read()
+
+    def fail(self) -> None:
+        raise OperationalError("away")
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    return Parts(monkeypatch)
+
+
+@pytest.mark.once
+def test_a_worker_is_ready_once_it_has_claimed_and_all_migrations_are_applied(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, unknown = parts.health.closed
+    assert starts.startswith("It starts") and unknown.startswith("It is not known yet")
+    assert parts.health.is_moving
+
+    parts.start()
+    assert parts.health == Health()
+
+    monkeypatch.setattr(MigrationRecorder, "applied_migrations", lambda recorder: {})
+    assert parts.judge.migrations.step() < 60
+    (reason,) = parts.health.closed
+    assert "migrate" in reason
+
+    monkeypatch.setattr(MigrationRecorder, "applied_migrations", lambda recorder: parts.fail())
+    parts.judge.migrations.step()
+    assert parts.health.closed == (reason,)  # what a database that is away said before
+
+
+@pytest.mark.once
+def test_a_main_thread_that_claims_for_longer_than_any_answer_takes_hangs(parts: Parts) -> None:
+    parts.start()
+    seen: list[Health] = []
+
+    def look() -> None:
+        for seconds in (LATE_AFTER, 1.0, LONG - LATE_AFTER - 2.0, 1.5):
+            parts.clock.advance(seconds)
+            parts.heartbeats.began_at = parts.clock()
+            seen.append(parts.health)
+
+    parts.meanwhile = look
+    parts.claiming.step()
+
+    assert [(bool(each.hung), bool(each.stalled)) for each in seen] == [
+        (False, False),
+        (False, True),
+        (False, True),
+        (True, True),
+    ]
+    parts.clock.advance(LONG)
+    parts.heartbeats.began_at = parts.clock()
+    assert parts.health == Health()  # it waits for tasks now
+
+
+@pytest.mark.once
+def test_a_thread_that_ticks_no_more_hangs(parts: Parts) -> None:
+    parts.start()
+    parts.clock.advance(LONG - 2)
+    assert not parts.health.hung
+
+    parts.clock.advance(3)
+    assert parts.health.hung == ("No sign of life of the thread for heartbeats for 62 s.",)
+
+
+@pytest.mark.once
+def test_a_longer_time_for_answers_is_waited_for(parts: Parts, settings: Any) -> None:
+    settings.TASK_QUEUE = {"ANSWER_TIMEOUT": LONG}
+    parts.start()
+    parts.clock.advance(2 * LONG)
+
+    assert not parts.health.hung
+    assert task_settings.ANSWER_TIMEOUT == LONG
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("claiming", "Claims fail."),
+        ("heartbeats", "Heartbeats fail."),
+        ("keeper", "Renewals fail or are late."),
+        ("database", "Results cannot be stored."),
+        ("results", "Results cannot be stored."),
+    ],
+)
+def test_what_has_no_answer_stalls_the_worker_and_ends_nobodys_life(
+    what: str, reason: str, parts: Parts
+) -> None:
+    parts.start()
+    if what in ("claiming", "heartbeats"):
+        parts.meanwhile = parts.fail
+        getattr(parts, what).step()
+    parts.keeper.draining = what == "keeper"
+    parts.completer.database_down = what == "database"
+    parts.completer.waits_since = parts.clock()
+    parts.clock.advance(LATE_AFTER + (what == "results"))
+
+    assert parts.health == Health(stalled=(reason,))
+    assert not parts.health.is_moving
+
+
+@pytest.mark.once
+def test_a_worker_that_stops_or_ends_takes_no_more_though_its_work_moves(parts: Parts) -> None:
+    parts.start()
+    parts.is_ending = True
+    assert parts.health == Health(closed=("It ends with the tasks that it has.",))
+
+    parts.stopping.set()
+    assert parts.health == Health(closed=("It stops.",))
+    assert parts.health.is_moving
+
+
+def test_a_worker_at_work_is_ready_and_one_whose_claims_fail_is_not(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with working() as worker:
+        worker.health.migrations.step()
+        wait_for(lambda: worker.health.read() == Health())
+        assert set(worker.health.lasting) == {"heartbeats", "other threads"}
+        wait_for(lambda: all(each.began_at for each in worker.health.lasting.values()))
+        with monkeypatch.context() as patch:
+            patch.setattr(worker, "_claim", lambda: Parts.fail(worker))  # type: ignore[arg-type]
+            wait_for(lambda: worker.health.read().stalled == ("Claims fail.",))
+        wait_for(lambda: worker.health.read() == Health())
+    assert worker.health.read().closed == ("It stops.",)
+
+
+@pytest.mark.once
+def test_a_result_that_waits_tells_since_when(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers["jobs.one"] = lambda ctx: None
+    with working() as worker:
+        completer = worker.executors.completer
+        assert completer.waits_since is None
+        with monkeypatch.context() as patch:
+            patch.setattr(completer, "_start", lambda: False)
+            TaskFactory(name="jobs.one", data={})
+            wait_for(lambda: completer.waits_since)
+        completer.wake()
+        wait_for(lambda: completer.waits_since is None)
+    assert states() == [TaskStatus.SUCCEEDED]
+
+
+@pytest.mark.once
+def test_a_worker_that_has_grown_too_large_ends_with_the_tasks_that_it_has(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service_threads, "TEND_EVERY", 0.02)
+    size, go_on = [100], threading.Event()
+    monkeypatch.setattr(process, "resident_mib", lambda: size[0])
+    handlers["jobs.slow"] = lambda ctx: go_on.wait(20)
+    first = TaskFactory(name="jobs.slow", data={})
+    with working(max_memory=100) as worker:
+        wait_for(lambda: worker.executions)
+        size[0] = 101
+        wait_for(lambda: worker.health.read().closed[0].startswith("It ends"))
+        later = TaskFactory(name="jobs.slow", data={})
+        go_on.set()
+        wait_for(worker.ended.is_set)
+        assert not worker.stopping.is_set()
+
+    first.refresh_from_db()
+    later.refresh_from_db()
+    assert (first.status, later.status) == (TaskStatus.SUCCEEDED, TaskStatus.READY)
+    assert logged(caplog, limit=100, mib=101) == ["worker.too_large"]
+
+
+@pytest.mark.once
+def test_the_memory_of_this_process_is_known() -> None:
+    before = resident_mib()
+    held = bytearray(64 << 20)
+
+    assert before > 10
+    assert before + 50 < resident_mib() < before + 100
+    del held
