@@ -24,6 +24,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from leasing.runtime.exit_codes import ExitCode
 from tasks.delays import check_delay
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class NameTaken(TaskError):
     """
 
     #: The exit code of a process that ends by it: to start it again is no remedy.
-    EXIT_CODE: Final = 2
+    EXIT_CODE: Final = ExitCode.REFUSED
 
     def __init__(self, name: str, pid: int, hostname: str = "", option: str = "--name") -> None:
         super().__init__(

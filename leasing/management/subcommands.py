@@ -40,7 +40,12 @@ class SubcommandsCommand(TablesCommand):
         raise NotImplementedError
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+        self.add_subcommands(parser, "action")
+
+    def add_subcommands(self, parser: ArgumentParser, dest: str) -> None:
+        """Add the subcommands to ``parser``, of another command too, which finds the one that was
+        chosen as its option ``dest``."""
+        actions = parser.add_subparsers(dest=dest, required=True, metavar="ACTION")
         common = CommonOptions().create_parser("", "", add_help=False, argument_default=SUPPRESS)
 
         def add(name: str, says: str, /) -> ArgumentParser:

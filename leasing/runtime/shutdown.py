@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from leasing.runtime.clock import clock
+from leasing.runtime.exit_codes import KILLED_BY
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Seconds that the end of the block waits for a ``stop`` under way.
@@ -18,8 +19,6 @@ PATIENCE = 1.0
 #: Seconds that a block which was interrupted has to release what it holds. Signals in this time
 #: change nothing: an operator who presses Ctrl-C many times would interrupt the release.
 RELEASE_PATIENCE = 5.0
-#: The exit code of a process that ends by a signal, less the number of the signal.
-KILLED_BY = 128
 
 
 @contextmanager

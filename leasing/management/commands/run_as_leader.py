@@ -14,13 +14,10 @@ from leasing.exceptions import LeaseError
 from leasing.leader import Leader
 from leasing.management.base import ServiceCommand
 from leasing.metrics import port
-from leasing.process.deadman import KILLED_BY
 from leasing.process.supervisor import Run, run_under
 from leasing.runtime.event_lines import log
+from leasing.runtime.exit_codes import KILLED_BY, ExitCode
 from leasing.runtime.shutdown import on_stop_signal
-
-#: EX_TEMPFAIL: try again later.
-TERM_ENDED = 75
 
 
 class Command(ServiceCommand):
@@ -53,7 +50,7 @@ class Command(ServiceCommand):
         again.add_argument(
             "--once",
             action="store_true",
-            help=f"Lead one term at most; exit with code {TERM_ENDED} when it is lost",
+            help=f"Lead one term at most; exit with code {ExitCode.TERM_ENDED} when it is lost",
         )
         again.add_argument(
             "--restart",
@@ -90,7 +87,7 @@ class Command(ServiceCommand):
                 if stopping.is_set() or not (run.term_ended or options["restart"]):
                     sys.exit(exit_code(run))
                 if options["once"]:
-                    sys.exit(TERM_ENDED)
+                    sys.exit(ExitCode.TERM_ENDED)
                 if not run.term_ended:
                     leader.resign()  # another may have better luck with it
 

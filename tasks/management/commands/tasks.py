@@ -38,6 +38,7 @@ from tasks.management.choosing import (
     refuse_unasked,
     start_of,
 )
+from tasks.management.commands import workers
 from tasks.management.telling import columns_of, columns_of_attempt, facts_of, facts_of_attempt
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
@@ -74,6 +75,10 @@ class Command(SubcommandsCommand):
         add_verb(move)
         move.add_argument("--to-queue", metavar="NAME", help="Target queue")
         add_time(move)
+        workers.Command().add_subcommands(
+            add("workers", "List workers or check one, as the command workers does"),
+            "workers_action",
+        )
         files = add("monitoring", "Print the Prometheus alerts or the Grafana dashboard")
         files.add_argument("file", choices=("alerts", "dashboard"))
         files.add_argument(
@@ -96,6 +101,10 @@ class Command(SubcommandsCommand):
             self.stdout.write(monitoring.alerts(options["runbook"]))
         else:
             self.stdout.write(monitoring.dashboard())
+
+    def _workers(self, options: dict[str, Any]) -> None:
+        command = workers.Command(self.stdout, self.stderr)  # type: ignore[arg-type]
+        command.handle(**options | {"action": options["workers_action"]})
 
     # Looking
 

@@ -7,6 +7,7 @@ from django.core.management.base import CommandError
 
 from leasing.humanize import ago
 from leasing.management.subcommands import AddAction, SubcommandsCommand, add_json
+from leasing.runtime.exit_codes import ExitCode
 from leasing.runtime.terminal import plain
 from tasks.dashboard.worker_rows import WorkerRow, with_tasks
 from tasks.diagnosis.slots import Slots
@@ -42,7 +43,7 @@ class Command(SubcommandsCommand):
         text = f"{plain(worker.worker.name)} is {worker.state}, seen {_seen(worker)}."
         self.print_result(options, _facts(worker), text)
         if not worker.is_live:
-            sys.exit(1)
+            sys.exit(ExitCode.FAILED)
 
 
 def _seen(row: WorkerRow) -> str:

@@ -115,16 +115,17 @@ def test_workers_are_listed_by_state_with_what_they_hold() -> None:
     assert [each["name"] for each in told("workers", "list", "--state", "stopped")] == ["dan"]
 
 
+@pytest.mark.parametrize("command", [("workers",), ("tasks", "workers")], ids=" ".join)
 @pytest.mark.parametrize("state", ["live", "late", "gone", "stopped"])
 def test_a_check_of_a_worker_exits_with_0_only_while_it_is_live(
-    state: str, capsys: pytest.CaptureFixture[str]
+    state: str, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     WorkerFactory(name="ann", state=state)
     if state == "live":
-        call_command("workers", "check", "ann")
+        call_command(*command, "check", "ann")
     else:
         with pytest.raises(SystemExit) as ended:
-            call_command("workers", "check", "ann")
+            call_command(*command, "check", "ann")
         assert ended.value.code == 1
     assert capsys.readouterr().out.startswith(f"ann is {state}, seen ")
 
