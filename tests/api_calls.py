@@ -22,6 +22,20 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", "/tasks/1/fail", {"processor": "me", "error": "it broke"}),
 ]
 
+#: Routes of operators, the permission that each asks for, and the fields it cannot do without.
+OPERATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("PUT", "/tasks/1/cancel", "leasing_tasks.cancel_task", {"reason": "no need"}),
+    ("PUT", "/tasks/1/retry", "leasing_tasks.retry_task", {}),
+    ("PUT", "/tasks/1/reschedule", "leasing_tasks.reschedule_task", {"queue": "default"}),
+    ("PUT", "/tasks/1/revoke", "leasing.revoke_lease", {"reason": "host is gone"}),
+    ("PUT", "/queues/default/pause", "leasing_tasks.pause_queue", {"reason": "month end"}),
+    ("PUT", "/queues/default/resume", "leasing_tasks.pause_queue", {}),
+    ("PUT", "/schedules/nightly/pause", "leasing_tasks.change_schedule", {}),
+    ("PUT", "/schedules/nightly/resume", "leasing_tasks.change_schedule", {}),
+    ("POST", "/schedules/nightly/run", "leasing_tasks.change_schedule", {}),
+]
+BODIES += [(method, path, body) for method, path, _, body in OPERATIONS if body]
+
 
 @dataclass(frozen=True)
 class Answer:

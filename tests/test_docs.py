@@ -183,7 +183,9 @@ def test_every_route_of_the_api_is_documented(client: Client) -> None:
 
     paths = client.get("/api/openapi.json").json()["paths"]
     served = {
-        (method.upper(), re.sub(r"{\w+}", "<id>", path)) for path in paths for method in paths[path]
+        (method.upper(), re.sub(r"{(?:\w+_)?(\w+)}", r"<\1>", path))
+        for path in paths
+        for method in paths[path]
     }
     assert served - shown == set()
 

@@ -57,18 +57,6 @@ class Fail(Processor):
     error: str = Field(min_length=1)
 
 
-class Enqueue(Request):
-    """A task to be."""
-
-    name: str = Field(description="Name of a registered handler.")
-    data: dict[str, Any] | None = Field(None, description="Keyword arguments of the handler.")
-    queue: str | None = Field(None, description="Default: the queue of the handler.")
-    priority: int = Field(0, ge=-32768, le=32767, description="Higher runs first.")
-    scheduled_at: Given | None = Field(None, description="Earliest start.")
-    unique_key: str | None = Field(None, description="At most one unfinished task has it.")
-    max_attempts: int | None = Field(None, ge=1, le=32767)
-
-
 class TaskOut(BothSpellings):
     """A task with its lease. ``processor`` is the holder."""
 
@@ -164,11 +152,24 @@ class DiagnosisOut(BaseModel):
     actions: list[ActionOut]
 
 
-class GeneratorOut(BothSpellings):
-    """The desired state of the generator, and its actual one."""
+class StuckTask(BaseModel):
+    """A stuck task, and why it is."""
 
-    model_config = ConfigDict(from_attributes=True)
+    task: TaskOut
+    diagnosis: DiagnosisOut
 
-    is_running: bool
-    status: Literal["STARTED", "RUNNING", "STOPPED"]
-    message: str
+
+class AttemptOut(BaseModel):
+    """An attempt that did not succeed."""
+
+    number: int
+    outcome: str = Field(description="failed, lost, returned, snoozed or cancelled.")
+    holder: str
+    started_at: Moment
+    ended_at: Moment
+    fencing_token: int
+    error: str
+    exception: str = Field(description="The class of the error, by its dotted path.")
+    traceback: str | None = Field(description="Null for clients that may not see payloads.")
+    refused_at: Moment | None = Field(description="A late write of this attempt was refused.")
+    refused_verb: str

@@ -4,7 +4,7 @@
 |---|---|
 | has just claimed or enqueued the task | everything, as it is: it is the client's own |
 | may see tasks and their payload | everything, secrets masked |
-| may see tasks | no payload |
+| may see tasks | no payload, and no traceback of an attempt |
 | may not see tasks, but named a processor or a unique key | nor the error, nor who has it |
 
 A client without credentials, where such are let in, may see tasks and their payload.
@@ -18,8 +18,8 @@ from django.http import HttpRequest
 
 from leasing.api.access import may, scope
 from leasing.web.masking import masked
-from tasks.api.schemas import TaskOut
-from tasks.models import Task
+from tasks.api.schemas import AttemptOut, TaskOut
+from tasks.models import Task, TaskAttempt
 
 VIEW: Final = "leasing_tasks.view_task"
 VIEW_PAYLOAD: Final = scope("leasing_tasks.view_payload")
@@ -48,3 +48,11 @@ def shown(request: HttpRequest, task: Task, processor: str = "") -> TaskOut:
         out.last_error = ""
         out.processor = processor or None
     return out
+
+
+def shown_attempt(request: HttpRequest, attempt: TaskAttempt) -> AttemptOut:
+    """Return an attempt with what the client, who may see tasks, may see of it."""
+    names = AttemptOut.model_fields.keys() - {"traceback"}
+    columns = {name: getattr(attempt, name) for name in names}
+    seen = masked(attempt.traceback) if may(request, VIEW_PAYLOAD) else None
+    return AttemptOut(**columns, traceback=seen)

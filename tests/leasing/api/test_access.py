@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from leasing.models import Lease
-from tests.api_calls import BODIES, call
+from tests.api_calls import BODIES, OPERATIONS, call
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
@@ -28,17 +29,31 @@ ROUTES: list[tuple[str, str, str]] = [
         for path in ("", "/started", "/processed", "/1")
     ),
     ("POST", "/tasks", "leasing_tasks.add_task"),
+    ("POST", "/tasks/batch", "leasing_tasks.add_task"),
     *(
         (m, path, "leasing_tasks.change_task")
         for m, path, _ in BODIES
-        if path.startswith("/tasks/")
+        if path.startswith("/tasks/") and path not in {each for _, each, _, _ in OPERATIONS}
     ),
+    *((m, path, permission) for m, path, permission, _ in OPERATIONS),
+    ("GET", "/tasks/stuck", "leasing_tasks.view_task"),
+    ("GET", "/tasks/1/attempts", "leasing_tasks.view_task"),
+    ("GET", "/queues", "leasing_tasks.view_queue"),
+    ("GET", "/workers", "leasing_tasks.view_worker"),
+    ("GET", "/schedules", "leasing_tasks.view_schedule"),
     ("POST", "/generator/start", "leasing_tasks.control_generator"),
     ("DELETE", "/generator/stop", "leasing_tasks.control_generator"),
     ("GET", "/tasks/1/diagnosis", "leasing_tasks.view_task"),
     ("GET", "/generator/status", "leasing_tasks.view_task"),
     ("GET", "/openapi.json", "leasing.view_lease"),
 ]
+#: A name that fits where a path has one.
+NAMES = {
+    **dict.fromkeys((f"/api/queues/{{name}}/{verb}" for verb in ("pause", "resume")), "default"),
+    **dict.fromkeys(
+        (f"/api/schedules/{{name}}/{verb}" for verb in ("pause", "resume", "run")), "nightly"
+    ),
+}
 EACH = pytest.mark.parametrize(
     ("method", "path", "permission"), ROUTES, ids=[f"{m} {path}" for m, path, _ in ROUTES]
 )
@@ -101,7 +116,7 @@ def test_a_user_with_the_permission_is_let_in(
 def test_these_are_all_the_routes_there_are(admin_client: Client) -> None:
     paths = admin_client.get("/api/openapi.json").json()["paths"]
     documented = {
-        (method.upper(), path.replace("{lease_id}", "1").replace("{task_id}", "1"))
+        (method.upper(), re.sub(r"{(lease|task)_id}", "1", path).format(name=NAMES.get(path)))
         for path, methods in paths.items()
         for method in methods
     }

@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from leasing.api.bodies import MAX_BODY, MAX_DEPTH, BodyParser
 from leasing.models import Lease
-from tasks.models import Task
+from tasks.models import Queue, Task
 from tests.api_calls import BODIES, call
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once, pytest.mark.usefixtures("compatible")]
@@ -106,6 +106,7 @@ def test_unknown_fields_are_left_alone(
     plain = call(client, method, path, body)
     Lease.objects.all().delete()
     Task.objects.all().delete()
+    Queue.objects.all().delete()
     assert call(client, method, path, {**body, "hostname": ["x"]}).status == plain.status
 
 

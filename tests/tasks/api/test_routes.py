@@ -461,7 +461,7 @@ def test_a_generator_that_produces_is_running(client: Client) -> None:
 def test_a_word_that_was_overruled_at_once_is_a_conflict(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.api.routes.start_generator", lambda by, via: generator_status())
+    monkeypatch.setattr("tasks.api.generator.start_generator", lambda by, via: generator_status())
     answer = call(client, "POST", "/generator/start")
     assert (answer.status, answer.body["status"]) == (409, "STOPPED")
 

@@ -1,0 +1,34 @@
+"""Act on one row by the actions of the pages and the admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from ninja.errors import HttpError
+
+from leasing.api.access import caller
+from leasing.dashboard.operator_actions import OperatorAction, Outcome, Said
+
+
+def perform(
+    request: HttpRequest, action: OperatorAction, rows: Any, key: Any, said: Said
+) -> Outcome:
+    """Do an action to one row, and record it in the audit. Raises HttpError 409 with the reason
+    where it changes nothing.
+
+    Args:
+        request: The operator's request.
+        action: The action.
+        rows: The rows of the model.
+        key: The key of the row.
+        said: The fields of the action's form.
+    """
+    try:
+        outcome = action.perform(rows, {key: None}, said, user=caller(request), via="api")
+    except action.refusals as error:
+        raise HttpError(409, str(error)) from error
+    if not outcome.changed:
+        reason = next(iter(outcome.skipped), "changed meanwhile")
+        raise HttpError(409, f"Nothing changed: {reason}.")
+    return outcome

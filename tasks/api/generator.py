@@ -1,0 +1,64 @@
+"""Routes of the generator, as clients of the public sample service know them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from django.http import HttpRequest
+from ninja import Router, Status
+from pydantic import ConfigDict
+
+from leasing.api.access import Access, caller
+from leasing.api.bodies import BothSpellings
+from leasing.api.errors import answers
+from tasks.api.visibility import VIEW
+from tasks.generator import GeneratorStatus, generator_status, start_generator, stop_generator
+
+may_see, may_control = Access(VIEW), Access("leasing_tasks.control_generator")
+
+router = Router(tags=["generator"])
+
+
+class GeneratorOut(BothSpellings):
+    """The desired state of the generator, and its actual one."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    is_running: bool
+    status: Literal["STARTED", "RUNNING", "STOPPED"]
+    message: str
+
+
+@router.post(
+    "/generator/start",
+    auth=may_control,
+    response=answers({200: GeneratorOut, 409: GeneratorOut}),
+)
+def start(request: HttpRequest) -> Status[GeneratorOut]:
+    """Set the desired state to running. 200 also if it was that already; 409 if someone stopped it
+    again at the same moment."""
+    return _answer(start_generator(by=caller(request), via="api"), wanted=True)
+
+
+@router.delete(
+    "/generator/stop",
+    auth=may_control,
+    response=answers({200: GeneratorOut, 409: GeneratorOut}),
+)
+def stop(request: HttpRequest) -> Status[GeneratorOut]:
+    """Set the desired state to stopped: once this is answered, none are. 409 if someone
+    started it again at the same moment."""
+    return _answer(stop_generator(by=caller(request), via="api"), wanted=False)
+
+
+@router.get("/generator/status", auth=may_see, response=answers({200: GeneratorOut}))
+def status(request: HttpRequest) -> Status[GeneratorOut]:
+    """STARTED is to run and does not produce yet, RUNNING producing, STOPPED otherwise."""
+    seen = generator_status()
+    return _answer(seen, wanted=seen.status != "STOPPED")
+
+
+def _answer(seen: GeneratorStatus, *, wanted: bool) -> Status[GeneratorOut]:
+    """200 when the generator is as ``wanted``, else 409."""
+    is_as_wanted = (seen.status != "STOPPED") == wanted
+    return Status(200 if is_as_wanted else 409, GeneratorOut.model_validate(seen))

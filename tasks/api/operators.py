@@ -1,0 +1,113 @@
+"""Routes of operators on one task, with the actions of the pages and the admin.
+
+Each action is recorded in the audit, and answers the task as it is afterwards. What changes nothing
+answers 409 with the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django import forms
+from django.http import HttpRequest
+from ninja import Router
+from ninja.errors import HttpError
+from pydantic import Field
+
+from leasing.api.access import Access
+from leasing.api.bodies import Request
+from leasing.api.errors import BAD_BODY, answers
+from leasing.dashboard.forms import REASON_LENGTH
+from leasing.dashboard.operator_actions import OperatorAction, Said
+from tasks.api.acting import perform
+from tasks.api.rows import find, tasks
+from tasks.api.schemas import Given, TaskOut
+from tasks.api.visibility import shown
+from tasks.dashboard.operator_actions import ACTIONS
+from tasks.diagnosis import REVOKE
+from tasks.models import TaskStatus
+
+router = Router(tags=["tasks"])
+
+REVOCATION: Final = OperatorAction(
+    "revoke",
+    "Revoke",
+    "Revoked",
+    "Revoke the leases of these tasks?",
+    REVOKE.consequence,
+    REVOKE.permission,
+    forms.Form,
+    lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
+    lambda task, said: "" if task.status == TaskStatus.RUNNING else "not running",
+)
+
+ANSWERS = answers({200: TaskOut}, *BAD_BODY, 404, 409)
+
+
+class Reasoned(Request):
+    """Why an operator acts: stored in the audit."""
+
+    reason: str = Field("", max_length=REASON_LENGTH)
+
+
+class Reason(Request):
+    """Why an operator acts: stored with the task and in the audit."""
+
+    reason: str = Field(min_length=1, max_length=REASON_LENGTH)
+
+
+class Reschedule(Reasoned):
+    """Another queue, another time, or both."""
+
+    queue: str | None = Field(None, description="The queue to move it to.")
+    scheduled_at: Given | None = Field(None, description="The earliest start.")
+    at_once: bool = Field(False, description="True in place of a time: as soon as possible.")
+
+
+@router.put("/tasks/{task_id}/cancel", auth=Access(ACTIONS["cancel"].permission), response=ANSWERS)
+def cancel_task(request: HttpRequest, task_id: str, body: Reason) -> TaskOut:
+    """End a waiting task at once, and ask the holder of a running one to stop: until it does,
+    `status` stays running and `cancel_requested_at` tells."""
+    return act(request, task_id, ACTIONS["cancel"], {"reason": body.reason})
+
+
+@router.put("/tasks/{task_id}/retry", auth=Access(ACTIONS["retry"].permission), response=ANSWERS)
+def retry_task(request: HttpRequest, task_id: str, body: Reasoned) -> TaskOut:
+    """Set a failed or cancelled task ready, with one more attempt where all were used."""
+    return act(request, task_id, ACTIONS["retry"], {"reason": body.reason})
+
+
+@router.put(
+    "/tasks/{task_id}/reschedule",
+    auth=Access(ACTIONS["reschedule"].permission),
+    response=ANSWERS,
+)
+def reschedule_task(request: HttpRequest, task_id: str, body: Reschedule) -> TaskOut:
+    """Move a waiting task to another queue, another time, or both."""
+    said = body.model_dump()
+    if body.at_once and body.scheduled_at is not None:
+        raise HttpError(400, "Give scheduled_at or at_once, not both.")
+    if not (body.at_once or body.scheduled_at is not None or body.queue):
+        raise HttpError(400, "Give a queue, a time, or both.")
+    return act(request, task_id, ACTIONS["reschedule"], said)
+
+
+@router.put("/tasks/{task_id}/revoke", auth=Access(REVOCATION.permission), response=ANSWERS)
+def revoke_task(request: HttpRequest, task_id: str, body: Reason) -> TaskOut:
+    """Take a running task from its holder, as recovery would, without waiting for the deadline.
+    The late result of that holder is refused."""
+    return act(request, task_id, REVOCATION, {"reason": body.reason})
+
+
+def act(request: HttpRequest, task_id: str, action: OperatorAction, said: Said) -> TaskOut:
+    """Do an action to one task, and return the task. Raises Http404; HttpError 409 where it would
+    change nothing.
+
+    Args:
+        request: The operator's request.
+        task_id: The id of the task, from the address.
+        action: The action.
+        said: The fields of its form.
+    """
+    perform(request, action, tasks(), find(task_id).pk, said)
+    return shown(request, find(task_id))

@@ -1,0 +1,185 @@
+"""Routes of producers: enqueue one task, or many.
+
+The header Idempotency-Key, a UUID, is stored with the task: the same request, sent again because
+its answer was lost, answers the task that is there, ended or not, until that is pruned. Of a batch
+each task has that key and its place.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal
+
+from django.http import HttpRequest
+from ninja import Router, Status
+from ninja.errors import HttpError
+from pydantic import BaseModel, Field
+
+from leasing.api.access import Access
+from leasing.api.bodies import Request
+from leasing.api.errors import BAD_BODY, answers
+from tasks.api.errors import refusal_of
+from tasks.api.rows import find, tasks
+from tasks.api.schemas import Given, TaskOut
+from tasks.api.visibility import shown, shown_to_owner
+from tasks.models import Task
+
+#: Tasks of one batch.
+MAX_BATCH = 100
+
+may_add = Access("leasing_tasks.add_task")
+
+router = Router(tags=["tasks"])
+
+#: Fields for which each task is a statement of its own.
+KEYED: Final = {"unique_key", "unique_for", "on_duplicate"}
+UUID: Final = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
+
+class Enqueue(Request):
+    """A task to be."""
+
+    name: str = Field(description="Name of a registered handler.")
+    data: dict[str, Any] | None = Field(None, description="Keyword arguments of the handler.")
+    queue: str | None = Field(None, description="Default: the queue of the handler.")
+    priority: int = Field(0, ge=-32768, le=32767, description="Higher runs first.")
+    scheduled_at: Given | None = Field(None, description="Earliest start.")
+    delay: float | None = Field(
+        None, ge=0, description="The same in seconds from now, by the clock of the database."
+    )
+    unique_key: str | None = Field(None, description="At most one task has it at a time.")
+    unique_for: Literal["waiting", "running", "finished"] | float = Field(
+        "finished",
+        description="How long the task keeps its unique key: until it is claimed, until its first "
+        "attempt ends, until it has ended, or for a number of seconds.",
+    )
+    on_duplicate: Literal["skip", "replace", "keep_time"] = Field(
+        "skip",
+        description="The effect on a waiting task that has the unique key: none, to become this "
+        "one, or the same except for its time.",
+    )
+    max_attempts: int | None = Field(None, ge=1, le=32767)
+    timeout: float | None = Field(None, gt=0, description="Seconds that one attempt may run.")
+    progress_timeout: float | None = Field(
+        None, gt=0, description="Seconds without progress after which an attempt is lost."
+    )
+    concurrency_key: str | None = Field(
+        None, description="Tasks with this key are limited together."
+    )
+    concurrency_limit: int | None = Field(
+        None, ge=1, le=32767, description="Tasks of that key that run at a time."
+    )
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of ``enqueue`` that were given."""
+        given = self.model_dump(exclude={"name", "data"}, exclude_unset=True)
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class EnqueueMany(Request):
+    """Tasks to be. What is wrong in their form refuses all; what else is wrong with one, that
+    one."""
+
+    tasks: list[Enqueue] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class Enqueued(BaseModel):
+    """The answer for one task of a batch: as it would have been answered alone."""
+
+    status: int = Field(description="201 stored; 200 a task has the unique key; 400, 409 an error.")
+    id: int | None = None
+    error: str | None = None
+
+
+class EnqueuedMany(BaseModel):
+    """The answers for the tasks of a batch, in their order."""
+
+    results: list[Enqueued]
+
+
+@router.post("/tasks", auth=may_add, response=answers({200: TaskOut, 201: TaskOut}, 409, *BAD_BODY))
+def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
+    """Store a task. 200 and the task that is there already, while another has the same unique
+    key. With the header Idempotency-Key (a UUID) the same request sent again answers 201 and the
+    same task."""
+    key = idempotency_key(request)
+    try:
+        task = stored(body, key)
+    except ValueError as error:
+        raise HttpError(400, str(error)) from error
+    if not task.is_duplicate:
+        return Status(201, shown_to_owner(find(str(task.pk))))
+    return Status(201 if is_the_same(task, key) else 200, shown(request, task))
+
+
+@router.post("/tasks/batch", auth=may_add, response=answers({200: EnqueuedMany}, *BAD_BODY))
+def enqueue_tasks(request: HttpRequest, body: EnqueueMany) -> EnqueuedMany:
+    """Store several tasks, each on its own: one that is refused leaves the others. Tasks that
+    differ in their data alone, and have no key, are stored by one statement."""
+    key = idempotency_key(request)
+    if key:
+        pairs = [(each, f"{key}:{place}") for place, each in enumerate(body.tasks)]
+        return EnqueuedMany(results=[answered(*pair) for pair in pairs])
+    results: dict[int, Enqueued] = {}
+    alike: dict[str, list[int]] = {}
+    for place, each in enumerate(body.tasks):
+        alike.setdefault(likeness(each) or str(place), []).append(place)
+    for places in alike.values():
+        items = [body.tasks[place] for place in places]
+        results |= zip(places, answered_together(items), strict=True)
+    return EnqueuedMany(results=[results[place] for place in range(len(body.tasks))])
+
+
+def stored(body: Enqueue, key: str | None) -> Task:
+    """Enqueue one task. Raises what ``enqueue`` does."""
+    return tasks().enqueue(body.name, body.data, idempotency_key=key, **body.options())
+
+
+def answered(body: Enqueue, key: str | None = None) -> Enqueued:
+    """Enqueue one task of a batch, and return the answer for it."""
+    try:
+        task = stored(body, key)
+    except Exception as error:
+        refusal = (400, str(error)) if isinstance(error, ValueError) else refusal_of(error)
+        if refusal is None:
+            raise
+        return Enqueued(status=refusal[0], error=refusal[1])
+    return Enqueued(status=201 if is_the_same(task, key) else 200, id=task.pk)
+
+
+def answered_together(bodies: list[Enqueue]) -> list[Enqueued]:
+    """Enqueue tasks that are alike by one statement; each on its own where that is refused."""
+    if len(bodies) > 1:
+        data = [each.data for each in bodies]
+        try:
+            together = tasks().enqueue_many(bodies[0].name, data, **bodies[0].options())
+            return [Enqueued(status=201, id=task.pk) for task in together]
+        except Exception as error:
+            if not isinstance(error, ValueError) and refusal_of(error) is None:
+                raise
+    return [answered(each) for each in bodies]
+
+
+def likeness(body: Enqueue) -> str:
+    """Return a text that is the same for tasks that one statement can store; empty for one with a
+    unique key."""
+    if body.unique_key is not None or KEYED & body.model_fields_set:
+        return ""
+    return body.model_dump_json(exclude={"data"}, exclude_unset=True)
+
+
+def is_the_same(task: Task, key: str | None) -> bool:
+    """Return True if ``task`` is the one that this request stores, now or when it was sent
+    before."""
+    return not task.is_duplicate or key is not None and task.idempotency_key == key
+
+
+def idempotency_key(request: HttpRequest) -> str | None:
+    """Return the client's name for its enqueue, apart from those of other code; None without
+    one. Raises HttpError."""
+    given = request.headers.get("Idempotency-Key")
+    if given is None:
+        return None
+    if not re.fullmatch(UUID, given.lower()):
+        raise HttpError(400, "The header Idempotency-Key must be a UUID.")
+    return f"http:{given.lower()}"

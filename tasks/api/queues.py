@@ -1,0 +1,112 @@
+"""Routes of queues: what waits in each, and whether it is paused."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from django.http import Http404, HttpRequest
+from ninja import Router
+from pydantic import BaseModel, Field
+
+from leasing.api.access import Access
+from leasing.api.bodies import Moment, Request
+from leasing.api.errors import BAD_BODY, answers
+from leasing.dashboard.forms import REASON_LENGTH
+from leasing.dashboard.operator_actions import Said
+from tasks.api.acting import perform
+from tasks.api.operators import Reason
+from tasks.conf import task_settings
+from tasks.dashboard.queue_actions import QUEUE_ACTIONS
+from tasks.dashboard.queue_rows import QueueLine, read_queues
+from tasks.models import Queue
+
+VIEW = "leasing_tasks.view_queue"
+
+may_see = Access(VIEW)
+may_pause = Access(QUEUE_ACTIONS["pause"].permission)
+may_resume = Access(QUEUE_ACTIONS["resume"].permission)
+
+router = Router(tags=["queues"])
+
+
+class Resume(Request):
+    """Nothing needs to be said."""
+
+    reason: str = Field("", max_length=REASON_LENGTH)
+
+
+class QueueOut(BaseModel):
+    """A queue. Of more than 10,000 waiting tasks the numbers are those of the latest sample."""
+
+    name: str
+    state: Literal["open", "paused", "unserved"]
+    ready: int = Field(description="Tasks that could be claimed now.")
+    scheduled: int = Field(description="Tasks whose time has not come.")
+    running: int
+    due_since: Moment | None = Field(description="Since when the next task has been due.")
+    workers: int = Field(description="Workers that serve it and were seen lately.")
+    paused_at: Moment | None
+    paused_by: str
+    reason: str
+
+    @classmethod
+    def of(cls, line: QueueLine) -> QueueOut:
+        """The queue as the pages show it."""
+        paused = line.queue if line.is_paused else None
+        return cls(
+            name=line.name,
+            state="paused" if paused else "unserved" if line.is_unserved else "open",
+            ready=line.ready.value,
+            scheduled=line.scheduled.value,
+            running=line.running,
+            due_since=line.due_since,
+            workers=line.workers,
+            paused_at=paused.paused_at if paused else None,
+            paused_by=paused.paused_by if paused else "",
+            reason=paused.reason if paused else "",
+        )
+
+
+class QueueList(BaseModel):
+    """All queues that are known or have tasks, by name."""
+
+    queues: list[QueueOut]
+
+
+ANSWERS = answers({200: QueueOut}, *BAD_BODY, 404, 409)
+
+
+@router.get("/queues", auth=may_see, response=answers({200: QueueList}))
+def list_queues(request: HttpRequest) -> QueueList:
+    """All queues."""
+    return QueueList(queues=[QueueOut.of(line) for line in read_queues().lines])
+
+
+@router.put("/queues/{path:name}/pause", auth=may_pause, response=ANSWERS)
+def pause_queue(request: HttpRequest, name: str, body: Reason) -> QueueOut:
+    """Claim nothing from the queue until it is resumed. Running tasks continue."""
+    return act(request, name, "pause", {"reason": body.reason})
+
+
+@router.put("/queues/{path:name}/resume", auth=may_resume, response=ANSWERS)
+def resume_queue(request: HttpRequest, name: str, body: Resume) -> QueueOut:
+    """Claim from the queue again."""
+    return act(request, name, "resume", {"reason": body.reason})
+
+
+def act(request: HttpRequest, name: str, verb: str, said: Said) -> QueueOut:
+    """Do an action to the queue of that name, and return the queue. Raises Http404.
+
+    Args:
+        request: The operator's request.
+        name: The name of the queue, from the address.
+        verb: The name of the action.
+        said: The fields of its form.
+    """
+    rows = Queue.objects.home()
+    if name in task_settings.QUEUES:
+        rows.declare([name])
+    elif not name.isprintable() or not rows.filter(name=name).exists():
+        raise Http404("There is no such queue.")
+    perform(request, QUEUE_ACTIONS[verb], rows, name, said)
+    return next(QueueOut.of(line) for line in read_queues().lines if line.name == name)

@@ -1,0 +1,80 @@
+"""Routes of workers and other processes that send heartbeats."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from django.http import HttpRequest
+from ninja import Router
+from pydantic import BaseModel, Field
+
+from leasing.api.access import Access
+from leasing.api.bodies import Limit, Moment
+from leasing.api.errors import answers
+from tasks.dashboard.worker_rows import WorkerRow, with_tasks
+from tasks.models import Worker
+
+may_see = Access("leasing_tasks.view_worker")
+
+router = Router(tags=["workers"])
+
+
+class SlotsOut(BaseModel):
+    """The slots of one kind."""
+
+    total: int
+    busy: int
+    blocked: int = Field(description="Slots that take no task although they run none.")
+
+
+class WorkerOut(BaseModel):
+    """A process that sends heartbeats."""
+
+    id: int
+    name: str
+    role: str
+    state: Literal["live", "late", "gone", "stopped"]
+    hostname: str
+    pid: int
+    queues: list[str]
+    slots: dict[str, SlotsOut]
+    tasks: list[int] = Field(description="Ids of the tasks that it holds.")
+    started_at: Moment
+    last_seen_at: Moment
+    stopped_at: Moment | None
+
+    @classmethod
+    def of(cls, row: WorkerRow) -> WorkerOut:
+        """The worker as the pages show it."""
+        worker = row.worker
+        slots = {
+            each.kind: SlotsOut(total=each.total, busy=each.busy, blocked=each.blocked)
+            for each in row.slots
+        }
+        return cls(
+            id=worker.pk,
+            name=worker.name,
+            role=worker.role,
+            state=row.state,  # type: ignore[arg-type]
+            hostname=worker.hostname,
+            pid=worker.pid,
+            queues=worker.queues,
+            slots=slots,
+            tasks=[task.pk for task in row.tasks],
+            started_at=worker.started_at,
+            last_seen_at=worker.last_seen_at,
+            stopped_at=worker.stopped_at,
+        )
+
+
+class WorkerList(BaseModel):
+    """Some workers, newest first."""
+
+    workers: list[WorkerOut]
+
+
+@router.get("/workers", auth=may_see, response=answers({200: WorkerList}, 400))
+def list_workers(request: HttpRequest, limit: Limit = 100) -> WorkerList:
+    """Workers, relays and generators that were seen within the last day."""
+    rows: Any = Worker.objects.home().with_state().order_by("-pk")[:limit]
+    return WorkerList(workers=[WorkerOut.of(row) for row in with_tasks(rows)])
