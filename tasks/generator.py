@@ -3,8 +3,10 @@
 Start and stop write one row, the desired state, from any process; its revision rises each time. The
 instance that holds the lease ``leasing_tasks.generator`` generates; the others are on standby and
 take over when it is gone. Each batch is stored in one transaction that first locks the desired
-state and the lease. So nothing is generated after a stop was committed, and a generator that lost
-its lease stores nothing. The acknowledgement is for display only.
+state, so that nothing is generated after a stop was committed. The first batch of a term raises
+the fence of that row to the token of the lease: from then on the row refuses every generator
+before it, which may not know yet that it was replaced. The lease itself is not read, so it may be
+in another database. The acknowledgement is for display only.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from leasing import audit
 from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
 from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.fencing import FencedQuerySet
 from leasing.functions import DbNow
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
@@ -148,11 +151,12 @@ def _write_desired(wanted: bool, by: str, reason: str) -> bool:
 
 def _locked_desired(using: str) -> GeneratorDesiredState:
     rows = GeneratorDesiredState.objects.using(using)
-    desired = lock(rows.all()).first()
-    if desired is None:
-        rows.bulk_create([GeneratorDesiredState()], ignore_conflicts=True)
-        desired = lock(rows.all()).get()
-    return desired
+    desired: GeneratorDesiredState | None = lock(rows.all()).first()
+    if desired is not None:
+        return desired
+    rows.bulk_create([GeneratorDesiredState()], ignore_conflicts=True)
+    made: GeneratorDesiredState = lock(rows.all()).get()
+    return made
 
 
 @dataclass
@@ -199,20 +203,19 @@ class Generator:
             hold.ensure()
 
     def batch(self, hold: Hold, size: int) -> bool:
-        """Store ``size`` tasks under the proof of ``hold``, and acknowledge the desired state.
-        Returns True while the operator wants more. Raises LeaseLost."""
+        """Store ``size`` tasks under the token of ``hold``, and acknowledge the desired state.
+        Returns True while the operator wants more. Raises LeaseLost; StaleToken where another
+        generator has begun since."""
+        hold.ensure()
         using = leasing_settings.DATABASE
         with transaction.atomic(using=using):
             desired = _locked_desired(using)
-            mine = Lease.objects.using(using).filter(resource=RESOURCE, grant_id=hold.grant_id)
-            list(lock(mine).values_list("pk"))
-            if not mine.active().exists():
-                raise LeaseLost(RESOURCE, "its row belongs to another generator")
             if (
-                desired.acknowledged_revision != desired.revision
+                desired.fence != hold.fencing_token
+                or desired.acknowledged_revision != desired.revision
                 or desired.acknowledged_by != hold.holder
             ):
-                GeneratorDesiredState.objects.using(using).update(
+                FencedQuerySet(GeneratorDesiredState, using=using).fenced(hold).update(
                     acknowledged_revision=F("revision"),
                     acknowledged_by=hold.holder,
                     acknowledged_at=DbNow(),

@@ -57,6 +57,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='GeneratorDesiredState',
             fields=[
+                ('fence', models.BigIntegerField(db_default=0, default=0, editable=False)),
                 ('id', models.PositiveSmallIntegerField(default=1, editable=False, primary_key=True, serialize=False)),
                 ('wanted', models.BooleanField(default=False)),
                 ('revision', models.PositiveIntegerField(default=0)),

@@ -8,11 +8,13 @@ from django.db import models
 from django.db.models import F, Q
 
 from leasing.db.routing import RoutedManager
+from leasing.fencing import FencedModel
 from leasing.functions import DbNow
 
 
-class GeneratorDesiredState(models.Model):
-    """The one row with the desired state of the generator, and the revision that one observed."""
+class GeneratorDesiredState(FencedModel):
+    """The one row with the desired state of the generator, and the revision that one observed. Its
+    fence refuses a generator that another has replaced."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1, editable=False)
     wanted = models.BooleanField(default=False)
@@ -26,7 +28,7 @@ class GeneratorDesiredState(models.Model):
     acknowledged_by = models.CharField(max_length=200, blank=True, default="")
     acknowledged_at = models.DateTimeField(null=True, default=None)
 
-    objects: ClassVar = RoutedManager()
+    objects: ClassVar = RoutedManager()  # type: ignore[assignment]
 
     class Meta:
         base_manager_name = "objects"

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from django.db import InterfaceError, OperationalError, transaction
+from pytest_django import Settings
 
-from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.exceptions import LeaseHeld, LeaseLost, StaleToken
 from leasing.hold import Hold
 from leasing.keeper import keeper
 from leasing.models import Lease
@@ -221,43 +222,77 @@ def test_after_a_stop_nothing_is_stored(hold: Hold) -> None:
     assert Task.objects.count() == 1
 
 
-def released(lease: Lease) -> None:
-    """As the row stands when its holder gave it back: the grant is still on it."""
-    Lease.objects.release(lease)
+@contextmanager
+def held_instead(hold: Hold, holder: str) -> Iterator[Hold]:
+    """The lease of ``hold``, which expires and does not know it, held by another generator."""
+    expire(Lease.objects.get())
+    other = Lease.objects.hold(RESOURCE, holder=holder)
+    other._keeper = hold._keeper
+    with other:
+        yield other
+        other._held.abandon()
 
 
-@pytest.mark.parametrize(
-    "lose",
-    [usurp, expire, released, lambda lease: Lease.objects.revoke()],
-    ids=["taken over", "expired", "given back", "revoked"],
-)
-def test_a_generator_that_lost_its_lease_stores_nothing(
-    lose: Callable[[Lease], object], hold: Hold
-) -> None:
+@pytest.mark.parametrize("holder", ["bob", "ann"], ids=["another", "one of the same name"])
+def test_a_generator_that_was_replaced_stores_nothing(hold: Hold, holder: str) -> None:
     start_generator()
     Generator().batch(hold, 1)
-    stop_generator()
+    with held_instead(hold, holder) as other:
+        Generator().batch(other, 2)
+        with pytest.raises(StaleToken):
+            Generator().batch(hold, 7)
+        assert Generator().batch(other, 3)
+
+    assert Task.objects.count() == 1 + 2 + 3
+    assert (desired().acknowledged_by, desired().fence) == (holder, other.fencing_token)
+
+
+def test_the_one_before_is_refused_before_the_first_task_is_stored(hold: Hold) -> None:
     start_generator()
-    lose(Lease.objects.get())
+    with held_instead(hold, "bob") as other:
+        Generator().batch(other, 0)
+        with pytest.raises(StaleToken):
+            Generator().batch(hold, 7)
+
+    assert not Task.objects.exists()
+
+
+def test_a_refused_generator_does_not_acknowledge(hold: Hold) -> None:
+    start_generator()
+    with held_instead(hold, "bob") as other:
+        Generator().batch(other, 0)
+        stop_generator()
+        with pytest.raises(StaleToken):
+            Generator().batch(hold, 0)
+
+    assert (desired().acknowledged_revision, desired().acknowledged_by) == (1, "bob")
+
+
+@pytest.mark.once
+def test_a_generator_that_knows_of_its_loss_stores_nothing(hold: Hold) -> None:
+    start_generator()
+    Generator().batch(hold, 1)
+    hold._held.mark_lost("in the tests")
 
     with pytest.raises(LeaseLost):
         Generator().batch(hold, 7)
 
     assert Task.objects.count() == 1
-    assert desired().acknowledged_revision == 1
 
 
-def test_a_lease_of_another_name_proves_nothing(hold: Hold) -> None:
-    """Not even one that has come by the same grant, which is never given twice."""
+@pytest.mark.once
+def test_the_lease_may_be_kept_elsewhere(settings: Settings, manual_keeper: Any) -> None:
+    """In a database that the tasks are not in, or as here in the memory of the process."""
+    settings.LEASING = {**settings.LEASING, "ENABLED": False}
     start_generator()
-    usurp(Lease.objects.get())
-    other = Lease.objects.acquire("crane:1", holder="ann")
-    Lease.objects.filter(pk=other.pk).update(grant_id=hold.grant_id)
+    hold = Lease.objects.hold(RESOURCE, holder="ann")
+    hold._keeper = manual_keeper
+    with hold:
+        assert Generator().batch(hold, 2)
+        hold._held.abandon()
 
-    with pytest.raises(LeaseLost):
-        Generator().batch(hold, 7)
-
-    assert not Task.objects.exists()
+    assert not Lease.objects.exists()
+    assert (Task.objects.count(), desired().fence) == (2, hold.fencing_token)
 
 
 @pytest.mark.django_db(transaction=True)
