@@ -96,4 +96,65 @@ EXPLAINED: dict[str, str] = {
     " len(statements) > _KEPT for len(statements) >= _KEPT": (
         "A cache of 101 statements instead of 100."
     ),
+    "leasing.querysets.states.LeaseRows._locked_keys: without pk__in=keys in .filter": (
+        "Of all that is read, what was locked is looked up."
+    ),
+    "leasing.querysets.states.LeaseRows._was_released_by_holder: without pk=row.pk in .filter": (
+        "A grant is of one row: the key is for the index."
+    ),
+    "leasing.querysets.granting.GrantingRows._grant_locked: without "
+    "pk__in=list(before) in .filter": ("A grant is of one row: the keys are for the index."),
+    "leasing.querysets.granting.GrantingRows._claim_in_one: limit >= MOST_IN_ONE for "
+    "limit > MOST_IN_ONE": (
+        "A thousand rows are claimed as a thousand and one are, in several statements."
+    ),
+    "leasing.querysets.leasable.LeasableQuerySet.raise_tokens: without "
+    "released_at=None in .filter": (
+        "What was released is not revoked again: it is only kept from being locked."
+    ),
+    "leasing.querysets.lease.LeaseQuerySet._refuse_if_held: graced_until >= "
+    "current.now for graced_until > current.now": (
+        "In the microsecond in which the grace ends, a row that somebody else has locked "
+        "is refused instead of tried again."
+    ),
+    "leasing.querysets.lease.LeaseQuerySet._say_wanted: "
+    "wanted_until__lte=after(timedelta(seconds=2 * MAX_PAUSE)) for "
+    "wanted_until__lt=after(timedelta(seconds=2 * MAX_PAUSE))": (
+        "A mark is renewed a microsecond sooner."
+    ),
+    "tasks.querysets.duplicates._store_if_new: _with_a_key_of(rows, new).exists() for "
+    "connection.features.has_select_for_update and _with_a_key_of(rows, new).exists()": (
+        "On SQLite a look that saves an insert in vain, which the constraints of the keys refuse."
+    ),
+    "tasks.querysets.duplicates._replace: not waiting.update(**_replacing(task, "
+    "keep_time)) for present is None or not waiting.update(**_replacing(task, "
+    "keep_time))": ("Where none waits, none is updated: it saves the statement."),
+    "tasks.querysets.operator._gone: without pk__in=[task.pk for task in tasks] in .filter": (
+        "Of all that is read, the tasks in question are looked up."
+    ),
+    "tasks.querysets.outbox.OutboxQuerySet.prune: published_at__lte=after(-kept) for "
+    "published_at__lt=after(-kept)": ("A message is pruned a microsecond sooner."),
+    "tasks.querysets.recovery.note_refused: without pk=row.pk in .filter": (
+        "A grant is of one row: the key is for the index."
+    ),
+    "tasks.querysets.recovery.sweep_if_due: age > task_settings.SWEEP_EVERY for age "
+    ">= task_settings.SWEEP_EVERY": ("A claim sweeps a moment later."),
+    "tasks.querysets.recovery.take_from_holders: without `if task.status == TaskStatus.READY`": (
+        "One notification more: a worker looks once in vain."
+    ),
+    "tasks.querysets.relay.window: "
+    "published_at__lt=after(-timedelta(seconds=patience)) for "
+    "published_at__lte=after(-timedelta(seconds=patience))": (
+        "A message is late one microsecond later."
+    ),
+    "tasks.querysets.relay.window: found.is_full for full and found.is_full": (
+        "Another look at the same tasks, in which nothing more is chosen."
+    ),
+    "tasks.querysets.relay._running_by_key: without concurrency_key__in=keys in .filter": (
+        "Of all that is counted, the keys in question are looked up."
+    ),
+    "tasks.querysets.schedule.ScheduleQuerySet.confirm: declared_at__lte=DbNow() - "
+    "CONFIRMED_EVERY for declared_at__lt=DbNow() - CONFIRMED_EVERY": (
+        "A declaration is confirmed a microsecond sooner."
+    ),
 }

@@ -127,7 +127,7 @@ class Server:
     def _near(self, mutant: str, nearest: list[str]) -> list[str]:
         """The tests that reach the mutant, or where that is not known those ``nearest``."""
         reaching = self._reach.tests_of(self._mutants[mutant]) if self._reach and nearest else []
-        reaching.sort(key=lambda test: not test.startswith(nearest[0]))
+        reaching.sort(key=lambda test: _rank(test, nearest))
         # Who reaches a constant is not known of all.
         return reaching or nearest
 
@@ -205,6 +205,11 @@ def _make_database(items: list[pytest.Item]) -> None:
 
 def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(making.ROOT / "tests").parts[0]
+
+
+def _rank(test: str, nearest: list[str]) -> int:
+    """Return the place of ``test`` among those ``nearest``; of others, the last."""
+    return next((n for n, place in enumerate(nearest) if test.startswith(place)), len(nearest))
 
 
 def _nearest_first(items: list[pytest.Item], nearest: list[str]) -> list[pytest.Item]:
