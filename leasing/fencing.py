@@ -69,8 +69,8 @@ class FencedQuerySet(models.QuerySet[Any]):
 
     def bulk_create(self, objs: Any, *args: Any, **options: Any) -> list[Any]:
         # With conflicts it is an update too.
-        options["update_fields"] = fields = list(options.get("update_fields") or ()) or None
-        _spare_fence(fields or ())
+        options["update_fields"] = fields = list(options.get("update_fields") or ())
+        _spare_fence(fields)
         return super().bulk_create(objs, *args, **options)
 
 

@@ -27,11 +27,9 @@ class DbNow(Func):
     arity = 0
 
     def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
-        template = _now(
-            "STATEMENT_TIMESTAMP()",
-            "(STATEMENT_TIMESTAMP() + INTERVAL '{} seconds')",
-            "'{}+00'::timestamptz",
-        )
+        running = "STATEMENT_TIMESTAMP()"
+        ahead = f"({running} + INTERVAL '{{}} seconds')"
+        template = _now(running, ahead, "'{}+00'::timestamptz")
         return self.as_sql(compiler, connection, template=template, **extra)
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> Any:

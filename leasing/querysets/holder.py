@@ -74,11 +74,10 @@ class HolderRows(LeaseRows[Row]):
         all other rows are released."""
         key = attrgetter(self.model._meta.pk.attname)
         left = {key(row): row for row in held}
-        first = next(iter(left.values()), None)
-        rows = self.home(first)
-        for row in left.values():
-            # Rows of ours that were read from one database are written to one.
-            if not (is_ours(type(row)) and first and row._state.db == first._state.db):
+        rows = self.home(next(iter(left.values()), None))
+        # Rows of ours that were read from one database are written to one.
+        if not is_ours(self.model) or len({row._state.db for row in left.values()}) != 1:
+            for row in left.values():
                 rows.refuse_elsewhere(row, rows.db)
         if type(rows).release is HolderRows.release:
             with ending(rows.db, left.values()) as standing:
@@ -185,9 +184,9 @@ def _renew(
         limit_waiting(target.db, timeout)
         found = lock(everything.filter(mine).order_by("pk"), skip_locked=True)
         locked = list(found.values_list("pk", flat=True))
-        if not locked or not target.filter(mine, pk__in=locked).update(**columns):
+        if not target.filter(mine, pk__in=locked).update(**columns):
             return []
-        written = everything.filter(mine, pk__in=locked, expires_at__gt=DbNow()).holding()
+        written = everything.filter(pk__in=locked, expires_at__gt=DbNow()).holding()
         dated = written.only("pk", *target.model.renewal_columns).annotate(now=DbNow())
         return list(dated)
 

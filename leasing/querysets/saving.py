@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import FieldError
-from django.db import router, transaction
+from django.db import transaction
 from django.db.models.utils import resolve_callables
 
 from leasing.db.routing import RoutedQuerySet
@@ -75,7 +75,7 @@ class GuardedRows(RoutedQuerySet[Row]):
         """As Django's; ``defaults`` name no column that verbs write, ``create_defaults`` may."""
         defaults = defaults or {}
         refuse_verb_columns(self.model, defaults)
-        rows = self.using(self._db or router.db_for_write(self.model, **self._hints))  # type: ignore[attr-defined]
+        rows = self.home()
         with transaction.atomic(using=rows.db):
             row, is_new = rows.select_for_update().get_or_create(
                 defaults if create_defaults is None else create_defaults, **kwargs

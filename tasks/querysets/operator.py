@@ -67,7 +67,7 @@ def _cancel(rows: TaskRows, keys: list[int], by: str, text: str) -> tuple[list[T
     asked = mine.filter(pk__in=to_ask).running()
     asked.update(**asking)
     ended = list(waiting.cancelled().order_by("pk"))
-    return ended, list(asked.filter(CANCEL_REQUESTED).values_list("pk", flat=True))
+    return ended, list(asked.values_list("pk", flat=True))
 
 
 def retry(rows: TaskRows, by: str) -> int:

@@ -133,7 +133,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
         task: Task = tasks.enqueue(
             schedule.task_name,
             schedule.task_data,
-            queue=schedule.queue or None,
+            queue=schedule.queue,
             priority=schedule.priority,
             unique_key=schedule.unique_key,
         )

@@ -157,8 +157,6 @@ def _claim_within(rows: TaskRows, terms: Terms, queues: Sequence[str], limit: in
     seats = Seats(rows.model, rows.db)
     for queue in queues:
         left = limit - len(granted)
-        if left <= 0:
-            break
         granted += sorted(_claim_of(rows, terms, seats, queue, left), key=_in_order)
     return granted
 

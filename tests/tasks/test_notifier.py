@@ -239,8 +239,15 @@ def test_a_task_that_is_due_soon_is_not_slept_over(database_clock: Any) -> None:
     TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=4))
     TaskFactory()
 
-    assert rows.next_due_in(5) == pytest.approx(3)
-    assert rows.next_due_in(2) is None
+    assert rows.next_due_in(5) == rows.next_due_in(3) == pytest.approx(3)
+    assert rows.next_due_in(2.999) is None
+
+
+def test_a_worker_looks_ahead_to_the_moment_itself(database_clock: Any) -> None:
+    TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=3))
+
+    assert Task.objects.are_due_within(3)
+    assert not Task.objects.are_due_within(2.999)
 
 
 # Between processes

@@ -22,6 +22,7 @@ from leasing.testing import assert_free, assert_held
 from tests import databases
 from tests.factories import LeaseFactory
 from tests.leasing.support import events
+from tests.press.models import Report
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -58,6 +59,13 @@ class Shards:
         return instance.article if isinstance(instance, Order) else None
 
     db_for_read = db_for_write
+
+
+class ReplicaOfShards(PrimaryAndReplica):
+    """Writes each order to its shard, and reads all of them from one replica."""
+
+    def db_for_write(self, model: Any, instance: Any = None, **hints: Any) -> Any:
+        return Shards.db_for_write(Shards(), model, instance)
 
 
 class Fixed:
@@ -190,6 +198,38 @@ def test_a_row_is_not_leased_in_a_database_that_is_not_its_own(order: Order) -> 
     with pytest.raises(ValueError, match="read from the database 'shard'"):
         rows.release_many([held])
     assert list(Order.objects.values_list("grants", flat=True)) == [0]
+
+
+@with_shard
+def test_rows_that_are_released_together_are_of_one_database(order: Order) -> None:
+    leases: list[Lease] = [LeaseFactory(), Lease.objects.using("shard").acquire("crane:1")]
+    with pytest.raises(ValueError, match="read from the database 'shard'"):
+        Lease.objects.release_many(leases)
+
+    Order.objects.create(article="default")
+    orders = [Order.objects.acquire(each) for each in Order.objects.all()]
+    orders[1].article = "shard"
+    for each in orders:
+        each._state.db = "replica"
+    with routed(ReplicaOfShards()), pytest.raises(ValueError, match="leased in 'default'"):
+        Order.objects.release_many(orders)
+    assert [each.released_at for each in Order.objects.all()] == [None, None]
+
+
+@with_shard
+def test_what_is_created_or_updated_is_where_rows_are_written(order: Order) -> None:
+    Order.objects.using("shard").update_or_create(pk=order.pk, defaults={"article": "anchor"})
+    with routed(PrimaryAndReplica()):
+        made, is_new = Order.objects.update_or_create(article="anchor")
+
+    assert (is_new, made._state.db) == (True, "default")
+    assert Order.objects.using("shard").get().article == "anchor"
+
+
+def test_fenced_rows_are_written_where_the_rows_are() -> None:
+    assert Report.objects.using("shard").fenced(7).using == "shard"
+    with routed(PrimaryAndReplica()):
+        assert Report.objects.all().fenced(7).using == "default"
 
 
 @with_shard

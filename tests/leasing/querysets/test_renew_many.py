@@ -64,6 +64,16 @@ def test_a_renewal_never_brings_a_deadline_nearer(database_clock: DatabaseClock)
 
 
 @pytest.mark.usefixtures("form")
+def test_of_many_the_one_at_its_deadline_comes_too_late(database_clock: DatabaseClock) -> None:
+    late, fine = LeaseFactory(ttl=10), LeaseFactory(ttl=20)
+
+    database_clock.advance(10)
+    answer = Lease.objects.renew_many(grants(late, fine))
+
+    assert (set(answer.renewed), set(answer.lost)) == ({fine.pk}, {late.pk})
+
+
+@pytest.mark.usefixtures("form")
 def test_what_was_lost_is_told_with_the_reason_and_the_rest_is_renewed() -> None:
     fine, expired, taken, released, gone = leases = LeaseFactory.create_batch(5)
     expire(expired)

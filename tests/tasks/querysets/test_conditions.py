@@ -211,6 +211,7 @@ def test_every_verb_locks_its_row_before_it_judges(
     name: str, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement that waited for a lock would judge by a time that is over."""
+    TaskFactory(state="running")
     locked = []
     lock = dialects.lock
 

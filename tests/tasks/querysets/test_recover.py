@@ -84,10 +84,12 @@ def test_a_task_is_stuck_from_its_deadline_on(database_clock: DatabaseClock) -> 
     task = TaskFactory(state="running", ttl=30)
 
     database_clock.now = task.expires_at - timedelta(microseconds=1)
-    assert (Task.objects.recover(), Task.objects.stuck().count()) == (0, 0)
+    assert (list(Task.objects.stuck()), list(Task.objects.lapsed())) == ([], [])
+    assert Task.objects.recover() == 0
 
     database_clock.now = task.expires_at
-    assert (Task.objects.stuck().count(), Task.objects.recover()) == (1, 1)
+    assert (list(Task.objects.stuck()), list(Task.objects.lapsed())) == ([task], [task])
+    assert Task.objects.recover() == 1
 
 
 def test_each_lost_task_waits_a_pause_of_its_own_as_if_it_had_failed(
