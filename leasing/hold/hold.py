@@ -61,6 +61,13 @@ class Hold:
         self._keeper = keeper
         self._term: HeldGrant | None = None
 
+    @classmethod
+    def of_term(cls, store: Store, held: HeldGrant) -> Self:
+        """Return the hold of a grant that is kept already."""
+        hold = cls(store)
+        hold._term = held
+        return hold
+
     def __repr__(self) -> str:
         held = self._term
         if held is None:

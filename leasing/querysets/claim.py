@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from leasing.db.dialects import after_commit, in_transaction
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.hold.held_grant import HeldGrant, abandon_all, keep_all
 from leasing.hold.interrupt import Interrupt
+from leasing.querysets.row_hold import RowHold
 from leasing.runtime.aio import in_thread
 from leasing.runtime.tracepoints import points
-from leasing.stores.rows import RowStore, grant_of
+from leasing.stores.rows import RowStore
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", bound="Leasable")
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
-#: Holds of the blocks that run, by grant_id.
-_in_blocks: WeakValueDictionary[uuid.UUID, HeldGrant] = WeakValueDictionary()
+#: The claims whose blocks run, by ``id()``.
+_blocks: dict[int, ref[Claim[Any]]] = {}
 
 
 class Claim(list[Row]):
@@ -44,19 +45,26 @@ class Claim(list[Row]):
         self._store = store
         self._entered = False
         self._interrupt: Interrupt | None = None
-        #: The holds of the rows, in their order, while the block runs.
-        self.holds: list[Hold] = []
+        self._held: list[RowHold] = []
+        self._by_grant: dict[uuid.UUID, RowHold] = {}
+        self._holds: list[Hold] = []
+
+    @property
+    def holds(self) -> list[Hold]:
+        """The holds of the rows, in their order, while the block runs."""
+        if len(self._holds) < len(self._held):
+            self._holds = [Hold.of_term(self._store, held) for held in self._held]
+        return self._holds
 
     def __enter__(self) -> Self:
         if self._entered:
             raise RuntimeError("These rows have been held already. Claim them again.")
         self._entered = True
-        self.holds = [Hold(self._store) for _ in self]
-        grants = map(grant_of, self)
-        kept = [hold._begin_term(grant) for hold, grant in zip(self.holds, grants, strict=True)]
+        store = self._store
+        self._held = kept = [RowHold(store, row) for row in self]
         keep_all(kept)
-        for held in kept:
-            _in_blocks[held.grant.grant_id] = held
+        number = id(self)
+        _blocks[number] = ref(self, lambda _: _blocks.pop(number, None))
         if points.tracer is not None:
             for held in kept:
                 held.follow(inside=False)
@@ -68,42 +76,49 @@ class Claim(list[Row]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        holds, self.holds = self.holds, []
-        terms = [hold._held for hold in holds]
-        for held in terms:
-            _in_blocks.pop(held.grant.grant_id, None)
+        _blocks.pop(id(self), None)
+        terms = self._held
+        self._held, self._holds, self._by_grant = [], [], {}
         losses = self._release_together([held for held in terms if held.valid])
-        for hold, held in zip(holds, terms, strict=True):
+        for held in terms:
             if not (held.is_kept or held.trace):
                 continue  # it is given back, and nobody follows it
             try:
-                hold.__exit__(kind, error, trace)  # of those that were lost before
+                held.end(error)  # of those that were lost before
             except LeaseLost as loss:
                 losses[held.key] = loss
+            finally:
+                held.unfollow()
         if losses and error is None:
             raise next(losses[held.key] for held in terms if held.key in losses)
 
-    def _release_together(self, kept: list[HeldGrant]) -> dict[Any, LeaseLost]:
+    def _release_together(self, kept: list[RowHold]) -> dict[Any, LeaseLost]:
         """Give back what is held. Returns how those were lost that were, by their keys."""
         abandon_all(kept)  # first: a renewal would find the row released
         try:
-            losses = self._store.release_many([held.grant for held in kept])
+            losses = self._store.release_rows([held.row for held in kept])
         except Exception as failure:
             for held in kept:
                 held.note_unreleased(failure)
             return {}
-        for held in kept:
+        for held in kept if losses else ():
             if held.key in losses:
                 held.lose_late(losses[held.key].reason)
         return losses
+
+    def _held_under(self, grant_id: uuid.UUID | None) -> RowHold | None:
+        """Return the hold of the row with this grant, if the block has it."""
+        if not self._by_grant:
+            self._by_grant = {held.grant_id: held for held in self._held}
+        return self._by_grant.get(cast("uuid.UUID", grant_id))
 
     async def __aenter__(self) -> Self:
         """As ``with``; in addition the body is cancelled when any of the rows is lost."""
         self.__enter__()
         self._interrupt = interrupt = Interrupt()
-        for hold in self.holds:
-            hold._held.interrupt = interrupt
-        if not all(hold.valid for hold in self.holds):
+        for held in self._held:
+            held.interrupt = interrupt
+        if not all(held.valid for held in self._held):
             interrupt()  # one was lost before it could tell
         return self
 
@@ -114,23 +129,23 @@ class Claim(list[Row]):
         trace: TracebackType | None,
     ) -> None:
         interrupt, self._interrupt = self._interrupt, None
-        holds = self.holds
-        for hold in holds:
-            hold._held.interrupt = None
+        terms = self._held
+        for held in terms:
+            held.interrupt = None
         ours = interrupt is not None and interrupt.explains(error)
         await in_thread(self.__exit__, kind, error, trace)
         if ours:
-            raise next(filter(None, map(_loss_of, holds))) from error
+            raise next(filter(None, map(_loss_of, terms))) from error
 
     def give_back(self) -> None:
         """Release rows for which there was never a block."""
-        self._store.release_many([grant_of(row) for row in self])
+        self._store.release_rows(self)
 
     def ensure(self) -> None:
         """Raise LeaseLost unless every row in the block is surely still held."""
-        for hold in self.holds:
-            if hold._held.is_kept:
-                hold.ensure()
+        for held in self._held:
+            if held.is_kept:
+                held.ensure()
 
 
 @contextmanager
@@ -140,13 +155,15 @@ def ending(using: str, rows: Iterable[Row]) -> Iterator[list[Row]]:
     take their end for a loss. Those that are put into the list that it yields stay, as all do if
     it fails, or is rolled back later."""
     standing: list[Row] = []
-    if not _in_blocks:
+    claims = [claim for block in list(_blocks.values()) if (claim := block()) is not None]
+    if not claims:
         yield standing
         return
     left = [
         (held, held.trusted_until)
         for row in rows
-        if (held := _in_blocks.get(cast("uuid.UUID", row.grant_id))) is not None and held.is_kept
+        for claim in claims
+        if (held := claim._held_under(row.grant_id)) is not None and held.is_kept
     ]
     abandon_all([held for held, _ in left])
     try:
@@ -173,7 +190,7 @@ def leaves_block(verb: Verb) -> Verb:
 
     @wraps(verb)
     def leaving(rows: Any, row: Any, *args: Any, **options: Any) -> Any:
-        if not _in_blocks:
+        if not _blocks:
             return verb(rows, row, *args, **options)
         with ending(rows.home().db, [row]):
             return verb(rows, row, *args, **options)
@@ -181,10 +198,10 @@ def leaves_block(verb: Verb) -> Verb:
     return cast("Verb", leaving)
 
 
-def _loss_of(hold: Hold) -> LeaseLost | None:
-    """Return the loss of ``hold``; None when it was not lost."""
+def _loss_of(held: HeldGrant) -> LeaseLost | None:
+    """Return the loss of ``held``; None when it was not lost."""
     try:
-        hold.ensure()
+        held.ensure()
     except LeaseLost as loss:
-        return loss if hold.lost else None
+        return loss if held.is_lost else None
     return None

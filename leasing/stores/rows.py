@@ -67,9 +67,10 @@ class RowStore:
     def release(self, grant: Grant) -> None:
         self._rows().release(grant.row)
 
-    def release_many(self, grants: Iterable[Grant]) -> dict[Any, LeaseLost]:
-        """``release`` each. Returns how those were lost that were, by their keys."""
-        lost: dict[Any, LeaseLost] = self._rows().release_many([grant.row for grant in grants])
+    def release_rows(self, rows: Iterable[Any]) -> dict[Any, LeaseLost]:
+        """Release the grants of these ``rows``. Returns how those were lost that were, by their
+        keys."""
+        lost: dict[Any, LeaseLost] = self._rows().release_many(rows)
         return lost
 
     def lost(self, grant: Grant, reason: str) -> None:

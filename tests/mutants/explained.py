@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 EXPLAINED: dict[str, str] = {
-    "leasing.db.postgres.granting.grant_all: _sorted(granted, grants)"
-    " for granted and _sorted(granted, grants)": (
-        "Named leases have no terms that are decided in Python; and of none, none is sorted."
-    ),
     "leasing.db.postgres.holding._RELEASE_AND_TELL: >= in"
     " `ASE WHEN w.wanted_until > {now} THEN pg_notify('{`": (
         "One notification more, in the microsecond in which the last who waits gives up."

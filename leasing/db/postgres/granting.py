@@ -57,6 +57,9 @@ SELECT {columns}, CASE WHEN {had_expired} THEN c.expires_at END
 FROM granted w JOIN chosen c ON c.{pk} = w.{pk}
 """
 
+#: A grant of each row's own.
+_NEW_GRANT = RawSQL("gen_random_uuid()", [], output_field=UUID)
+
 #: Of the digit that is of the version of a UUID in two bits, and random in two.
 _VARIANT = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
@@ -91,17 +94,20 @@ def claim(rows: LeasableRows, terms: Terms, limit: int) -> list[Granted] | None:
 def grant_all(
     rows: LeasableRows, terms: Terms, column: str, keys: list[str]
 ) -> list[Granted] | None:
-    """Grant the rows whose ``column`` is one of ``keys``, in the order of that, or none."""
+    """Grant the rows whose ``column`` is one of ``keys``, in the order of these, or none. The
+    grants are the database's random numbers: all are told, or the caller knows of none."""
     field = rows.model._meta.get_field(column)
-    grants = _new_grants(len(keys))
-    values = {**values_of(terms), "keys": keys, "count": len(keys), "grants": joined(grants)}
+    values = {**values_of(terms), "keys": keys, "count": len(keys)}
 
     def compile() -> Granting | None:
         free = rows.available().filter(is_one_of(column, Several("keys", field))).order_by(column)
-        return _granting(rows, free, terms, _grant_by_position(rows), counted=True)
+        return _granting(rows, free, terms, _NEW_GRANT, counted=True)
 
     granted = _granted(rows, ("all", column), compile, values)
-    return granted and _sorted(granted, grants)
+    if not granted:
+        return granted
+    found = {getattr(each[0], field.attname): each for each in granted}
+    return [found[key] for key in keys]
 
 
 def _granted(

@@ -235,6 +235,23 @@ def test_in_the_block_all_are_renewed_and_after_it_released(clocks: ManualKeeper
     assert leases.holds == []
 
 
+def test_a_row_that_is_read_again_in_the_block_leaves_the_hold_its_term(
+    clocks: ManualKeeper,
+) -> None:
+    with (
+        pytest.raises(LeaseLost, match="a was lost"),
+        Lease.objects.acquire_many(["a", "b"], holder="ann") as leases,
+    ):
+        known = leases[0].grant_id, leases[0].fencing_token, leases[0].expires_at
+        usurp(leases[0])
+        leases[0].refresh_from_db()
+        (hold, _) = leases.holds
+        assert (hold.grant_id, hold.fencing_token, hold.expires_at) == known
+        assert (hold.holder, hold.valid) == ("ann", True)
+        clocks.renew()
+        assert not hold.valid
+
+
 def test_without_the_block_nobody_renews_them(clocks: ManualKeeper) -> None:
     Lease.objects.acquire_many(["a", "b"], ttl=10)
     clocks.advance(10)
