@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from django.conf import settings
 from django.dispatch import Signal
 from django.dispatch.dispatcher import NONE_ID
+from django.utils.log import RequireDebugTrue
 
 if TYPE_CHECKING:
     from django.tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
@@ -78,6 +80,9 @@ else:
 
     AnyTask, AnyResult, AnyContext = Task, TaskResult, TaskContext
 
+#: Where the standard library's code of loggers is.
+_LOGGING_FILE = logging.Logger.info.__code__.co_filename
+
 #: The keys of Django's own receivers, which log at one of two levels, as they are connected: for
 #: every sender.
 _LOGGING = {
@@ -95,13 +100,48 @@ def has_receivers(signal: Signal) -> bool:
 
 def is_logged(signal: Signal, level: int = logging.INFO) -> bool:
     """Return True if Django's log receives ``signal``, and writes it at ``level``."""
-    return logger.isEnabledFor(level) and any(each[0] in _LOGGING for each in signal.receivers)
+    return logger.isEnabledFor(level) and _has_log(signal) and _is_written(level)
+
+
+def _has_log(signal: Signal) -> bool:
+    receivers = signal.receivers
+    if len(receivers) == 1:
+        return receivers[0][0] in _LOGGING
+    return any(each[0] in _LOGGING for each in receivers)
 
 
 def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
     """Return True if ``signal``, which Django logs at ``level``, has a listener: the log, or
     another receiver."""
     return has_receivers(signal) or is_logged(signal, level)
+
+
+def _is_written(level: int) -> bool:
+    """Return False if no handler lets a record of ``level`` through. So it is with Django's default
+    logging wherever DEBUG is off: ``django`` is at INFO, and what prints that is for DEBUG alone.
+    A record that nobody writes takes as long as a short task."""
+    if settings.DEBUG or _calls_handlers() != _LOGGING_FILE:
+        return True
+    each: logging.Logger | None = logger
+    is_handled = False
+    while each is not None:
+        for handler in each.handlers:
+            is_handled = True
+            if level >= handler.level and not _is_for_debug(handler):
+                return True
+        each = each.parent if each.propagate else None
+    return not is_handled
+
+
+def _calls_handlers() -> str | None:
+    """Return the file of the function that gives records to handlers: tools that follow a program
+    replace it, and see what no handler writes."""
+    code = getattr(logging.Logger.callHandlers, "__code__", None)
+    return None if code is None else code.co_filename
+
+
+def _is_for_debug(handler: logging.Handler) -> bool:
+    return any(type(known) is RequireDebugTrue for known in handler.filters)
 
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))

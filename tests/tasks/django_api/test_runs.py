@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
-from pytest_django import DjangoAssertNumQueries
+from django.utils.log import RequireDebugTrue
+from pytest_django import DjangoAssertNumQueries, Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
@@ -378,6 +379,40 @@ def test_no_result_is_made_for_djangos_log_alone(
 
     said = [record for record in caplog.records if record.name == compat.logger.name]
     assert (len(made), len(said)) == (0, 2 if level == logging.INFO else 0)
+
+
+@pytest.mark.once
+def test_djangos_log_is_given_no_line_that_no_handler_would_write(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Django's default logging where DEBUG is off."""
+    above: Any = compat.logger.parent
+    console, mail = logging.NullHandler(logging.INFO), logging.NullHandler(logging.ERROR)
+    console.addFilter(RequireDebugTrue())
+    for known, handlers in ((compat.logger, []), (above, [console, mail])):
+        monkeypatch.setattr(known, "handlers", handlers)
+        monkeypatch.setattr(known, "level", logging.INFO)
+    monkeypatch.setattr(above, "propagate", False)
+    compat.logger.manager._clear_cache()  # type: ignore[attr-defined]
+    heard = compat.is_logged
+
+    assert not heard(task_started)
+    assert heard(task_started, logging.ERROR)
+
+    settings.DEBUG = True
+    assert heard(task_started)
+    settings.DEBUG = False
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.Logger, "callHandlers", lambda *args: None)
+        assert heard(task_started)  # by a tool that follows the program
+    monkeypatch.setattr(compat.logger, "handlers", [logging.NullHandler()])
+    assert heard(task_started)
+    monkeypatch.setattr(compat.logger, "handlers", [])
+    monkeypatch.setattr(above, "handlers", [])
+    assert heard(task_started)  # as the last resort says
+    monkeypatch.setattr(above, "handlers", [console])
+    monkeypatch.setattr(console, "filters", [])
+    assert heard(task_started)
 
 
 def lines_of(result: Any, caplog: pytest.LogCaptureFixture) -> list[tuple[Any, ...]]:
