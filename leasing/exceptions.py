@@ -29,23 +29,31 @@ class LeaseError(Exception):
 class LeaseHeld(LeaseError):
     """Someone else holds the lease."""
 
-    def __init__(self, resource: str, holder: str = "", expires_at: datetime | None = None) -> None:
+    def __init__(
+        self,
+        resource: str,
+        holder: str = "",
+        expires_at: datetime | None = None,
+        remaining: float | None = None,
+    ) -> None:
         """The message names the holder and the end of its lease.
 
         Args:
             resource: The resource that was asked for.
             holder: Its holder, if it is known.
             expires_at: The end of the holder's lease unless it is renewed; None if it is not known.
+            remaining: Seconds until then by the database's clock; None if they are not known.
         """
         self.resource = resource
         self.holder = holder
         self.expires_at = expires_at
+        self.remaining = remaining
         who = f"held by {holder}" if holder else "being acquired by someone else"
         until = f" until {expires_at.isoformat()}" if expires_at else ""
         super().__init__(f"{label(resource)} is {who}{until}.")
 
     def __reduce__(self) -> tuple[type[LeaseHeld], tuple[Any, ...]]:
-        return type(self), (self.resource, self.holder, self.expires_at)
+        return type(self), (self.resource, self.holder, self.expires_at, self.remaining)
 
 
 class LeaseTimeout(LeaseHeld):
@@ -57,18 +65,20 @@ class LeaseTimeout(LeaseHeld):
         holder: str = "",
         expires_at: datetime | None = None,
         waited: float = 0.0,
+        remaining: float | None = None,
     ) -> None:
         """The other arguments are those of ``LeaseHeld``.
 
         Args:
             waited: Seconds for which the caller has waited.
         """
-        super().__init__(resource, holder, expires_at)
+        super().__init__(resource, holder, expires_at, remaining)
         self.waited = waited
         self.args = (f"Waited {waited:.1f} s: {self}",)
 
     def __reduce__(self) -> tuple[type[LeaseTimeout], tuple[Any, ...]]:
-        return type(self), (self.resource, self.holder, self.expires_at, self.waited)
+        known = self.holder, self.expires_at, self.waited, self.remaining
+        return type(self), (self.resource, *known)
 
 
 class LeaseLost(LeaseError):

@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import Q
 from django.http import Http404
 
-from leasing.models import Leasable, Lease, LeaseState, lease_kinds
+from leasing.models import Leasable, Lease, lease_kinds
 from leasing.validation.keys import key_of
 
 #: Columns of these kinds may be large; lists do without them.
@@ -58,16 +58,6 @@ def listed(model: type[Leasable]) -> Any:
 def is_large(field: object) -> bool:
     """Return True if a column may be so large that lists leave it out."""
     return isinstance(field, _LARGE)
-
-
-def in_state(rows: Any, state: str) -> Any:
-    """The rows of ``rows`` in ``state`` (a LeaseState, "renewed", or "all")."""
-    if state == "all":
-        return rows
-    if state == LeaseState.ACTIVE:
-        # Implied, but a model with a state of its own has an index on it and none on deadlines.
-        return rows.holding().active()
-    return getattr(rows, state)()
 
 
 def matching(model: type[Leasable], name: str) -> Q:

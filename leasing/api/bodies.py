@@ -121,7 +121,7 @@ Moment = Annotated[
 ]
 
 #: Rows that a list shows.
-Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of rows, newest first.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of rows.")]
 
 
 class Request(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
@@ -12,7 +13,7 @@ from django.core.signals import got_request_exception
 from django.db import DatabaseError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, UnreadablePostError
 from django.urls import Resolver404, URLPattern, URLResolver, re_path, resolve
-from django.utils.cache import add_never_cache_headers
+from django.utils.cache import add_never_cache_headers, get_conditional_response
 from django.utils.log import log_response
 from django.views import defaults
 from ninja import NinjaAPI
@@ -24,6 +25,7 @@ from leasing.api.document import Document
 from leasing.db.unapplied import unapplied_reason_of
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
 from leasing.web.access import outside_transactions
+from leasing.web.cursors import InvalidCursor
 
 View = Callable[..., HttpResponseBase]
 
@@ -36,6 +38,7 @@ ERRORS: dict[type[Exception], tuple[int, str]] = {
     LeaseLost: (409, ""),
     InvalidResource: (400, ""),
     InvalidTTL: (400, ""),
+    InvalidCursor: (400, "The cursor is not one of this list."),
     OperationalError: (503, _AWAY),
     InterfaceError: (503, _AWAY),
     Http404: (404, ""),
@@ -135,6 +138,8 @@ class LeasingAPI(NinjaAPI):
                 response = self.on_exception(request, error)
             if response.status_code == 405:
                 response = self._not_allowed(request, response)
+            if response.status_code == 200 and request.method == "GET":
+                response = _unless_known(request, response)
             add_never_cache_headers(response)
             return response
 
@@ -178,13 +183,16 @@ class LeasingAPI(NinjaAPI):
                 status, text = ERRORS[kind]
                 if status == 503:
                     return self._answer_later(request, text)
-                return self.refuse(request, status, text or str(error))
+                refusal = self.refuse(request, status, text or str(error))
+                if isinstance(error, LeaseHeld):
+                    try_again_in(refusal, error.remaining or 0)
+                return refusal
         return self._answer_fault(request, error)
 
     def _answer_later(self, request: HttpRequest, text: str) -> HttpResponse:
         """Tell the client to try again: the database is away, or lacks migrations."""
         response = self.refuse(request, 503, text)
-        response.headers["Retry-After"] = str(math.ceil(RETRY_AFTER))
+        try_again_in(response, RETRY_AFTER)
         return response
 
     def _answer_fault(self, request: HttpRequest, error: Exception) -> HttpResponse:
@@ -202,6 +210,11 @@ class LeasingAPI(NinjaAPI):
         return response
 
 
+def try_again_in(response: HttpResponse, seconds: float) -> None:
+    """Tell the client of ``response`` to try again in so many ``seconds``, in one at least."""
+    response.headers["Retry-After"] = str(max(1, math.ceil(seconds)))
+
+
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """For ``handler400`` of the project's addresses: what a middleware has refused before any
     view, such as an unknown Host, is told in JSON below an API, and by Django elsewhere."""
@@ -215,6 +228,15 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     response = api.on_exception(request, exception)
     add_never_cache_headers(response)
     return response
+
+
+def _unless_known(request: HttpRequest, response: Any) -> HttpResponseBase:
+    """Return ``response`` with a tag of its content; 304 without content if the client sends the
+    tag of the same."""
+    tag = f'"{blake2b(response.content, digest_size=16).hexdigest()}"'
+    response.headers["ETag"] = tag
+    known: HttpResponseBase | None = get_conditional_response(request, tag, None, response)
+    return response if known is None else known
 
 
 def _what_is_wrong(error: ValidationError) -> str:

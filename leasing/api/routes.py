@@ -12,21 +12,19 @@ done, is done with the grant of the row that was found.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
 
-from django.db.models import F
+from django.db.models import Q
 from django.http import Http404, HttpRequest
 from ninja import Router, Status
 from ninja.errors import HttpError
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import BothSpellings, Limit, Moment, Notice, Request
+from leasing.api.bodies import BothSpellings, Moment, Notice, Request
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import (
     IDEMPOTENT,
@@ -36,15 +34,17 @@ from leasing.api.keys import (
     request_id,
     term_shown,
 )
+from leasing.api.lists import At, Limit, Page, Source, page_at
 from leasing.conf import DEFAULT
 from leasing.exceptions import LeaseLost
 from leasing.functions import EPOCH
-from leasing.leasables import find_row, in_state, listed
-from leasing.models import Leasable, Lease, leasable_models
+from leasing.leasables import find_row, listed
+from leasing.models import Leasable, Lease, LeaseState, leasable_models
 from leasing.runtime.aio import drive
 from leasing.runtime.labels import TASKS
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
+from leasing.web.cursors import Order
 
 #: Names that belong to leases of other models: nobody takes them through these routes.
 RESERVED = (TASKS, "leasing_tasks.")
@@ -108,8 +108,9 @@ class GrantOut(LeaseOut, TermOut):
         return cls(**vars(LeaseOut.of(lease)), **term_shown(lease, now))
 
 
-class LeaseList(BaseModel):
-    """Some leases, newest first."""
+class LeaseList(Page):
+    """Some leases. Named ones are in the order in which they were first acquired, those of rows in
+    the order of their latest grant, the newest first; they are mixed by the time of the grant."""
 
     leases: list[LeaseOut]
 
@@ -122,33 +123,33 @@ def healthz(request: HttpRequest) -> Notice:
 
 
 @router.get("/leases", auth=may_see, response=answers({200: LeaseList}, 400))
-def list_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
+def list_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases in any state."""
-    return newest("all", limit)
+    return leases_in("all", cursor, limit)
 
 
 @router.get("/leases/active", auth=may_see, response=answers({200: LeaseList}, 400))
-def list_active_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
+def list_active_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases that are held now."""
-    return newest("active", limit)
+    return leases_in("active", cursor, limit)
 
 
 @router.get("/leases/expired", auth=may_see, response=answers({200: LeaseList}, 400))
-def list_expired_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
+def list_expired_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases that their holder did not renew or release in time."""
-    return newest("expired", limit)
+    return leases_in("expired", cursor, limit)
 
 
 @router.get("/leases/renewed", auth=may_see, response=answers({200: LeaseList}, 400))
-def list_renewed_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
+def list_renewed_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases whose latest grant was renewed, in any state."""
-    return newest("renewed", limit)
+    return leases_in("renewed", cursor, limit)
 
 
 @router.get("/leases/released", auth=may_see, response=answers({200: LeaseList}, 400))
-def list_released_leases(request: HttpRequest, limit: Limit = 100) -> LeaseList:
+def list_released_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases that were given back, or taken back by an operator."""
-    return newest("released", limit)
+    return leases_in("released", cursor, limit)
 
 
 @router.post(
@@ -211,36 +212,36 @@ def release_lease_by_id(request: HttpRequest, lease_id: str, body: Term) -> Noti
     return Notice(message=f"{lease.resource} was released.")
 
 
-def newest(state: str, limit: int) -> LeaseList:
-    """The ``limit`` newest leases in ``state``, of all leasable models together.
-
-    Each model gives its own newest rows, by time of the grant and then by key; what lies
-    behind the last row shown can be found by these two again.
-    """
-    pages = [page_of(model, state, limit) for model in leasable_models()]
-    merged = heapq.merge(*pages, key=granted_at, reverse=True)
-    return LeaseList(leases=[LeaseOut.of(row) for row in islice(merged, limit)])
-
-
-def page_of(model: type[Leasable], state: str, limit: int) -> list[Leasable]:
-    """Return the newest rows of one model.
+def leases_in(state: str, cursor: str, limit: int) -> LeaseList:
+    """Return a page of the leases of all leasable models together.
 
     Args:
-        model: The model; ``Lease`` for named leases.
-        state: The state that all of them have.
-        limit: The number of rows, at most.
+        state: The state that all of them have, "renewed", or "all".
+        cursor: The cursor of the page; empty: the first page.
+        limit: The number of leases, at most.
     """
-    rows = in_state(listed(model), state)
-    # Rows that nobody has held yet are listed of named leases alone; elsewhere the plain order
-    # is one that an index may have.
-    newest_first = F("acquired_at").desc(nulls_last=True) if model is Lease else "-acquired_at"
-    return list(rows.order_by(newest_first, "-pk")[:limit])
+    sources = [source_of(model, state) for model in leasable_models()]
+    rows, following = page_at(cursor, limit, *sources, newest=granted_at)
+    return LeaseList(leases=[LeaseOut.of(row) for row in rows], next=following)
+
+
+def source_of(model: type[Leasable], state: str) -> Source[Leasable]:
+    """Return the rows of ``model`` in ``state``, in the order that an index has."""
+    rows = listed(model)
+    order = Order(model.leases_listed_by)
+    if state == "all":
+        return Source(rows, order)
+    if state == "renewed":
+        return Source(rows, order, Q(renewals__gt=0))
+    if state == LeaseState.ACTIVE and model.held_is_indexed:
+        rows = rows.holding()
+    return Source(rows.with_state(), order, Q(state=state))
 
 
 def granted_at(row: Leasable) -> datetime:
-    """Return the moment of the latest grant of ``row``; a row that was never granted sorts
-    first."""
-    return row.acquired_at or EPOCH
+    """Return the moment of the latest grant of ``row``; of one that nobody has had yet, that at
+    which it was made."""
+    return row.acquired_at or getattr(row, "created_at", None) or EPOCH
 
 
 def find(lease_id: str) -> Leasable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, Self
 
@@ -317,10 +317,10 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         if current.state == LeaseState.ACTIVE:
             if terms.preempt_after is not None:
                 self._preempt(current, terms.holder, terms.priority, terms.preempt_after)
-            raise LeaseHeld(current.resource, current.holder, current.expires_at)
+            raise _held_until(current.expires_at, current)
         graced_until = current.expires_at + current.grace
         if current.state == LeaseState.EXPIRED and graced_until > current.now:
-            raise LeaseHeld(current.resource, current.holder, graced_until)
+            raise _held_until(graced_until, current)
 
     def _create_free(self, resources: Iterable[str]) -> None:
         rows = [self.model(resource=resource) for resource in resources]
@@ -402,3 +402,8 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         after_commit(self.db, lambda: notifier(self.db).notify(lease.resource))
         if lease.wanted_until and lease.released_at and lease.wanted_until > lease.released_at:
             announce(self.db, lease.resource)
+
+
+def _held_until(end: datetime, current: Lease) -> LeaseHeld:
+    remaining = (end - current.now).total_seconds()
+    return LeaseHeld(current.resource, current.holder, end, remaining)

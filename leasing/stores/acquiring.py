@@ -57,7 +57,8 @@ def taking(
             except LeaseHeld as held:
                 if not waiter.left:
                     waited = clock.clock() - began_at
-                    raise LeaseTimeout(resource, held.holder, held.expires_at, waited) from held
+                    known = held.holder, held.expires_at, waited, held.remaining
+                    raise LeaseTimeout(resource, *known) from held
 
 
 def timed(model: type[Any], steps: Steps[Any]) -> Steps[Any]:

@@ -57,8 +57,7 @@ def page_of(
     there, end = rows_from(rows, cursor, order, search)
     found = list(there[: size + 1])
     shown = found[:size][::-1] if backwards else found[:size]
-    label = rows.model._meta.label_lower
-    page = _linked(label, shown, order, cursor, has_more=len(found) > size)
+    page = _linked(shown, order, cursor, has_more=len(found) > size)
     if end is None or len(found) > size:
         return page
     page = replace(page, looked_at=REACH)
@@ -70,7 +69,7 @@ def _of_model(model: type[models.Model], cursor: Cursor | None) -> Cursor | None
 
 
 def _linked(
-    label: str, rows: list[Record], order: Order, cursor: Cursor | None, *, has_more: bool
+    rows: list[Record], order: Order, cursor: Cursor | None, *, has_more: bool
 ) -> Page[Record]:
     moved = cursor is not None
     page = Page(rows, moved=moved, words=order.words)
@@ -81,15 +80,17 @@ def _linked(
     older = True if backwards else has_more
     return replace(
         page,
-        newer=_cursor(label, "newer", rows[0], order).encode() if newer else "",
-        older=_cursor(label, "older", rows[-1], order).encode() if older else "",
+        newer=replace(cursor_of(rows[0], order), side="newer").encode() if newer else "",
+        older=cursor_of(rows[-1], order).encode() if older else "",
     )
 
 
-def _cursor(label: str, side: str, row: models.Model, order: Order) -> Cursor:
+def cursor_of(row: models.Model, order: Order) -> Cursor:
+    """Return the cursor of the rows that are older than ``row``."""
+    label = row._meta.label_lower
     if not order.column:
-        return Cursor(label, side, row.pk)
-    return Cursor(label, side, row.pk, order.column, getattr(row, order.column).isoformat())
+        return Cursor(label, "older", row.pk)
+    return Cursor(label, "older", row.pk, order.column, getattr(row, order.column).isoformat())
 
 
 def chunks_of(

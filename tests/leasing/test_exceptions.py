@@ -20,9 +20,9 @@ from leasing.exceptions import (
 UNTIL = datetime(2030, 1, 1, tzinfo=UTC)
 ERRORS = [
     LeaseError(),
-    LeaseHeld("crane:1", "ann", UNTIL),
     LeaseHeld("crane:1"),
-    LeaseTimeout("crane:1", "ann", UNTIL, 5.04),
+    LeaseHeld("crane:1", "ann", UNTIL, 2.5),
+    LeaseTimeout("crane:1", "ann", UNTIL, 5.04, 2.5),
     LeaseLost("crane:1", "it was revoked"),
     LeaseInTransaction(),
     InvalidResource("The resource must be a string."),

@@ -1,0 +1,113 @@
+"""Pages of the lists: ``limit`` rows, and the cursor of the next page.
+
+The cursor says behind which row of each model the next page begins, so that rows that come
+meanwhile neither repeat a row nor hide one, and the thousandth page costs what the first costs. A
+list whose condition no index serves looks through ``leasing.web.keyset.REACH`` rows a page: such a
+page may have fewer rows than its limit, even none, and still a next one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from typing import Annotated, Any, Generic
+
+from django.db import models
+from django.db.models import Q
+from ninja import Query
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
+
+from leasing.api.bodies import Limit
+from leasing.web.cursors import NEWEST_FIRST, Cursor, InvalidCursor, Order
+from leasing.web.keyset import Record
+from leasing.web.paging import cursor_of, page_of
+
+#: Where a page of a list begins.
+At = Annotated[
+    str, Query(max_length=4000, description="The next of the page before; empty: the first page.")
+]
+
+__all__ = ["At", "Limit", "Page", "Source", "page_at"]
+
+
+class Page(BaseModel):
+    """A part of a list."""
+
+    next: str | None = Field(
+        None, description="The cursor of the next page. Left out at the end of the list."
+    )
+
+    @model_serializer(mode="wrap")
+    def _with_next(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        fields: dict[str, Any] = handler(self)
+        if fields["next"] is None:
+            del fields["next"]
+        return fields
+
+
+@dataclass
+class Source(Generic[Record]):
+    """Rows of one model that a list shows.
+
+    Args:
+        rows: The rows.
+        order: Their order, which an index should have.
+        search: A condition that no index serves; None: there is none.
+    """
+
+    rows: models.QuerySet[Record]
+    order: Order = NEWEST_FIRST
+    search: Q | None = None
+    _begin: Cursor | None = field(default=None, init=False)
+
+    @property
+    def label(self) -> str:
+        return self.rows.model._meta.label_lower
+
+
+def page_at(
+    at: str, limit: int, *sources: Source[Any], newest: Callable[[Any], datetime] | None = None
+) -> tuple[list[Any], str | None]:
+    """Return the rows of a page, and the cursor of the next one; None: it is the last. Raises
+    InvalidCursor.
+
+    Args:
+        at: The cursor of the page; empty: the first page.
+        limit: The number of rows, at most.
+        sources: Rows of different models, each in its order.
+        newest: The moment by which rows of several sources are mixed, the latest first.
+    """
+    _begin(sources, at)
+    pages = [page_of(each.rows, each._begin, limit, each.order, each.search) for each in sources]
+    # Of each source from its beginning: what is left of it begins the next page.
+    numbered = ([(row, n) for row in page.rows] for n, page in enumerate(pages))
+    key = None if newest is None else lambda each: newest(each[0])
+    shown = list(islice(heapq.merge(*numbered, key=key, reverse=True), limit))
+    cursors: list[str] = []
+    is_last = True
+    for n, (source, page) in enumerate(zip(sources, pages, strict=True)):
+        mine = [row for row, of in shown if of == n]
+        if len(mine) < len(page.rows):
+            is_last = False
+            behind = cursor_of(mine[-1], source.order) if mine else source._begin
+        else:
+            is_last = is_last and not page.older
+            last = cursor_of(mine[-1], source.order) if mine else source._begin
+            behind = Cursor.decode(page.older) if page.older else last
+        if behind is not None:
+            cursors.append(behind.encode())
+    return [row for row, _ in shown], None if is_last else ".".join(cursors)
+
+
+def _begin(sources: Sequence[Source[Any]], at: str) -> None:
+    """Set where each of ``sources`` begins. Raises InvalidCursor."""
+    by_label = {source.label: source for source in sources}
+    for part in at.split(".") if at else ():
+        cursor = Cursor.decode(part)
+        source = by_label.pop(cursor.model, None)
+        if source is None or cursor.side != "older":
+            raise InvalidCursor("of another list")
+        source._begin = cursor
