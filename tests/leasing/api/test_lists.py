@@ -113,9 +113,7 @@ def test_a_refusal_has_no_tag(client: Client) -> None:
     assert "ETag" not in call(client, "GET", "/leases/17").headers
 
 
-def test_a_conflict_says_when_the_lease_ends(
-    client: Client, database_clock: DatabaseClock
-) -> None:
+def test_a_conflict_says_when_the_lease_ends(client: Client, database_clock: DatabaseClock) -> None:
     term = {"resource": "crane:1", "holder": "me"}
     Lease.objects.acquire("crane:1", holder="you", ttl=20, grace=0)
     assert call(client, "POST", "/leases", term).headers["Retry-After"] == "20"
