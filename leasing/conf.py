@@ -133,6 +133,11 @@ class LeasingSettings(AppSettings):
     API_ACCESS: str = "closed"
     #: Networks from which the compatible mode answers.
     API_COMPATIBLE_HOSTS: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    #: Seconds that a request to the API may wait, at most.
+    API_MAX_WAIT: float = 30.0
+    #: Requests that may wait at the same time in one process of a WSGI server with several threads;
+    #: the others are answered at once. In a process with one thread none waits.
+    API_WAITING_THREADS: int = 1
     #: Networks of the proxies whose X-Forwarded-For is believed; UNIX_SOCKET is that of a proxy
     #: which connects over a socket of this machine.
     API_TRUSTED_PROXIES: tuple[str, ...] = ()

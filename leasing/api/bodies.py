@@ -20,6 +20,7 @@ from pydantic import (
     model_serializer,
 )
 from pydantic.alias_generators import to_camel
+from pydantic_core import core_schema
 
 from leasing.conf import leasing_settings
 from leasing.validation.json_values import dumped_json
@@ -122,6 +123,39 @@ Moment = Annotated[
 
 #: Rows that a list shows.
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of rows.")]
+
+
+class Between:
+    """The bounds of a number, of which settings of LEASING give some: as they are now, in requests
+    and in the document.
+
+    Args:
+        lowest: The least value, or the name of a setting.
+        highest: The greatest value, or the name of a setting.
+    """
+
+    def __init__(self, lowest: float | str, highest: float | str) -> None:
+        self._bounds = lowest, highest
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        lowest, highest = self._now()
+        return {**handler(schema), "minimum": lowest, "maximum": highest}
+
+    def _now(self) -> tuple[float, float]:
+        lowest, highest = (
+            getattr(leasing_settings, each) if isinstance(each, str) else each
+            for each in self._bounds
+        )
+        return lowest, highest
+
+    def _checked(self, value: float) -> float:
+        lowest, highest = self._now()
+        if not lowest <= value <= highest:  # which NaN fails, too
+            raise ValueError(f"must be from {lowest:.12g} to {highest:.12g}")
+        return value
 
 
 class Request(BaseModel):

@@ -21,13 +21,12 @@ from ninja.errors import HttpError, ValidationError
 
 from leasing.api.access import Access
 from leasing.api.bodies import BodyParser, Error, refuse_body
+from leasing.api.dispatch import Dispatch, View
 from leasing.api.document import Document
 from leasing.db.unapplied import unapplied_reason_of
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
 from leasing.web.access import outside_transactions
 from leasing.web.cursors import InvalidCursor
-
-View = Callable[..., HttpResponseBase]
 
 _AWAY = "The database is not reachable. Try again later."
 
@@ -138,15 +137,24 @@ class LeasingAPI(NinjaAPI):
                 response = self.on_exception(request, error)
             if response.status_code == 405:
                 response = self._not_allowed(request, response)
-            if response.status_code == 200 and request.method == "GET":
-                response = _unless_known(request, response)
-            add_never_cache_headers(response)
-            return response
+            return _with_headers(request, response)
 
-        guarded.api = self  # type: ignore[attr-defined]
-        # Access asks for the token itself, of those who come with a session.
-        guarded.csrf_exempt = True  # type: ignore[attr-defined]
-        return outside_transactions(guarded)
+        return outside_transactions(Dispatch(self, guarded, self._complete))
+
+    def _complete(self, request: HttpRequest, outcome: Callable[[], Any]) -> HttpResponseBase:
+        """Answer a request that has waited.
+
+        Args:
+            request: The client's request.
+            outcome: Returns what the view would have, or raises.
+        """
+        try:
+            status = outcome()
+            answer = status.value.model_dump(mode="json")
+            response = self.create_response(request, answer, status=status.status_code)
+        except Exception as error:
+            response = self.on_exception(request, error)
+        return _with_headers(request, response)
 
     def _not_allowed(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponse:
         allowed = ", ".join(sorted(response.headers["Allow"].split(", ")))
@@ -210,7 +218,7 @@ class LeasingAPI(NinjaAPI):
         return response
 
 
-def try_again_in(response: HttpResponse, seconds: float) -> None:
+def try_again_in(response: HttpResponseBase, seconds: float) -> None:
     """Tell the client of ``response`` to try again in so many ``seconds``, in one at least."""
     response.headers["Retry-After"] = str(max(1, math.ceil(seconds)))
 
@@ -226,6 +234,15 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     if not isinstance(api, LeasingAPI):
         return defaults.bad_request(request, exception)
     response = api.on_exception(request, exception)
+    add_never_cache_headers(response)
+    return response
+
+
+def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    if response.status_code == 200 and request.method == "GET":
+        response = _unless_known(request, response)
+    elif (seconds := getattr(request, "try_again_in", 0)) and "Retry-After" not in response.headers:
+        try_again_in(response, seconds)
     add_never_cache_headers(response)
     return response
 

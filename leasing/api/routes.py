@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
+from typing import Annotated, Any
 
 from django.db.models import Q
 from django.http import Http404, HttpRequest
@@ -24,7 +26,7 @@ from ninja.errors import HttpError
 from pydantic import Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import BothSpellings, Moment, Notice, Request
+from leasing.api.bodies import Between, BothSpellings, Moment, Notice, Request
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import (
     IDEMPOTENT,
@@ -35,12 +37,11 @@ from leasing.api.keys import (
     term_shown,
 )
 from leasing.api.lists import At, Limit, Page, Source, page_at
-from leasing.conf import DEFAULT
+from leasing.api.waiting import Wait, answer_with
 from leasing.exceptions import LeaseLost
 from leasing.functions import EPOCH
 from leasing.leasables import find_row, listed
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
-from leasing.runtime.aio import drive
 from leasing.runtime.labels import TASKS
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
@@ -66,7 +67,10 @@ class Acquire(Request):
 
     resource: str
     holder: str
-    ttl: float | None = Field(None, description="Seconds, within the bounds of this site.")
+    ttl: Annotated[float, Between("MIN_TTL", "MAX_TTL")] | None = Field(
+        None, description="Seconds until the deadline, and from each renewal. Default: TTL."
+    )
+    wait: Wait = 0
 
 
 class LeaseOut(BothSpellings):
@@ -158,14 +162,18 @@ def list_released_leases(request: HttpRequest, limit: Limit = 100, cursor: At = 
     response=answers({201: GrantOut}, *BAD_BODY, 409),
     openapi_extra=IDEMPOTENT,
 )
-def acquire_lease(request: HttpRequest, body: Acquire) -> Status[GrantOut]:
+def acquire_lease(request: HttpRequest, body: Acquire) -> Any:
     """Take a lease. 409 while anybody holds it, the same holder too, unless it is the same request
     sent again under its Idempotency-Key; 409 as well when that grant has ended."""
     refuse_reserved(body.resource)
     terms = Terms.check(holder=body.holder, ttl=body.ttl)
     if (again := request_id(request, body)) is not None:
         terms = replace(terms, request_id=again)
-    lease = drive(Lease.objects.all().acquiring_named(body.resource, terms, DEFAULT))
+    steps = partial(Lease.objects.all().acquiring_named, body.resource, terms)
+    return answer_with(request, body.wait, steps, _granted)
+
+
+def _granted(lease: Lease) -> Status[GrantOut]:
     return Status(201, GrantOut.to_holder(lease, lease.now))
 
 

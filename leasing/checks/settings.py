@@ -28,7 +28,7 @@ READ_COMMITTED = 2
 
 NUMBERS = (
     *("TTL", "MIN_TTL", "MAX_TTL", "RENEW_EVERY", "JITTER", "MARGIN", "WAIT", "GRACE"),
-    "AUDIT_RETENTION",
+    *("AUDIT_RETENTION", "API_MAX_WAIT"),
 )
 
 
@@ -127,6 +127,10 @@ def _check_bounds() -> Iterator[CheckMessage]:
     )
     if not isinstance(conf.LISTEN_URL, str | None):
         yield Error("LEASING['LISTEN_URL'] must be a URL or None.", id="leasing.E012")
+    if type(conf.API_WAITING_THREADS) is not int or conf.API_WAITING_THREADS < 0:
+        yield Error(
+            "LEASING['API_WAITING_THREADS'] must be a whole number, 0 or more.", id="leasing.E030"
+        )
     if conf.API_ACCESS not in ("closed", "compatible"):
         yield Error("LEASING['API_ACCESS'] must be 'closed' or 'compatible'.", id="leasing.E007")
 

@@ -38,7 +38,7 @@ def everything() -> None:
     for _ in range(4):
         TaskFactory(state="running")
     TaskFactory()
-    Lease.objects.renew(Lease.objects.active().first())
+    Lease.objects.renew(Lease.objects.active()[0])
 
 
 @pytest.mark.parametrize("state", STATES)
