@@ -2,6 +2,7 @@
 
 import datetime
 import django.core.validators
+import django.db.models.deletion
 import leasing.functions
 import django.db.models.manager
 from django.db import migrations, models
@@ -169,6 +170,24 @@ class Migration(migrations.Migration):
                 'base_manager_name': 'objects',
                 'abstract': False,
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('acquired_at', None), ('expires_at', datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)), ('grant_id', None), ('grants', 0), ('holder', '')), models.Q(('acquired_at__isnull', False), ('grant_id__isnull', False), ('grants__gt', 0), models.Q(('holder', ''), _negated=True)), _connector='OR'), name='leasing_oncekey_granted'), models.CheckConstraint(condition=models.Q(models.Q(('renewals', 0), ('renewed_at', None)), models.Q(('grants__gt', 0), ('renewals__gt', 0), ('renewed_at__isnull', False)), _connector='OR'), name='leasing_oncekey_renewed'), models.CheckConstraint(condition=models.Q(('released_at', None), models.Q(('grants__gt', 0), ('released_at__gte', models.F('expires_at'))), _connector='OR'), name='leasing_oncekey_released'), models.CheckConstraint(condition=models.Q(('ttl__gt', datetime.timedelta(0))), name='leasing_oncekey_ttl'), models.CheckConstraint(condition=models.Q(('finished_at', None), ('released_at__isnull', False), _connector='OR'), name='leasing_oncekey_finished')],
+            },
+        ),
+        migrations.CreateModel(
+            name='TokenGrant',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('request_id', models.UUIDField()),
+                ('reserved_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
+                ('model', models.CharField(blank=True, default='', max_length=201)),
+                ('key', models.CharField(blank=True, default='', max_length=400)),
+                ('grant_id', models.UUIDField(default=None, null=True)),
+                ('token', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='leasing.apitoken')),
+            ],
+            options={
+                'verbose_name': 'grant of an API token',
+                'verbose_name_plural': 'grants of API tokens',
+                'base_manager_name': 'objects',
+                'default_permissions': (),
             },
         ),
     ]

@@ -10,7 +10,9 @@ from django.db import models
 
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow
+from leasing.models.event import MAX_KEY, MAX_LABEL
 from leasing.querysets.api_tokens import ApiTokenQuerySet, hash_of, new_secret
+from leasing.querysets.token_grants import TokenGrantQuerySet
 from leasing.runtime.suggestions import suggestion
 from leasing.validation.names import MAX_NAME, check_name
 
@@ -82,6 +84,31 @@ class ApiToken(models.Model):
     def covers_queue(self, queue: str) -> bool:
         """Return True if tasks of ``queue`` may be used with this token."""
         return not self.queues or queue in self.queues
+
+
+class TokenGrant(models.Model):
+    """A grant that was made through a token with a bound, or room that is reserved for one."""
+
+    id = models.BigAutoField(primary_key=True)
+    token = models.ForeignKey(ApiToken, models.CASCADE, related_name="+")
+    #: The request that it was made for.
+    request_id = models.UUIDField()
+    reserved_at = models.DateTimeField(db_default=DbNow())
+    #: The leased row, and its grant; empty while the room is only reserved.
+    model = models.CharField(max_length=MAX_LABEL, blank=True, default="")
+    key = models.CharField(max_length=MAX_KEY, blank=True, default="")
+    grant_id = models.UUIDField(null=True, default=None)
+
+    objects: ClassVar = TokenGrantQuerySet.as_manager()
+
+    class Meta:
+        base_manager_name = "objects"
+        verbose_name = "grant of an API token"
+        verbose_name_plural = "grants of API tokens"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.model}:{self.key}" if self.model else "reserved"
 
 
 def _wrong_name(name: Any) -> str:

@@ -100,7 +100,7 @@ class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
     def note_use(self, token: Any) -> None:
         """Note that ``token``, as ``bearing`` returned it, is in use: about once a minute, so that
         requests only read. A note that cannot be written fails no request."""
-        if token.last_used_at is not None and token.now - token.last_used_at < NOTED_EVERY:
+        if token.last_used_at is not None and token.now < token.last_used_at + NOTED_EVERY:
             return
         rows = self.home().filter(pk=token.pk)
         unnoted = rows.filter(Q(last_used_at=None) | Q(last_used_at__lte=after(-NOTED_EVERY)))

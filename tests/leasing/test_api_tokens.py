@@ -13,8 +13,8 @@ from pytest_django import Settings
 
 import project.urls  # noqa: F401, whose routes are the scopes there are
 from leasing.api.principals import Token
-from leasing.functions import DbNow, after
 from leasing.models import ApiToken, Lease
+from leasing.testing.keeper import ManualKeeper
 from tasks.models import Task
 from tests.factories import LeaseFactory, TaskFactory
 
@@ -59,11 +59,11 @@ def test_a_hash_is_no_secret() -> None:
     assert ApiToken.objects.bearing(f"leasing_{token.token_hash[:43]}") is None
 
 
-def test_an_expired_token_is_not_found() -> None:
-    token, secret = issue()
-    ApiToken.objects.update(expires_at=after(timedelta(seconds=60)))
+def test_an_expired_token_is_not_found(clocks: ManualKeeper) -> None:
+    token, secret = issue(expires_at=clocks.now + timedelta(seconds=60))
+    clocks.advance(59)
     assert ApiToken.objects.bearing(secret) == token
-    ApiToken.objects.update(expires_at=DbNow())
+    clocks.advance(1)
     assert ApiToken.objects.bearing(secret) is None
 
 
@@ -80,20 +80,36 @@ def test_a_revoked_token_is_not_found_and_keeps_the_moment() -> None:
     assert token.revoked_at == revoked_at
 
 
-def test_its_use_is_noted_about_once_a_minute() -> None:
-    _, secret = issue()
-    found = ApiToken.objects.bearing(secret)
-    ApiToken.objects.note_use(found)
-    noted = ApiToken.objects.get().last_used_at
-    assert noted is not None
-    for stale in (ApiToken.objects.bearing(secret), found):  # another process noted it meanwhile
-        ApiToken.objects.note_use(stale)
-        assert ApiToken.objects.get().last_used_at == noted
-    ApiToken.objects.update(last_used_at=after(timedelta(seconds=-61)))
-    with CaptureQueriesContext(connection) as queries:
-        ApiToken.objects.note_use(ApiToken.objects.bearing(secret))
-        ApiToken.objects.note_use(ApiToken.objects.bearing(secret))
-    assert [each["sql"].split()[0] for each in queries] == ["SELECT", "UPDATE", "SELECT"]
+def test_its_use_is_noted_about_once_a_minute(clocks: ManualKeeper) -> None:
+    token, secret = issue()
+    issue("other")
+
+    def used() -> list[str]:
+        """Use the token twice, and return the statements."""
+        with CaptureQueriesContext(connection) as queries:
+            for _ in range(2):
+                ApiToken.objects.note_use(ApiToken.objects.bearing(secret))
+        return [each["sql"].split()[0] for each in queries]
+
+    assert used() == ["SELECT", "UPDATE", "SELECT"]
+    clocks.advance(59)
+    assert used() == ["SELECT", "SELECT"]
+    clocks.advance(1)
+    assert used() == ["SELECT", "UPDATE", "SELECT"]
+    token.refresh_from_db()
+    assert token.last_used_at == clocks.now
+    assert ApiToken.objects.get(name="other").last_used_at is None
+
+
+def test_a_use_that_another_process_has_noted_is_not_noted_again(clocks: ManualKeeper) -> None:
+    token, secret = issue()
+    read = ApiToken.objects.bearing(secret)
+    noted = clocks.now
+    ApiToken.objects.note_use(read)
+    clocks.advance(1)
+    ApiToken.objects.note_use(read)
+    token.refresh_from_db()
+    assert token.last_used_at == noted
 
 
 @pytest.mark.once

@@ -17,6 +17,14 @@ EXPLAINED: dict[str, str] = {
     " lease.wanted_until >= lease.released_at for lease.wanted_until > lease.released_at": (
         "One notification more, in the microsecond in which the last who waits gives up."
     ),
+    "leasing.querysets.token_grants.TokenGrantQuerySet.reserve:"
+    " own.count() + wanted >= bound for own.count() + wanted > bound": (
+        "What ended is forgotten although there was room for one more."
+    ),
+    "leasing.querysets.token_grants._held:"
+    " without pk__in=[each.key for each in grants] in .filter": (
+        "A grant is of one row: the keys are for the index."
+    ),
     "tasks.querysets.base.TaskRows.prunable:"
     " unique_until__lt=DbNow() for unique_until__lte=DbNow()": (
         "A task is pruned a microsecond later."

@@ -32,6 +32,8 @@ NEAREST: dict[str, tuple[str, ...]] = {
     ),
     "leasing/querysets/once.py": ("tests/leasing/test_once.py", "tests/leasing/querysets/"),
     "leasing/querysets/beats.py": ("tests/leasing/celery/",),
+    "leasing/querysets/api_tokens.py": ("tests/leasing/test_api_tokens.py",),
+    "leasing/querysets/token_grants.py": ("tests/leasing/test_token_grants.py",),
     **{
         f"leasing/db/postgres/{name}.py": (
             "tests/leasing/querysets/",

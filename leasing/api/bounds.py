@@ -1,0 +1,75 @@
+"""The bound on what a token holds at once, for routes that grant."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+
+from django.db import DatabaseError
+from django.http import HttpRequest
+from ninja.errors import HttpError
+
+from leasing.api.principals import Token, principal_of
+from leasing.models import ApiToken, Leasable, TokenGrant
+
+
+class Room:
+    """Room for grants, of which ``size`` may be made in the block::
+
+    with room_for(request, 10, request_id) as room:
+        tasks = Task.objects.claim(holder, limit=room.size)
+        room.granted(tasks)
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __enter__(self) -> Room:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def granted(self, rows: Sequence[Leasable]) -> None:
+        """Note what was granted."""
+
+
+class _Bounded(Room):
+    """Room for grants of a token with a bound; what is not used is left at the end."""
+
+    def __init__(self, token: ApiToken, wanted: int, request_id: uuid.UUID | None) -> None:
+        super().__init__(wanted)
+        self._token = token
+        self._request_id = request_id or uuid.uuid4()
+        self._granted: Sequence[Leasable] = ()
+
+    def __enter__(self) -> Room:
+        self.size = TokenGrant.objects.reserve(self._token, self.size, self._request_id)
+        if not self.size:
+            most = self._token.max_held
+            raise HttpError(403, f"This token may hold {most} leases and tasks at once, and does.")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # A client that is told of no grant would hold it in vain: the reservation stays instead.
+        with suppress(DatabaseError):
+            TokenGrant.objects.settle(self._token, self._request_id, self._granted)
+
+    def granted(self, rows: Sequence[Leasable]) -> None:
+        self._granted = rows
+
+
+def room_for(request: HttpRequest, wanted: int, request_id: uuid.UUID | None = None) -> Room:
+    """Return a block in which grants are made for ``request``. Entering it raises HttpError 403 if
+    its token holds as much as it may.
+
+    Args:
+        request: The client's request, which its route has let in.
+        wanted: The number of grants, at most.
+        request_id: The id of a request that may be sent again: it finds the room that it had.
+    """
+    principal = principal_of(request)
+    if isinstance(principal, Token) and principal.token.max_held is not None:
+        return _Bounded(principal.token, wanted, request_id)
+    return Room(wanted)

@@ -1,0 +1,95 @@
+"""What a token with a bound holds at once, counted by grants that were made through it.
+
+reserve   under a lock on the token, within its bound: no two requests take the same room
+settle    the reservations of a request become the grants that it won
+
+Grants that have ended are forgotten when there is no room left, so there are never more rows than
+the bound, and nothing has to be told of a release. A process that dies between the two leaves
+reservations, which take up room for RESERVED_FOR.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from datetime import timedelta
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.db import transaction
+
+from leasing.db.dialects import lock
+from leasing.db.routing import RoutedQuerySet
+from leasing.functions import after
+
+if TYPE_CHECKING:
+    from leasing.models import ApiToken, Leasable
+
+#: Longer than a request may wait for its grant.
+RESERVED_FOR = timedelta(minutes=5)
+
+
+class TokenGrantQuerySet(RoutedQuerySet["TokenGrant"]):
+    """Grants of tokens with a bound: ``TokenGrant.objects``."""
+
+    def reserve(self, token: ApiToken, wanted: int, request_id: uuid.UUID) -> int:
+        """Reserve room for ``wanted`` grants of ``token``, which has a bound. Returns for how many
+        there is room. A request that is sent again has the room that it had."""
+        rows, bound = self.home(), token.max_held
+        assert bound is not None
+        with transaction.atomic(using=rows.db):
+            tokens = type(token).objects.using(rows.db).filter(pk=token.pk)
+            lock(tokens.values_list("pk")).get()
+            own = rows.filter(token=token)
+            if before := own.filter(request_id=request_id).count():
+                return before
+            if own.count() + wanted > bound:
+                own._forget_ended()
+            room = max(0, min(wanted, bound - own.count()))
+            rows.bulk_create(self.model(token=token, request_id=request_id) for _ in range(room))
+        return room
+
+    def settle(self, token: ApiToken, request_id: uuid.UUID, granted: Iterable[Leasable]) -> None:
+        """Replace the reservations of a request by its grants; by nothing if it won none.
+
+        Args:
+            token: The token of the request.
+            request_id: The id under which it reserved.
+            granted: The rows that it was granted.
+        """
+        rows = self.home()
+        mine = rows.filter(token=token, request_id=request_id)
+        won = [
+            self.model(
+                token=token,
+                request_id=request_id,
+                model=row.leased_model()._meta.label_lower,
+                key=str(row.pk),
+                grant_id=row.grant_id,
+            )
+            for row in granted
+        ]
+        with transaction.atomic(using=rows.db):
+            # Where it was sent twice, the other may have won.
+            (mine if won else mine.filter(grant_id=None)).delete()
+            rows.bulk_create(won)
+
+    def _forget_ended(self) -> None:
+        """Delete those of these rows whose grants have ended, and reservations of the dead."""
+        self.filter(grant_id=None, reserved_at__lte=after(-RESERVED_FOR)).delete()
+        granted = self.exclude(grant_id=None).order_by("model")
+        for label, group in groupby(granted, key=lambda each: each.model):
+            grants = list(group)
+            held = _held(label, grants)
+            self.filter(pk__in=[each.pk for each in grants if each.grant_id not in held]).delete()
+
+
+def _held(label: str, grants: list[Any]) -> set[Any]:
+    """Return the ids of those of ``grants``, and maybe of others, that are live now."""
+    try:
+        model: Any = apps.get_model(label)
+    except LookupError:
+        return set()  # its app was removed
+    rows = model.lease_rows().home().active().filter(pk__in=[each.key for each in grants])
+    return set(rows.values_list("grant_id", flat=True))
