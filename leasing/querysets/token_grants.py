@@ -24,7 +24,7 @@ from leasing.db.routing import RoutedQuerySet
 from leasing.functions import after
 
 if TYPE_CHECKING:
-    from leasing.models import ApiToken, Leasable
+    from leasing.models import ApiToken, Leasable, TokenGrant
 
 #: Longer than a request may wait for its grant.
 RESERVED_FOR = timedelta(minutes=5)
