@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from leasing.admin.api_tokens import ApiTokenAdmin
 from leasing.admin.beats import BeatEntryAdmin
 from leasing.admin.leases import LeasableAdmin, LeaseAdmin, OnceKeyAdmin
 from leasing.admin.ledgers import AuditEntryAdmin, LeaseEventAdmin
 
 __all__ = [
+    "ApiTokenAdmin",
     "AuditEntryAdmin",
     "BeatEntryAdmin",
     "LeasableAdmin",

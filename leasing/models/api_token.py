@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, ClassVar
 
 from django.core.exceptions import ValidationError
@@ -19,6 +20,14 @@ from leasing.validation.names import MAX_NAME, check_name
 #: The permissions that routes of the API require in this process, which are what a token can have
 #: as its scopes. Complete once the URLs of the site are loaded.
 scopes: set[str] = set()
+
+
+class TokenState(models.TextChoices):
+    """States of a token."""
+
+    USABLE = "usable"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
 
 
 class ApiToken(models.Model):
@@ -60,6 +69,13 @@ class ApiToken(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def state_at(self, now: datetime) -> TokenState:
+        """Return the state at ``now``, the database's clock."""
+        if self.revoked_at is not None:
+            return TokenState.REVOKED
+        is_over = self.expires_at is not None and self.expires_at <= now
+        return TokenState.EXPIRED if is_over else TokenState.USABLE
 
     def draw_secret(self) -> str:
         """Give the token a new secret and return it. Only of a token that is not stored yet."""

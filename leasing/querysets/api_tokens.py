@@ -83,6 +83,14 @@ class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
         """Return the tokens that are neither revoked nor expired."""
         return self.filter(Q(expires_at=None) | Q(expires_at__gt=DbNow()), revoked_at=None)
 
+    def expired(self) -> Self:
+        """Return the tokens of which the time is over, and that nobody has revoked."""
+        return self.filter(expires_at__lte=DbNow(), revoked_at=None)
+
+    def revoked(self) -> Self:
+        """Return the tokens that were revoked."""
+        return self.filter(revoked_at__isnull=False)
+
     def bearing(self, secret: str) -> ApiToken | None:
         """Return the usable token with that secret, None if there is none."""
         if not _SECRET.fullmatch(secret):

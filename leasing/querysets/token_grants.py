@@ -85,7 +85,7 @@ class TokenGrantQuerySet(RoutedQuerySet["TokenGrant"]):
             self.filter(pk__in=[each.pk for each in grants if each.grant_id not in held]).delete()
 
 
-def _held(label: str, grants: list[Any]) -> set[Any]:
+def _held(label: str, grants: list[TokenGrant]) -> set[Any]:
     """Return the ids of those of ``grants``, and maybe of others, that are live now."""
     try:
         model: Any = apps.get_model(label)

@@ -9,6 +9,7 @@ from typing import Final
 from leasing.conf import leasing_settings
 from leasing.hold.trust import margin
 from leasing.models import AuditEntry, BeatEntry, EventKind, Leasable, Lease, LeaseState
+from leasing.models.api_token import TokenState
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ EVENT_BADGES: Final = {
     EventKind.REVOKED: Badge("revoked", "warn", "shield", "◆"),
     EventKind.LOST: Badge("lost", "crit", "alert", "▲"),
     EventKind.REFUSED: Badge("write refused", "crit", "slash", "⊘"),
+}
+
+TOKEN_BADGES: Final = {
+    TokenState.USABLE: Badge("usable", "ok", "check", "✓"),
+    TokenState.EXPIRED: EXPIRED,
+    TokenState.REVOKED: Badge("revoked", "mute", "slash", "⊘"),
 }
 
 DONE: Final = Badge("done", "ok", "check", "✓")
