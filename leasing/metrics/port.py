@@ -34,12 +34,27 @@ def add_arguments(parser: ArgumentParser) -> None:
 Page = Callable[[str], tuple[HTTPStatus, str] | None]
 
 
-def serve(options: Mapping[str, Any], page: Page = lambda path: None) -> None:
-    """Count in this process and show it as the ``options`` of the command say, with its pages;
-    nothing without a port. Raises CommandError."""
+def serve(
+    options: Mapping[str, Any], page: Page = lambda path: None, *, index: int | None = None
+) -> None:
+    """Count in this process and show it as the ``options`` of the command say; nothing without a
+    port. Raises CommandError.
+
+    Args:
+        options: The options of the command.
+        page: Pages that are served beside the metrics.
+        index: The number, from 1 on, of this process among several of one command. Each has a port
+            of its own, so many after that of the options; where they share their counts, the first
+            shows those of all, at that port itself.
+    """
     port, address = options["metrics_port"], options["metrics_address"]
     if port is None:
         return
+    if index is not None and registry.is_shared() and index > 1:
+        registry.connect()
+        return
+    if index is not None and not registry.is_shared() and port:
+        port += index
     if not 0 <= port <= 65535:
         raise CommandError("--metrics-port must be from 0 to 65535.")
     try:

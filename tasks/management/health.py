@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
 
 from leasing.metrics.port import Page
+from tasks.fleet.health import FleetHealth
+from tasks.fleet.parent import Parent
 from tasks.log import log
+from tasks.runtime.health import HealthFile
 from tasks.runtime.health_server import page
 from tasks.worker.health_thread import HealthThread
 from tasks.worker.process import WorkerProcess
@@ -48,26 +52,47 @@ def check(options: Mapping[str, Any]) -> None:
 def serve(options: Mapping[str, Any], worker: WorkerProcess) -> None:
     """Tell the health of ``worker`` as the ``options`` of the command say, from now until it has
     ended. Raises CommandError."""
-    port, address, file = (options[f"health_{each}"] for each in ("port", "address", "file"))
-    if port is None and file is None:
+    address, file = _wanted(options)
+    if address is None and file is None:
         return
-    try:
-        thread = HealthThread(
-            worker.health.read,
-            worker.ended,
-            address=None if port is None else (address, port),
-            file=file,
-        )
-    except OSError as error:
-        what = f"serve probes at {address} port {port}"
-        if error.filename is not None:
-            what = f"touch the health file {file}"
-        raise CommandError(f"Cannot {what}: {error.strerror}.") from error
+    with _refused(options):
+        thread = HealthThread(worker.health.read, worker.ended, address=address, file=file)
     if thread.server is not None:
-        log.health_served(address=address, port=thread.server.port)
+        log.health_served(address=options["health_address"], port=thread.server.port)
     worker.health.is_observed = True
     worker.watched.append(thread)
     thread.tend()
+
+
+def serve_fleet(options: Mapping[str, Any], parent: Parent) -> None:
+    """Tell the health of all children of ``parent`` as the ``options`` of the command say. Raises
+    CommandError."""
+    address, file = _wanted(options)
+    health = FleetHealth(parent)
+    with _refused(options):
+        if address is not None:
+            server = health.tell_at(*address)
+            log.health_served(address=options["health_address"], port=server.port)
+        if file is not None:
+            health.tell_by(HealthFile(file))
+
+
+def _wanted(options: Mapping[str, Any]) -> tuple[tuple[str, int] | None, Path | None]:
+    port = options["health_port"]
+    address = None if port is None else (options["health_address"], port)
+    return address, options["health_file"]
+
+
+@contextmanager
+def _refused(options: Mapping[str, Any]) -> Iterator[None]:
+    """A block in which OSError ends the command with a sentence."""
+    try:
+        yield
+    except OSError as error:
+        what = f"touch the health file {options['health_file']}"
+        if error.filename is None:
+            what = f"serve probes at {options['health_address']} port {options['health_port']}"
+        raise CommandError(f"Cannot {what}: {error.strerror}.") from error
 
 
 def page_of(worker: WorkerProcess) -> Page:

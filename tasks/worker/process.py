@@ -33,6 +33,7 @@ import random
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
@@ -173,6 +174,7 @@ class WorkerProcess:
             self.stopping,
             lambda: self._claims_no_more,
         )
+        self.health.is_observed = fleet is not None
 
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is stored.
@@ -255,7 +257,8 @@ class WorkerProcess:
 
     def vitals(self) -> dict[str, Any]:
         """Return what a parent is to know of it once a second."""
-        return {"ready": self.is_ready, "running": len(self.executions)}
+        health = asdict(self.health.read())
+        return {"ready": self.is_ready, "running": len(self.executions), "health": health}
 
     @property
     def executions(self) -> list[Execution]:

@@ -127,6 +127,7 @@ class Command(ServiceCommand):
         Raises SystemExit."""
         worker = self._made(options)
         parent = Parent(_plan(options, worker))
+        health.serve_fleet(options, parent)
         del worker
         born = parent.run()
         if born is None and parent.exit_code:
@@ -188,6 +189,9 @@ def _check(options: dict[str, Any]) -> None:
     for name in ("threads", "coroutines", "processes", "max_tasks", "max_memory", "workers"):
         if options[name] is not None and options[name] < 1:
             raise CommandError(f"--{name.replace('_', '-')} must be at least 1.")
+    last = 65535 - (options["workers"] or 0)
+    if options["metrics_port"] is not None and options["metrics_port"] > last:
+        raise CommandError(f"--metrics-port must be at most {last}: each worker has a port.")
     health.check(options)
     try:
         check_ttl(options["ttl"])
@@ -242,11 +246,12 @@ def _measured(options: dict[str, Any], born: Birth | None = None) -> WorkerProce
     """The worker, which shows its metrics and its health if it was asked to."""
     worker = _worker(options, born)
     if options["metrics_port"] is not None:
-        port.serve(options, health.page_of(worker))
+        port.serve(options, health.page_of(worker), index=None if born is None else born.index)
         from tasks.metrics import process
 
         process.watch(worker.executors)
-    health.serve(options, worker)
+    if born is None:
+        health.serve(options, worker)
     return worker
 
 

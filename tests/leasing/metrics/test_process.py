@@ -280,6 +280,38 @@ def test_a_process_has_pages_at_the_port_of_its_metrics(monkeypatch: pytest.Monk
     assert "python_info" in scrape(port).names
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("directory", "port", "served"),
+    [
+        ("", 9100, [("127.0.0.1", 9101), ("127.0.0.1", 9102)]),
+        ("", 0, [("127.0.0.1", 0), ("127.0.0.1", 0)]),
+        ("/counts", 9100, [("127.0.0.1", 9100)]),
+    ],
+)
+def test_each_of_several_processes_has_a_port_unless_they_share_their_counts(
+    directory: str, port: int, served: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if directory:
+        monkeypatch.setenv(instruments.SHARED, directory)
+    connected: list[str] = []
+    monkeypatch.setattr(instruments, "connect", lambda: connected.append("yes"))
+    found: list[tuple[str, int]] = []
+
+    def serve_at(address: str, at: int, page: object) -> int:
+        instruments.connect()
+        found.append((address, at))
+        return at
+
+    monkeypatch.setattr(metrics_port, "serve_at", serve_at)
+    for index in (1, 2):
+        options = {"metrics_port": port, "metrics_address": "127.0.0.1"}
+        metrics_port.serve(options, index=index)
+
+    assert found == served
+    assert connected == ["yes", "yes"]
+
+
 def test_a_port_that_is_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instruments, "connect", lambda: None)
     with socket.socket() as taken:

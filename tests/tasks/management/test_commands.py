@@ -69,6 +69,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--max-tasks", "0"], "--max-tasks .* 1"),
         (["--max-memory", "0"], "--max-memory .* 1"),
         (["--health-port", "65536"], "--health-port .* 65535"),
+        (["--workers", "2", "--metrics-port", "65534"], "--metrics-port .* 65533"),
         (["--once", "--drain"], "--drain"),
         (["--queue", "nowhere"], "'nowhere'"),
         (["--queue", "default", "--queue", "nowhere"], "'nowhere'"),

@@ -1,0 +1,64 @@
+"""The health of a fleet: that of its parent, whose loop goes on as long as it answers, and of all
+its children by their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from leasing.runtime.clock import clock
+from tasks.fleet.parent import Parent
+from tasks.fleet.status import ChildStatus, Member
+from tasks.runtime.health import Health, HealthFile
+from tasks.runtime.health_server import HealthServer
+
+#: Seconds without a report after which the work of a child counts as stalled, and as hung.
+LATE_AFTER, HUNG_AFTER = 10.0, 60.0
+#: Seconds between touches of the file, and between looks at clients that hang.
+LOOK_EVERY = 1.0
+
+
+class FleetHealth:
+    """Judges the fleet of ``parent``."""
+
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
+
+    def read(self) -> Health:
+        """Return the health of the fleet now."""
+        healths = {f"Worker {index}": health for index, health in self._healths()}
+        if self._parent.is_stopping:
+            healths["Parent"] = Health(closed=("It stops.",))
+        return Health.of_all(healths)
+
+    def _healths(self) -> Iterator[tuple[int, Health]]:
+        for member in self._parent.members:
+            if member.child is not None:
+                yield member.index, _of(member.child)
+            elif member.is_awaited and not self._parent.is_stopping:
+                yield member.index, _of_none(member)
+
+    def tell_at(self, address: str, port: int) -> HealthServer:
+        """Answer probes on the loop of the parent. Raises OSError."""
+        server = HealthServer(address, port, self.read, self._parent.loop)
+        self._parent.loop.repeat(LOOK_EVERY, server.cut_off)
+        return server
+
+    def tell_by(self, file: HealthFile) -> None:
+        """Touch ``file`` while the work of all children moves."""
+        self._parent.loop.repeat(LOOK_EVERY, lambda: file.note(self.read()))
+
+
+def _of(child: ChildStatus) -> Health:
+    silent_for = clock() - (child.started_at if child.beat_at is None else child.beat_at)
+    if silent_for > LATE_AFTER:
+        reason = (f"It has reported nothing for {silent_for:.0f} s.",)
+        return Health(hung=reason) if silent_for > HUNG_AFTER else Health(stalled=reason)
+    if child.beat_at is None:
+        return Health(closed=("It starts.",))
+    return Health(**{name: tuple(said) for name, said in child.vitals["health"].items()})
+
+
+def _of_none(member: Member) -> Health:
+    if not member.last_end:
+        return Health(closed=("It starts.",))
+    return Health(stalled=(f"It starts again: {member.last_end}.",))
