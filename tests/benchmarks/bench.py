@@ -61,12 +61,16 @@ class Puppet(subprocess.Popen[str]):
         self.tell(line)
         return self.answer()
 
-    def end(self) -> None:
-        """End its input, and then it."""
+    def close(self) -> None:
+        """End its input, so that it ends."""
         for pipe in (self.stdin, self.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
+
+    def end(self) -> None:
+        """End its input, and then it."""
+        self.close()
         try:
             self.wait(10)
         except subprocess.TimeoutExpired:
@@ -116,6 +120,8 @@ class Bench:
             for process in self._processes:
                 process.end()
                 sys.stderr.write(process.output)
+            for puppet in self._puppets:
+                puppet.close()
             for puppet in self._puppets:
                 puppet.end()
             self._processes, self._puppets = [], []

@@ -20,7 +20,7 @@ class Size:
     bulk: int = 50_000
     drained: int = 30_000
     latency_seconds: float = 10.0
-    lease_seconds: float = 2.0
+    lease_seconds: float = 1.0
     #: How often what takes little time alternates with its limit.
     rounds: int = 4
     holds: int = 10_000

@@ -17,7 +17,7 @@ from django.db import connection as django_connection
 
 from leasing.exceptions import LeaseHeld
 from leasing.models import Lease
-from tests.benchmarks.bench import Bench, Figures, in_turns, rate
+from tests.benchmarks.bench import Bench, Figures, Puppet, in_turns, rate
 from tests.benchmarks.plain import leases
 
 THREADS = 8
@@ -68,7 +68,7 @@ def run(bench: Bench) -> Figures:
         "8 threads, one resource (cycles/s)": together(NAMES[:1] * THREADS),
         "8 processes, one resource (cycles/s)": turns(
             {
-                name: partial(by_processes, bench, name, seconds)
+                name: partial(by_processes, rivals(bench, name, seconds))
                 for name in ("limit", "ours", "no history")
             }
         ),
@@ -120,15 +120,17 @@ def on_threads(make: Callable[[], Cycle], resources: list[str], seconds: float) 
     return sum(done) / (time.perf_counter() - start)
 
 
-def by_processes(bench: Bench, contender: str, seconds: float) -> float:
-    """Cycles a second of THREADS processes that want one resource."""
-    rivals = [bench.puppet("rival", contender, str(seconds)) for _ in range(THREADS)]
+def rivals(bench: Bench, contender: str, seconds: float) -> list[Puppet]:
+    """Return THREADS processes that want one resource, for all turns: to start them takes longer
+    than a turn."""
+    return [bench.puppet("rival", contender, str(seconds)) for _ in range(THREADS)]
+
+
+def by_processes(rivals: list[Puppet]) -> float:
+    """Cycles a second of these processes."""
     for rival in rivals:
         rival.tell("contend")
-    done = sum(rival.answer() for rival in rivals)
-    for rival in rivals:
-        rival.end()
-    return float(done)
+    return float(sum(rival.answer() for rival in rivals))
 
 
 def our_cycle(resource: str) -> bool:
