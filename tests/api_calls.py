@@ -13,6 +13,7 @@ from django.test import Client
 BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/leases", {"resource": "crane:1", "holder": "me"}),
     ("PUT", "/leases/renew", {"resource": "crane:1", "holder": "me"}),
+    ("PUT", "/leases/renew/batch", {"leases": [{"resource": "crane:1", "holder": "me"}]}),
     ("DELETE", "/leases/release", {"resource": "crane:1", "holder": "me"}),
     ("DELETE", "/leases/1", {"resource": "crane:1", "holder": "me"}),
     ("POST", "/tasks", {"name": "jobs.echo"}),
@@ -24,6 +25,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
 
 #: Routes of operators, the permission that each asks for, and the fields it cannot do without.
 OPERATIONS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("PUT", "/leases/1/revoke", "leasing.revoke_lease", {"reason": "host is gone"}),
     ("PUT", "/tasks/1/cancel", "leasing_tasks.cancel_task", {"reason": "no need"}),
     ("PUT", "/tasks/1/retry", "leasing_tasks.retry_task", {}),
     ("PUT", "/tasks/1/reschedule", "leasing_tasks.reschedule_task", {"queue": "default"}),

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from leasing.api.errors import LeasingAPI, bad_request
-from leasing.api.routes import router
+from leasing.api.lease import router
 
 __all__ = ["LeasingAPI", "bad_request", "router"]

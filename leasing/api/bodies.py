@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any, ClassVar, NoReturn
 
+from django.conf import settings
 from django.http import HttpRequest
 from ninja import Query
 from ninja.errors import HttpError
 from ninja.parser import Parser
 from pydantic import (
+    AliasChoices,
     BaseModel,
     ConfigDict,
     PlainSerializer,
     SerializerFunctionWrapHandler,
     WithJsonSchema,
     model_serializer,
+    model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic_core import core_schema
 
 from leasing.conf import leasing_settings
+from leasing.runtime.suggestions import closest
 from leasing.validation.json_values import dumped_json
+from leasing.validation.names import MAX_NAME
 
 #: The greatest size of a body, in bytes.
 MAX_BODY = 64 * 1024
@@ -57,22 +63,17 @@ def _content_length(request: HttpRequest) -> int:
         return 0
 
 
-def _refuse_size() -> NoReturn:
-    raise HttpError(413, f"The body must not exceed {MAX_BODY} bytes.")
+def _refuse_size(allowed: int = MAX_BODY) -> NoReturn:
+    raise HttpError(413, f"The body must not exceed {allowed} bytes.")
 
 
 class BodyParser(Parser):
-    """Reads a JSON object that every supported database could store; anything else is a 400.
-
-    Fields that nobody asked for are left alone: existing clients may send some.
-    """
+    """Reads a JSON object that every supported database could store; anything else is a 400."""
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
-        if len(request.body) > MAX_BODY:
-            _refuse_size()
         try:
             body = json.loads(
-                request.body.decode(),
+                _body_of(request).decode(),
                 parse_constant=_refuse_constant,
                 parse_float=_float,
                 parse_int=_int,
@@ -88,6 +89,19 @@ class BodyParser(Parser):
         except ValueError as error:
             raise HttpError(400, str(error)) from error
         return body
+
+
+def _body_of(request: HttpRequest) -> bytes:
+    """Return the body, of which no more is read than it may have: its length need not have been
+    announced."""
+    if not hasattr(request, "_body"):
+        allowed = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        if allowed is not None and _content_length(request) > allowed:
+            _refuse_size(allowed)
+        request._body = request.read(MAX_BODY + 1)
+    if len(request.body) > MAX_BODY:
+        _refuse_size()
+    return request.body
 
 
 _TOO_DEEP = f"The body is nested more than {MAX_DEPTH} levels deep."
@@ -158,10 +172,54 @@ class Between:
         return value
 
 
-class Request(BaseModel):
-    """A body. A string is a string and a number a number: nothing is converted."""
+#: The name of a resource, a holder, a queue, ...: checked where it is used.
+Name = Annotated[
+    str,
+    WithJsonSchema(
+        {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": MAX_NAME,
+            "format": "printable",
+            "description": f"1 to {MAX_NAME} printable characters, no space at either end.",
+        }
+    ),
+]
 
-    model_config = ConfigDict(strict=True)
+
+def document_fields(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Say in the ``schema`` of a body if it may have further fields."""
+    if leasing_settings.API_ACCESS != "compatible":
+        schema["additionalProperties"] = False
+
+
+class Request(BaseModel):
+    """A body. A string is a string and a number a number: nothing is converted. Fields that it does
+    not have are refused, but in the compatible mode: its clients may send some."""
+
+    model_config = ConfigDict(strict=True, json_schema_extra=document_fields)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, body: Any) -> Any:
+        if isinstance(body, dict) and leasing_settings.API_ACCESS != "compatible":
+            known = _names_in(cls)
+            if unknown := body.keys() - known:
+                name = min(unknown)
+                meant = closest(name, known)
+                hint = f" (did you mean {meant}?)" if meant else ""
+                raise ValueError(f"there is no field {name[:MAX_NAME]!r}{hint}")
+        return body
+
+
+@cache
+def _names_in(model: type[BaseModel]) -> frozenset[str]:
+    """Return the names by which the fields of ``model`` are given."""
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias
+        names |= set(map(str, alias.choices)) if isinstance(alias, AliasChoices) else {name}
+    return frozenset(names)
 
 
 class Error(BaseModel):

@@ -38,14 +38,15 @@ ERRORS: dict[type[Exception], tuple[int, str]] = {
     InvalidResource: (400, ""),
     InvalidTTL: (400, ""),
     InvalidCursor: (400, "The cursor is not one of this list."),
-    OperationalError: (503, _AWAY),
-    InterfaceError: (503, _AWAY),
     Http404: (404, ""),
     PermissionDenied: (403, "You do not have the permission for this."),
     RequestDataTooBig: (413, "The body is too large."),
     SuspiciousOperation: (400, "The request was refused."),
     UnreadablePostError: (400, "The body is incomplete."),
 }
+
+#: Errors of a database that is away: 503.
+AWAY = (OperationalError, InterfaceError)
 
 #: After how many seconds to try again when the database is away.
 RETRY_AFTER = 1
@@ -58,6 +59,18 @@ def answers(good: dict[int, Any], *bad: int) -> dict[int, Any]:
     """The answers of a route for the OpenAPI document: ``good`` ones by status with their
     model, the statuses of ``bad`` ones, and those that every route may give."""
     return {**dict.fromkeys((401, 403, *bad, 503), Error), **good}
+
+
+def refusal_of(error: Exception) -> tuple[int, str] | None:
+    """Return the status and the text with which one item of a batch is refused by ``error``; None
+    where the error is about the whole request: the database is away, or there is a fault."""
+    if isinstance(error, HttpError):
+        return error.status_code, str(error)
+    for kind in type(error).__mro__:
+        if kind in ERRORS:
+            status, text = ERRORS[kind]
+            return status, text or str(error)
+    return None
 
 
 class LeasingAPI(NinjaAPI):
@@ -178,24 +191,21 @@ class LeasingAPI(NinjaAPI):
     def _answer_error(self, request: HttpRequest, error: Any) -> HttpResponse:
         if isinstance(error, ValidationError):
             return self.refuse(request, 400, _what_is_wrong(error))
-        if isinstance(error, HttpError):
+        if isinstance(error, HttpError) and isinstance(error.__cause__, HttpError):
             # What the parser raised comes wrapped into ninja's own words.
-            cause = error.__cause__
-            error = cause if isinstance(cause, HttpError) else error
-            return self.refuse(request, error.status_code, str(error))
+            error = error.__cause__
         reason = unapplied_reason_of(error) if isinstance(error, DatabaseError) else ""
         if reason:
             return self._answer_later(request, reason)
-        for kind in type(error).__mro__:
-            if kind in ERRORS:
-                status, text = ERRORS[kind]
-                if status == 503:
-                    return self._answer_later(request, text)
-                refusal = self.refuse(request, status, text or str(error))
-                if isinstance(error, LeaseHeld):
-                    try_again_in(refusal, error.remaining or 0)
-                return refusal
-        return self._answer_fault(request, error)
+        if isinstance(error, AWAY):
+            return self._answer_later(request, _AWAY)
+        refusal = refusal_of(error)
+        if refusal is None:
+            return self._answer_fault(request, error)
+        response = self.refuse(request, *refusal)
+        if isinstance(error, LeaseHeld):
+            try_again_in(response, error.remaining or 0)
+        return response
 
     def _answer_later(self, request: HttpRequest, text: str) -> HttpResponse:
         """Tell the client to try again: the database is away, or lacks migrations."""
@@ -259,6 +269,14 @@ def _unless_known(request: HttpRequest, response: Any) -> HttpResponseBase:
 def _what_is_wrong(error: ValidationError) -> str:
     """All complaints in one line, each with the field that it is about."""
     complaints = (
-        f"{each['loc'][-1]}: {each['msg'].removeprefix('Value error, ')}" for each in error.errors
+        f"{_field_of(each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
+        for each in error.errors
     )
     return "; ".join(complaints) + "."
+
+
+def _field_of(place: tuple[str | int, ...]) -> str:
+    """Return the name of a field, with those of the values that it is in: ``leases.0.resource``."""
+    source, *inner = place
+    # Of a body the name of the view's argument follows.
+    return ".".join(map(str, inner[1:] if source == "body" else inner)) or str(source)

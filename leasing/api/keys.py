@@ -26,10 +26,10 @@ from django.core.signing import Signer
 from django.http import HttpRequest
 from django.utils.crypto import constant_time_compare
 from ninja.errors import HttpError
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from leasing.api.access import caller
-from leasing.api.bodies import Request
+from leasing.api.bodies import Request, document_fields
 from leasing.conf import leasing_settings
 from leasing.models import Leasable
 
@@ -48,8 +48,22 @@ def _demanded(lease_key: str | None) -> str | None:
     return lease_key
 
 
+def _document_key(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    document_fields(schema, model)
+    closed = leasing_settings.API_ACCESS != "compatible"
+    for name in ("holder", "processor", "lease_key"):
+        demanded = (name == "lease_key") == closed
+        if demanded and name in schema["properties"]:
+            known = schema["properties"][name]
+            (kind, _) = known.pop("anyOf", (known, None))
+            schema["properties"][name] = {**known, **kind}
+            schema["required"] = [*schema.get("required", ()), name]
+
+
 class HoldersRequest(Request):
     """A request of a holder, which proves its grant."""
+
+    model_config = ConfigDict(json_schema_extra=_document_key)
 
     lease_key: Annotated[str | None, AfterValidator(_demanded)] = Field(
         None,

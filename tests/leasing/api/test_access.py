@@ -21,9 +21,22 @@ TERM = {"resource": "crane:1", "holder": "me"}
 ROUTES: list[tuple[str, str, str]] = [
     *(
         ("GET", f"/leases{path}", "leasing.view_lease")
-        for path in ("", "/active", "/expired", "/renewed", "/released", "/1")
+        for path in (
+            "",
+            "/active",
+            "/expired",
+            "/renewed",
+            "/released",
+            "/1",
+            "/1/events",
+            "/named",
+        )
     ),
-    *((m, path, "leasing.change_lease") for m, path, _ in BODIES if path.startswith("/leases")),
+    *(
+        (m, path, "leasing.change_lease")
+        for m, path, _ in BODIES
+        if path.startswith("/leases") and path not in {each for _, each, _, _ in OPERATIONS}
+    ),
     *(
         ("GET", f"/tasks{path}", "leasing_tasks.view_task")
         for path in ("", "/started", "/processed", "/1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import BytesIO
 from itertools import product
 from typing import Any
 
@@ -121,6 +122,25 @@ def test_a_field_that_is_missing_is_named(
 
 
 @ROUTES
+def test_the_closed_mode_refuses_unknown_fields(
+    admin_client: Client, settings: Settings, method: str, path: str, body: dict[str, Any]
+) -> None:
+    settings.LEASING = {**settings.LEASING, "API_ACCESS": "closed"}
+    answer = call(admin_client, method, path, {**body, "lease_key": "x", "x" * 9_000: 1})
+    assert (answer.status, "there is no field" in answer.body["error"]) == (400, True)
+    assert len(answer.body["error"]) < 400
+
+
+def test_a_field_that_was_mistyped_is_told_by_the_one_that_was_meant(
+    admin_client: Client, settings: Settings
+) -> None:
+    settings.LEASING = {**settings.LEASING, "API_ACCESS": "closed"}
+    body = {"resource": "crane:1", "holder": "me", "tll": 5}
+    answer = call(admin_client, "POST", "/leases", body)
+    assert answer.body == {"error": "body: there is no field 'tll' (did you mean ttl?)."}
+
+
+@ROUTES
 def test_what_is_no_string_is_refused_where_one_belongs(
     client: Client, method: str, path: str, body: dict[str, Any]
 ) -> None:
@@ -189,8 +209,13 @@ def test_a_body_that_announces_too_much_is_not_even_read(client: Client) -> None
 
 
 def test_a_body_that_does_not_announce_its_length_has_the_same_limit() -> None:
+    class Endless(BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            assert size is not None and 0 < size <= MAX_BODY + 1
+            return b" " * size
+
     request = HttpRequest()
-    request._body = b" " * (MAX_BODY + 1)
+    request._stream = Endless()
     with pytest.raises(HttpError) as refusal:
         BodyParser().parse_body(request)
     assert refusal.value.status_code == 413

@@ -11,7 +11,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from leasing.api.keys import WRONG_KEY, TermOut, lease_key_of
-from leasing.api.routes import Term
+from leasing.api.schemas import Term
 from leasing.models import Lease, LeaseEvent
 from tests.api_calls import Answer, call
 from tests.factories import LeaseFactory

@@ -1,0 +1,195 @@
+"""Routes of holders of named leases: acquire, renew, release.
+
+A request of a holder is judged by its ``lease_key``: see ``keys``. In the compatible mode, whose
+clients have none, the holder's name alone finds the term that a request is about. What is then
+done, is done with the grant of the row that was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Status
+from ninja.errors import HttpError
+
+from leasing.api.access import Access
+from leasing.api.errors import BAD_BODY, answers, refusal_of
+from leasing.api.keys import IDEMPOTENT, check_lease_key, request_id
+
+# GET and POST of /leases are one address, and so of one router.
+from leasing.api.routes import router
+from leasing.api.schemas import (
+    Acquire,
+    GrantOut,
+    LeaseOut,
+    Renewed,
+    RenewedMany,
+    RenewMany,
+    Term,
+)
+from leasing.api.waiting import answer_with
+from leasing.exceptions import LeaseLost
+from leasing.models import Lease
+from leasing.runtime.labels import TASKS
+from leasing.store import Renewal, Renewals
+from leasing.validation.names import check_name
+from leasing.validation.terms import Terms
+
+#: Names that belong to leases of other models: nobody takes them through these routes.
+RESERVED = (TASKS, "leasing_tasks.")
+
+may_change = Access("leasing.change_lease")
+
+
+@router.post(
+    "/leases",
+    auth=may_change,
+    response=answers({201: GrantOut}, *BAD_BODY, 409),
+    openapi_extra=IDEMPOTENT,
+)
+def acquire_lease(request: HttpRequest, body: Acquire) -> Any:
+    """Take a lease. 409 while anybody holds it, the same holder too, unless it is the same request
+    sent again under its Idempotency-Key; 409 as well when that grant has ended."""
+    refuse_reserved(body.resource)
+    terms = Terms.check(holder=body.holder, ttl=body.ttl)
+    if (again := request_id(request, body)) is not None:
+        terms = replace(terms, request_id=again)
+    steps = partial(Lease.objects.all().acquiring_named, body.resource, terms)
+    return answer_with(request, body.wait, steps, _granted)
+
+
+def _granted(lease: Lease) -> Status[GrantOut]:
+    return Status(201, GrantOut.to_holder(lease, lease.now))
+
+
+@router.put(
+    "/leases/renew", auth=may_change, response=answers({201: GrantOut}, *BAD_BODY, 404, 409)
+)
+def renew_lease(request: HttpRequest, body: Term) -> Status[GrantOut]:
+    """Move the deadline to the lease's ttl from now."""
+    return Status(201, renewed(body, term_of(body)))
+
+
+@router.put("/leases/renew/batch", auth=may_change, response=answers({200: RenewedMany}, *BAD_BODY))
+def renew_leases(request: HttpRequest, body: RenewMany) -> RenewedMany:
+    """Renew several leases in one statement, each on its own: one that is refused leaves the
+    others."""
+    names = [term.resource for term in body.leases]
+    known = {
+        lease.resource: lease for lease in Lease.objects.all().home().filter(resource__in=names)
+    }
+    proven: dict[int, Lease] = {}
+    results: dict[int, Renewed] = {}
+    for number, term in enumerate(body.leases):
+        with _refused_alone(results, number):
+            refuse_reserved(term.resource)
+            proven[number] = judged(term, known.get(term.resource))
+    grants = {lease.pk: lease.grant_id for lease in proven.values() if lease.grant_id}
+    renewals = Lease.objects.all().renew_many(grants) if grants else Renewals()
+    for number, lease in proven.items():
+        with _refused_alone(results, number):
+            out = _renewed_together(body.leases[number], lease, renewals)
+            results[number] = Renewed(status=201, lease=out)
+    return RenewedMany(results=[results[number] for number in range(len(names))])
+
+
+@router.delete(
+    "/leases/release", auth=may_change, response=answers({201: LeaseOut}, *BAD_BODY, 404, 409)
+)
+def release_lease(request: HttpRequest, body: Term) -> Status[LeaseOut]:
+    """Give a lease back at once. With its lease_key the same request sent again is answered the
+    same."""
+    lease = term_of(body)
+    release(body, lease)
+    return Status(201, LeaseOut.of(lease))
+
+
+def renewed(term: Term, lease: Lease) -> GrantOut:
+    """Renew ``lease``, which ``term`` proves."""
+    with lost_is(term):
+        Lease.objects.renew(lease)
+    assert lease.renewed_at is not None
+    return GrantOut.to_holder(lease, lease.renewed_at)
+
+
+def release(term: Term, lease: Lease) -> None:
+    """Give back ``lease``, which ``term`` proves."""
+    with lost_is(term):
+        Lease.objects.release(lease)
+
+
+def _renewed_together(term: Term, lease: Lease, renewals: Renewals) -> GrantOut:
+    """Return the answer for ``lease``, which was among those that ``renewals`` tells of. One that
+    somebody had locked is renewed alone, which waits for the lock."""
+    renewal: Renewal | None = renewals.renewed.get(lease.pk)
+    if renewal is not None:
+        now = renewal.expires_at - timedelta(seconds=renewal.remaining)
+        lease.expires_at, lease.renewed_at = renewal.expires_at, now
+        lease.yield_to = renewal.yield_to
+        lease.ends_at = renewal.expires_at if renewal.is_last else None
+        return GrantOut.to_holder(lease, now)
+    if lease.pk in renewals.lost:
+        with lost_is(term):
+            raise LeaseLost(lease.resource, renewals.lost[lease.pk])
+    return renewed(term, lease)
+
+
+@contextmanager
+def _refused_alone(results: dict[int, Renewed], number: int) -> Iterator[None]:
+    """Answer the item ``number`` of a batch with the error of the block."""
+    try:
+        yield
+    except Exception as error:
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        results[number] = Renewed(status=refusal[0], error=refusal[1])
+
+
+def term_of(term: Term) -> Lease:
+    """The named lease of ``term``. Errors are those of ``judged``; 409 too if the name is not for
+    these routes."""
+    refuse_reserved(term.resource)
+    return judged(term, Lease.objects.all().home().filter(resource=term.resource).first())
+
+
+def judged(term: Term, lease: Lease | None) -> Lease:
+    """Return ``lease``, which has the name in ``term``, if it is proven by its key, or without one
+    by the name of its holder.
+
+    Raises HttpError 409 if the key is wrong, 404 if the holder has no such lease, and
+    InvalidResource.
+    """
+    check_name(term.resource, "resource")
+    if term.lease_key is not None:
+        check_lease_key(lease, term.lease_key)
+    else:
+        holder = check_name(term.holder, "holder")
+        if lease is None or lease.holder != holder or lease.released_at is not None:
+            raise HttpError(404, f"{holder} does not hold {term.resource}.")
+    assert lease is not None
+    return lease
+
+
+@contextmanager
+def lost_is(term: Term) -> Iterator[None]:
+    """Answer the loss of a term that was found by the holder's name with 404, as the sample does;
+    who has proven the term learns of it by 409."""
+    try:
+        yield
+    except LeaseLost as loss:
+        if term.lease_key is not None:
+            raise
+        raise HttpError(404, str(loss)) from loss
+
+
+def refuse_reserved(resource: str) -> None:
+    """Raise HttpError 409 if ``resource`` is the name of another model's lease."""
+    if resource.startswith(RESERVED):
+        raise HttpError(409, f"{resource} belongs to a task: use the routes of tasks.")

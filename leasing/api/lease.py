@@ -1,0 +1,84 @@
+"""Routes of one lease, by its id: "17" is a named one, "task:17" that of a task.
+
+They follow the other routes of leases, whose addresses look like those of a lease.
+"""
+
+from __future__ import annotations
+
+from django.http import Http404, HttpRequest
+from ninja.errors import HttpError
+
+from leasing import audit
+from leasing.api.access import Access, caller
+from leasing.api.bodies import Notice
+from leasing.api.errors import BAD_BODY, answers
+
+# After its routes, and for the same leases.
+from leasing.api.holders import may_change, release, term_of
+from leasing.api.lists import At, Limit, Source, page_at
+from leasing.api.routes import may_see, router
+from leasing.api.schemas import EventList, EventOut, LeaseOut, Revoke, Term
+from leasing.conf import leasing_settings
+from leasing.leasables import find_row, rows_of
+from leasing.models import Leasable, LeaseEvent
+
+__all__ = ["router"]
+
+may_revoke = Access("leasing.revoke_lease")
+
+
+@router.get("/leases/{lease_id}", auth=may_see, response=answers({200: LeaseOut}, 404, 405))
+def get_lease(request: HttpRequest, lease_id: str) -> LeaseOut:
+    """One lease: 17 is a named one, task:17 that of a task."""
+    return LeaseOut.of(find(lease_id))
+
+
+@router.delete(
+    "/leases/{lease_id}",
+    auth=may_change,
+    response=answers({200: Notice}, *BAD_BODY, 404, 405, 409),
+)
+def release_lease_by_id(request: HttpRequest, lease_id: str, body: Term) -> Notice:
+    """Give back the lease with that id, if it is the holder's one of that resource."""
+    lease = term_of(body)
+    if lease.lease_id != lease_id:
+        raise HttpError(404, f"The lease {lease_id} does not belong to {body.resource}.")
+    release(body, lease)
+    return Notice(message=f"{lease.resource} was released.")
+
+
+@router.put(
+    "/leases/{lease_id}/revoke",
+    auth=may_revoke,
+    response=answers({200: LeaseOut}, *BAD_BODY, 404, 409),
+)
+def revoke_lease(request: HttpRequest, lease_id: str, body: Revoke) -> LeaseOut:
+    """Take a lease from its holder, whose later writes are refused. 409 if nobody holds it."""
+    row = find(lease_id)
+    model, name = type(row), caller(request)
+    with audit.recording(
+        name, "revoke", model, keys=[row.pk], reason=body.reason, via="api"
+    ) as act:
+        act.changed = rows_of(model).filter(pk=row.pk).revoke(reason=body.reason, by=act.by)
+    if not act.changed:
+        raise HttpError(409, f"Nothing changed: {row.lease_resource} is not held.")
+    return LeaseOut.of(find(lease_id))
+
+
+@router.get("/leases/{lease_id}/events", auth=may_see, response=answers({200: EventList}, 400, 404))
+def list_lease_events(
+    request: HttpRequest, lease_id: str, limit: Limit = 100, cursor: At = ""
+) -> EventList:
+    """What happened to a lease. Renewals are only counted; a task has attempts instead."""
+    events = LeaseEvent.objects.using(leasing_settings.DATABASE).about(find(lease_id))
+    rows, following = page_at(cursor, limit, Source(events))
+    return EventList(events=[EventOut.model_validate(each) for each in rows], next=following)
+
+
+def find(lease_id: str) -> Leasable:
+    """The row of that lease. Raises Http404."""
+    if lease_id.isprintable():
+        row = find_row(lease_id)
+        if row.lease_id == lease_id:  # 1_7 is 17 to Python.
+            return row
+    raise Http404("There is no such lease.")
