@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, run_checks
 from django.db import connection, connections
 
-from leasing.checks import deploy
+from leasing.checks import api, deploy
+from leasing.models import ApiToken
 from tasks.checks import deploy as task_checks
 from tests.plugin import ENVIRONMENT, ROOT
 
@@ -67,6 +69,60 @@ def test_a_token_that_can_be_guessed_is_warned_of(
     settings.LEASING = {"METRICS_TOKEN": token}
 
     assert ids(deploy.check_metrics()) == expected
+
+
+@pytest.mark.parametrize(
+    ("access", "proxies", "expected"),
+    [
+        ("compatible", ("10.0.0.5", "unix:", "10.0.1.0/24", "fd00::1"), []),
+        ("compatible", ("10.0.0.0/8",), ["leasing.W109"]),
+        ("compatible", ("10.0.0.5", "::/0"), ["leasing.W109"]),
+        ("compatible", ("no network",), []),
+        ("compatible", (), []),
+        ("closed", ("10.0.0.0/8",), []),
+    ],
+)
+def test_a_crowd_that_is_trusted_as_a_proxy_is_warned_of(
+    access: str, proxies: tuple[str, ...], expected: list[str], settings: Any
+) -> None:
+    settings.LEASING = {"API_ACCESS": access, "API_TRUSTED_PROXIES": proxies}
+
+    assert ids(api.check_proxies()) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"CSRF_COOKIE_SECURE": True}, ["leasing.W110"]),
+        ({"CSRF_COOKIE_SECURE": False}, []),
+        ({"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}, []),
+        ({"CSRF_TRUSTED_ORIGINS": ["https://a.example"]}, []),
+    ],
+)
+def test_sessions_behind_a_proxy_with_tls_need_to_know_of_it(
+    given: dict[str, Any], expected: list[str], settings: Any
+) -> None:
+    settings.LEASING = {"API_TRUSTED_PROXIES": ("10.0.0.5",)}
+    for name, value in {"CSRF_COOKIE_SECURE": True, **given}.items():
+        setattr(settings, name, value)
+
+    assert ids(api.check_proxies()) == expected
+
+
+@pytest.mark.django_db
+@pytest.mark.once
+def test_tokens_that_never_expire_are_warned_of() -> None:
+    soon = datetime(2099, 1, 1, tzinfo=UTC)
+    ApiToken.objects.issue("ends", scopes=["leasing.view_lease"], expires_at=soon)
+    assert ids(api.check_tokens(databases=["default"])) == []
+    for number in range(6):
+        ApiToken.objects.issue(f"ci-{number}", scopes=["leasing.view_lease"])
+    (warning,) = api.check_tokens(databases=["default"])
+    assert warning.id == "leasing.W111"
+    assert warning.msg.endswith("ci-5, ci-4, ci-3, ci-2, ci-1 and others.")
+    assert ids(api.check_tokens()) == []
+    ApiToken.objects.revoke()
+    assert ids(api.check_tokens(databases=["default"])) == []
 
 
 # Times

@@ -31,7 +31,7 @@ from leasing.dashboard.forms import ReasonForm
 from leasing.dashboard.operator_actions import OperatorAction
 from leasing.functions import DbNow
 from leasing.models import ApiToken, AuditEntry
-from leasing.models.api_token import TokenState, scopes
+from leasing.models.api_token import TokenState, known_scopes
 from leasing.web.access import is_read_only
 from leasing.web.badges import TOKEN_BADGES
 
@@ -109,7 +109,8 @@ class TokenForm(FormOfToken):
         field = self.fields["scopes"]
         assert isinstance(field, forms.MultipleChoiceField)
         # A token that may do more than its maker would be a way to more.
-        field.choices = [(each, each) for each in sorted(scopes) if self.user.has_perm(each)]
+        own = filter(self.user.has_perm, sorted(known_scopes()))
+        field.choices = [(each, each) for each in own]
 
 
 @admin.register(ApiToken)

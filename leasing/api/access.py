@@ -28,7 +28,7 @@ from leasing.api.networks import client_address, is_forwarded, is_in
 from leasing.api.principals import Principal, Token, User, let_in, principal_of
 from leasing.conf import leasing_settings
 from leasing.models import ApiToken
-from leasing.models.api_token import scopes
+from leasing.models.api_token import add_scope
 from leasing.web.access import READ_ONLY, is_read_only
 
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -39,7 +39,7 @@ UNKNOWN = "Sign in, or send a valid token."
 def scope(permission: str) -> str:
     """Return ``permission``, which tokens can be given as a scope from now on. What a route
     requires is one already."""
-    scopes.add(permission)
+    add_scope(permission)
     return permission
 
 

@@ -1,8 +1,8 @@
-"""System checks: settings, databases, the module ``tasks``, LOGIN_URL, and for ``--deploy``."""
+"""System checks: settings, databases, the module ``tasks``, LOGIN_URL, the API; ``--deploy``."""
 
 from __future__ import annotations
 
-from leasing.checks import deploy, login, queue_module, settings
+from leasing.checks import api, deploy, login, queue_module, settings
 from leasing.checks.queue_module import refuse_missing_apps, refuse_missing_backends
 
 __all__ = ["refuse_missing_apps", "refuse_missing_backends", "register_all"]
@@ -14,3 +14,4 @@ def register_all() -> None:
     queue_module.register_all()
     login.register_all()
     deploy.register_all()
+    api.register_all()

@@ -170,10 +170,12 @@ def check_api_access(**kwargs: Any) -> list[CheckMessage]:
     if leasing_settings.API_ACCESS != "compatible":
         return []
     hosts = ", ".join(leasing_settings.API_COMPATIBLE_HOSTS)
+    proxies = ", ".join(leasing_settings.API_TRUSTED_PROXIES)
+    said = f", judged behind {proxies} by X-Forwarded-For" if proxies else ""
     return [
         Warning(
-            f"The lease and task API answers without credentials to {hosts}.",
-            hint="Set LEASING['API_ACCESS'] = 'closed' to require sign-in.",
+            f"The lease and task API answers without credentials to {hosts}{said}.",
+            hint="Set LEASING['API_ACCESS'] = 'closed' to require a session or a token.",
             id="leasing.W001",
         )
     ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, ClassVar
 
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
+from django.urls import get_resolver
 
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow
@@ -17,9 +19,21 @@ from leasing.querysets.token_grants import TokenGrantQuerySet
 from leasing.runtime.suggestions import suggestion
 from leasing.validation.names import MAX_NAME, check_name
 
-#: The permissions that routes of the API require in this process, which are what a token can have
-#: as its scopes. Complete once the URLs of the site are loaded.
-scopes: set[str] = set()
+#: The permissions that routes of the API require, as far as they are imported.
+_required: set[str] = set()
+
+
+def add_scope(permission: str) -> None:
+    """Make ``permission`` one that tokens can have."""
+    _required.add(permission)
+
+
+def known_scopes() -> set[str]:
+    """Return the permissions that routes of this site require: a token can have each as a scope.
+    Empty for a site without an API."""
+    if getattr(settings, "ROOT_URLCONF", None):
+        get_resolver().url_patterns  # noqa: B018, which imports the routes
+    return _required
 
 
 class TokenState(models.TextChoices):
@@ -138,8 +152,9 @@ def _wrong_name(name: Any) -> str:
 def _wrong_scopes(given: Any) -> str:
     if not given:
         return "A token needs at least one scope."
-    unknown = sorted(set(given) - scopes)
-    return f"There is no scope {unknown[0]}. {suggestion(unknown[0], scopes)}" if unknown else ""
+    known = known_scopes()
+    unknown = sorted(set(given) - known)
+    return f"There is no scope {unknown[0]}. {suggestion(unknown[0], known)}" if unknown else ""
 
 
 def _wrong_prefix(prefix: str) -> str:

@@ -11,7 +11,6 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
-import project.urls  # noqa: F401, whose routes are the scopes there are
 from leasing.api.principals import Token
 from leasing.models import ApiToken, Lease
 from leasing.testing.keeper import ManualKeeper

@@ -3,11 +3,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError
 from django.db import transaction
-from django.urls import get_resolver
 
 from leasing import audit
 from leasing.functions import database_now
@@ -21,7 +19,7 @@ from leasing.management.subcommands import (
     shown,
 )
 from leasing.models import ApiToken
-from leasing.models.api_token import TokenState, scopes
+from leasing.models.api_token import TokenState, known_scopes
 from leasing.runtime.terminal import as_json, as_table, plain
 
 #: Days until a token expires, unless the operator says otherwise.
@@ -65,7 +63,6 @@ class Command(SubcommandsCommand):
         add_json(add("scopes", "List the scopes that a token can have"), "array")
 
     def _create(self, options: dict[str, Any]) -> None:
-        load_scopes()
         tokens = ApiToken.objects.home()
         now = database_now(tokens.db)
         try:
@@ -125,17 +122,8 @@ class Command(SubcommandsCommand):
         )
 
     def _scopes(self, options: dict[str, Any]) -> None:
-        names = sorted(load_scopes())
+        names = sorted(known_scopes())
         self.print_list(options, names, [(name,) for name in names])
-
-
-def load_scopes() -> set[str]:
-    """Return the scopes that a token can have, from the routes of this site."""
-    if not scopes and getattr(settings, "ROOT_URLCONF", None):
-        get_resolver().url_patterns  # noqa: B018, which imports the routes
-    if not scopes:
-        raise CommandError("The URLs of this site have no API, and so there are no scopes.")
-    return scopes
 
 
 def _days(days: int) -> timedelta:
