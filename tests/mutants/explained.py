@@ -82,16 +82,6 @@ EXPLAINED: dict[str, str] = {
     "tasks.querysets.sql.claim._most: most <= limit for most < limit": (
         "The constant is an upper bound for the planner; the limit is a parameter beside it."
     ),
-    "tasks.querysets.sql.complete._OF_GRANT:"
-    " without `AND {table}.grant_id = ({grants}::uuid[])[{place}]`": (
-        "What is locked before has the grant; the update says it again."
-    ),
-    "tasks.querysets.sql.complete._complete_statement: without .holding()": (
-        "The lock and the update ask the same: either refuses a task that does not run."
-    ),
-    "tasks.querysets.sql.complete._complete_statement: without .holding() (2)": (
-        "The lock and the update ask the same: either refuses a task that does not run."
-    ),
     "tasks.querysets.sql.insert._cells:"
     " name == 'task_data' for name in _NAMES or name == 'task_data'": (
         "The name and the queue travel as parameters instead of as constants, to the same row."

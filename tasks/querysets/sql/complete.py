@@ -27,10 +27,8 @@ _COMPLETE = """
 WITH mine AS MATERIALIZED ({locked} FOR NO KEY UPDATE)
 {update} RETURNING {table}.id"""
 _GIVEN = "{table}.id = ANY({ids}::bigint[]) AND {table}.grant_id = ({grants}::uuid[])[{place}]"
-_OF_GRANT = (
-    "{table}.id = ANY(ARRAY(SELECT id FROM mine))"
-    " AND {table}.grant_id = ({grants}::uuid[])[{place}]"
-)
+#: What is locked runs under its grant, and nobody else writes to it: it is not asked again.
+_LOCKED = "{table}.id = ANY(ARRAY(SELECT id FROM mine))"
 #: The position of a row's key among the keys, which are in order: a join takes longer.
 _PLACE = "width_bucket({table}.id, {ids}::bigint[])"
 #: An output of nothing is a null, as in the portable form.
@@ -64,6 +62,6 @@ def _complete_statement(rows: TaskRows) -> str:
     marks = {"table": table, "place": _PLACE.format(table=table, **MARKS), **MARKS}
     given: Any = RawSQL(_GIVEN.format(**marks), [], output_field=BooleanField())
     columns = {**completing(), "task_output": RawSQL(_OUTPUT.format(**marks), [])}
-    update = update_of(rows.holding(), _OF_GRANT.format(**marks), columns)
+    update = update_of(rows, _LOCKED.format(**marks), columns)
     locked = rows.holding().filter(given).order_by("pk").only("pk")
     return _COMPLETE.format(locked=inlined(rows, locked.query), update=update, table=table)
