@@ -11,8 +11,8 @@ from typing import Any
 
 #: Orders of the parent: stop; and wait for nothing more.
 STOP, HURRY = b"s", b"h"
-#: Seconds between two reports.
-REPORT_EVERY = 1.0
+#: Seconds between two reports: of a child, and of one that does not serve yet.
+REPORT_EVERY, READY_EVERY = 1.0, 0.05
 
 
 class ReportReader:

@@ -18,7 +18,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.runtime.threads import start_thread
 from tasks.fleet.birth import Birth
-from tasks.fleet.channel import HURRY, REPORT_EVERY, STOP, send_report
+from tasks.fleet.channel import HURRY, READY_EVERY, REPORT_EVERY, STOP, send_report
 from tasks.log import log
 from tasks.runtime import marks
 
@@ -74,8 +74,10 @@ def _report(birth: Birth, worker: Stoppable, obedience: Obedience) -> None:
     while True:
         try:
             if clock() >= due_at:
-                due_at = clock() + REPORT_EVERY
-                send_report(channel, worker.vitals())
+                vitals = worker.vitals()
+                # The parent is to know soon when it serves: an end before that is a failed start.
+                due_at = clock() + (REPORT_EVERY if vitals["ready"] else READY_EVERY)
+                send_report(channel, vitals)
             channel.settimeout(max(0.001, due_at - clock()))
             words = channel.recv(64)
         except TimeoutError:

@@ -31,9 +31,11 @@ from django.db import Error, connections
 from leasing.conf import leasing_settings
 from leasing.management import console
 from leasing.runtime.clock import clock
+from leasing.runtime.exit_codes import ExitCode
 from tasks.fleet import birth
 from tasks.log import log
 from tasks.models import Task, Worker
+from tasks.runtime.connection import lasting_connection
 
 #: Seconds until the second look, and between tries while the database is away.
 SECOND_LOOK, RETRY_EVERY = 1.0, 0.25
@@ -83,14 +85,15 @@ def run(remains: Remains, until: float) -> NoReturn:
         remains: What is to be handed back.
         until: The moment at which the last lease of the worker is over.
     """
-    code = 1
+    code: int = ExitCode.FAILED
     try:
         # The parent is asked to stop, and waits for this.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, birth.SIGNALS)
-        _write(remains, until)
-        code = 0
+        with lasting_connection():
+            _write(remains, until)
+        code = ExitCode.DONE
     except BaseException:
         log.fleet_writer_failed(exc_info=True)
     finally:
@@ -115,7 +118,7 @@ def _try(remains: Remains) -> bool:
         Worker.objects.sign_off_dead(remains.holder)
     except Error as error:
         log.fleet_hand_back_failed(worker=remains.holder, error=error)
-        connections.close_all()
+        connections[leasing_settings.DATABASE].close()
         return False
     if given or lost:
         log.fleet_handed_back(worker=remains.holder, given_back=given, lost=lost)

@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import secrets
 import signal
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from leasing.runtime.clock import clock
+from leasing.runtime.exit_codes import ExitCode
 from tasks.fleet import birth
 from tasks.fleet.birth import Birth
 from tasks.fleet.burial import Burial
@@ -44,9 +43,6 @@ from tasks.runtime.marks import Marks
 
 #: The number of children of one index that may end in a row before they were ready.
 MAX_FAILED_STARTS = 5
-#: Seconds until a child is replaced that ended soon after its start: the first, doubling, and the
-#: longest. One that has lived for longer than LIVED_LONG is replaced at once.
-FIRST_PAUSE, LONGEST_PAUSE, LIVED_LONG = 0.5, 30.0, 10.0
 #: Seconds after the end of its stop timeout until a child is killed.
 KILL_AFTER = 15.0
 
@@ -79,7 +75,7 @@ class Living:
     status: ChildStatus
     reader: ReportReader
     marks: Marks
-    killed: bool = field(default=False)
+    is_killed: bool = False
 
 
 class Parent:
@@ -90,7 +86,7 @@ class Parent:
         self.plan = plan
         self.loop = Loop()
         self.members = [Member(index + 1) for index in range(plan.workers)]
-        self.exit_code = 0
+        self.exit_code: int = ExitCode.DONE
         #: True once it was asked to stop, or ends by itself.
         self.is_stopping = False
         self._hurried = False
@@ -205,10 +201,8 @@ class Parent:
         child.reader.read()  # its last words
         self.loop.remove(child.reader.channel)
         child.reader.channel.close()
-        member.child = None
-        member.last_end = how_it_ended(code)
-        is_well = code == 0
-        if is_well:
+        member.note_end(status, code, how_it_ended(code))
+        if code == 0:
             log.fleet_child_ended(worker=status.name, pid=status.pid)
         else:
             log.fleet_child_died(worker=status.name, pid=status.pid, how=member.last_end)
@@ -216,32 +210,22 @@ class Parent:
             groups, done = child.marks.noted_groups(), self._burials.remove
             self._burials.append(Burial(self.loop, remains, groups, self.plan.ttl, done))
         child.marks.close()
-        self._replace(member, status, code)
+        self._replace(member, code)
 
-    def _replace(self, member: Member, status: ChildStatus, code: int) -> None:
-        if self.is_stopping or not self.plan.restarts:
-            if code and not status.is_stopping:
-                self.exit_code = self.exit_code or 1
+    def _replace(self, member: Member, code: int) -> None:
+        if self.is_stopping:
             return
-        if code and not status.is_ready:
-            member.failed_starts += 1
-            if member.failed_starts >= MAX_FAILED_STARTS:
-                log.fleet_gives_up(
-                    worker=self.plan.name, times=member.failed_starts, how=member.last_end
-                )
-                self.exit_code = code if code > 0 else 1
-                self.stop()
-                return
-        elif clock() - status.started_at > LIVED_LONG or not code:
-            member.failed_starts = member.quick_ends = 0
-        member.is_awaited = True
-        member.restarts += 1
-        pause = 0.0
-        if code and clock() - status.started_at <= LIVED_LONG:
-            bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(member.quick_ends, 16))
-            pause = random.uniform(bound / 2, bound)
-            member.quick_ends += 1
-        self.loop.call_later(pause, partial(self._due.append, member))
+        if not self.plan.restarts:
+            self.exit_code = self.exit_code or (ExitCode.FAILED if code else ExitCode.DONE)
+        elif member.failed_starts >= MAX_FAILED_STARTS:
+            times, how = member.failed_starts, member.last_end
+            log.fleet_gives_up(worker=self.plan.name, times=times, how=how)
+            self.exit_code = code if code == ExitCode.REFUSED else ExitCode.FAILED
+            self.stop()
+        else:
+            member.is_awaited = True
+            member.restarts += 1
+            self.loop.call_later(member.pause, partial(self._due.append, member))
 
     # The end
 
@@ -270,8 +254,8 @@ class Parent:
         for burial in self._burials:
             burial.abandon()
         for pid, child in self._living.items():
-            if not child.killed:
-                child.killed = True
+            if not child.is_killed:
+                child.is_killed = True
                 log.fleet_child_killed(worker=child.status.name, pid=pid)
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

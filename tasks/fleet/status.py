@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from leasing.runtime.clock import clock
+
+#: Seconds until a child is replaced that ended soon after its start: the first, doubling, and the
+#: longest. One that ended well, or lived for longer than LIVED_LONG, is replaced at once.
+FIRST_PAUSE, LONGEST_PAUSE, LIVED_LONG = 0.1, 5.0, 2.0
 
 
 @dataclass
@@ -53,3 +58,26 @@ class Member:
     quick_ends: int = 0
     #: The end of the last child in words, for people; empty if there was none.
     last_end: str = ""
+
+    def note_end(self, child: ChildStatus, code: int, how: str) -> None:
+        """Note that ``child`` has ended.
+
+        Args:
+            child: The child.
+            code: Its exit code; below 0 that of a signal.
+            how: The same in words.
+        """
+        lived_long = clock() - child.started_at > LIVED_LONG
+        self.child, self.last_end = None, how
+        self.failed_starts = 0 if child.is_ready else self.failed_starts + 1
+        is_well = lived_long or (child.is_ready and not code)
+        self.quick_ends = 0 if is_well else self.quick_ends + 1
+
+    @property
+    def pause(self) -> float:
+        """Return the seconds until a child that has ended is replaced: at random, so that children
+        that ended together do not start together."""
+        if not self.quick_ends:
+            return 0.0
+        bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.quick_ends - 1, 16))
+        return random.uniform(bound / 2, bound)

@@ -40,6 +40,7 @@ WORKLOADS = {
     "idle": False,
     "looks": True,
     "unbegun": True,
+    "fleet": True,
     "snapshot": True,
     "claim": True,
     "keeper": True,

@@ -65,6 +65,19 @@ BARS = [
     Bar("claim, deepest to shallowest (ratio)", 1.2, at_most=True),
     Bar("drain under an open snapshot to without (ratio)", 0.6),
     Bar("dead without having begun, beyond the slots of the killed (tasks)", 0, at_most=True),
+    *(
+        Bar(f"kill -9 of a child: {what} after, p99 (s)", 0.5, at_most=True)
+        for what in (
+            "what had not begun runs elsewhere",
+            "what had begun is ready, before its back-off,",
+        )
+    ),
+    *(
+        Bar(f"kills of children: {what} (tasks)", 0, at_most=True)
+        for what in ("lost", "accepted twice", "dead without having begun")
+    ),
+    Bar("drain, --workers 2 to two bare workers (ratio)", 0.97),
+    Bar("memory of --workers 8 to eight bare workers, PSS (ratio)", 0.6, at_most=True),
     Bar("idle worker (queries/s)", 0.6, at_most=True),
     Bar("idle worker (connections)", 3, at_most=True),
     Bar("idle worker (% of a core)", 0.5, at_most=True),

@@ -43,6 +43,8 @@ class Size:
     urgent: int = 40
     single_attempts: int = 900
     single_kills: int = 5
+    #: Of children of one parent.
+    fleet_kills: int = 100
 
 
 DEFAULT = Size()
@@ -78,6 +80,7 @@ SHORT = replace(
     urgent=6,
     single_attempts=300,
     single_kills=2,
+    fleet_kills=20,
 )
 
 #: For the test that the benchmark still runs: what it measures means nothing.
@@ -108,6 +111,7 @@ MINI = replace(
     urgent=1,
     single_attempts=60,
     single_kills=1,
+    fleet_kills=2,
 )
 
 SIZES = {size.name: size for size in (DEFAULT, FULL, SHORT, MINI)}

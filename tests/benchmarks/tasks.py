@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ def mark(ctx: Context, folder: str, n: int, seconds: float) -> None:
     """Leave a file that tells that number ``n`` has begun, and take a while."""
     Path(folder, str(n)).touch()
     time.sleep(seconds)
+
+
+@handler("bench.note")
+def note(ctx: Context, file: str, n: int, seconds: float) -> None:
+    """Note in ``file``, before anything else, that number ``n`` has begun, and take a while."""
+    os.write(_opened(file), b"%d\n" % n)
+    time.sleep(seconds)
+
+
+@lru_cache
+def _opened(file: str) -> int:
+    return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 @handler("bench.stay")

@@ -19,7 +19,7 @@ from leasing.management.base import ServiceCommand
 from leasing.metrics import port
 from leasing.runtime.exit_codes import ExitCode
 from leasing.runtime.shutdown import on_stop_signal
-from leasing.validation.names import check_name, check_ttl
+from leasing.validation.names import MAX_NAME, check_name, check_ttl
 from tasks.exceptions import NameTaken, UnknownQueue
 from tasks.execution.chaos import Chaos
 from tasks.fleet import birth
@@ -37,6 +37,10 @@ from tasks.worker.process import Until, WorkerProcess
 #: New objects from which on garbage is looked for among them: more than belong to the tasks that a
 #: worker has claimed ahead and those that it is storing.
 YOUNG_OBJECTS = 10_000
+
+
+#: The longest name of a fleet: the names of its workers are a little longer.
+LONGEST_FLEET = MAX_NAME - 20
 
 
 class Command(ServiceCommand):
@@ -214,7 +218,7 @@ def _count(workers: Any) -> int | None:
 def _plan(options: dict[str, Any], worker: WorkerProcess) -> Plan:
     executors = worker.executors.executors
     return Plan(
-        name=worker.name,
+        name=worker.name[:LONGEST_FLEET],
         workers=options["workers"],
         options=options,
         inside=sum(each.most_inside for each in executors.values()),
@@ -269,10 +273,10 @@ def _reloaded(worker: WorkerProcess) -> None:
 
 def _leave_with(serve: Callable[..., None], options: dict[str, Any], born: Birth) -> NoReturn:
     """Be the child of a fleet, and end this process: its parent was in the middle of something."""
-    code = 1
+    code: int = ExitCode.FAILED
     try:
         serve(options, born)
-        code = 0
+        code = ExitCode.DONE
     except CommandError as error:
         sys.stderr.write(f"{error}\n")
         code = error.returncode

@@ -1,0 +1,232 @@
+"""Handing back the tasks of a worker that died."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from pytest_django import Settings
+
+from leasing.functions import database_now
+from tasks.fleet import hand_back
+from tasks.fleet.hand_back import Remains
+from tasks.models import Task, TaskStatus, Worker
+from tests.factories import TaskFactory, WorkerFactory
+from tests.leasing.support import expire
+from tests.tasks.support import Reported, attempts, grant_to, names_of, row_of, running, take_over
+
+pytestmark = pytest.mark.django_db
+
+WHY = "its worker was killed by signal 9"
+
+
+def remains(*begun: Task, holder: str = "ann") -> Remains:
+    grants = [task.grant_id for task in begun]
+    return Remains(holder, WHY, frozenset(filter(None, grants)))
+
+
+def test_what_had_not_begun_is_ready_at_once_and_no_attempt_is_spent() -> None:
+    (task,) = running(1, holder="ann", max_attempts=1)
+
+    assert hand_back.hand_back(remains()) == (1, 0)
+
+    row = row_of(task)
+    assert (row["status"], row["attempts"], row["last_error"]) == (TaskStatus.READY, 0, "")
+    assert row["scheduled_at"] <= database_now("default")
+    assert attempts(task) == []
+
+
+def test_what_had_begun_is_lost_and_waits_for_its_back_off(settings: Settings) -> None:
+    settings.TASK_QUEUE = {**settings.TASK_QUEUE, "BACKOFF": {"base": 60, "cap": 60}}
+    (task,) = running(1, holder="ann", max_attempts=2)
+
+    assert hand_back.hand_back(remains(task)) == (0, 1)
+
+    row = row_of(task)
+    assert (row["status"], row["attempts"], row["last_error"]) == (TaskStatus.READY, 1, WHY)
+    assert (row["scheduled_at"] - database_now("default")).total_seconds() > 30
+    assert attempts(task) == [(1, "lost")]
+
+
+def test_what_had_begun_with_its_last_attempt_fails(reported: Reported) -> None:
+    (task,) = running(1, holder="ann", max_attempts=1)
+    reported.clear()
+
+    hand_back.hand_back(remains(task))
+
+    assert row_of(task)["status"] == TaskStatus.FAILED
+    assert names_of(reported) == ["recovered", "failed"]
+    assert reported[0][2]["kind"] == "died"
+
+
+def test_the_lock_delay_is_the_shortest_pause_of_what_had_begun(settings: Settings) -> None:
+    settings.TASK_QUEUE = {**settings.TASK_QUEUE, "BACKOFF": {"base": 0, "cap": 0}}
+    settings.LEASING = {**settings.LEASING, "GRACE": 100}
+    begun, unbegun = running(2, holder="ann")
+
+    hand_back.hand_back(remains(begun))
+
+    now = database_now("default")
+    assert (row_of(begun)["scheduled_at"] - now).total_seconds() > 90
+    assert row_of(unbegun)["scheduled_at"] <= now
+
+
+def test_tasks_of_others_are_left_alone() -> None:
+    """Also one that somebody else has claimed whose mark the dead worker left: a mark is a grant,
+    and not a key."""
+    (others,) = running(1, holder="bob")
+    (taken,) = running(1, holder="ann")
+    marked = remains(taken)
+    take_over(taken)
+    rows = row_of(others), row_of(taken)
+
+    assert hand_back.hand_back(marked) == (0, 0)
+
+    assert (row_of(others), row_of(taken)) == rows
+
+
+def test_a_task_that_begins_anew_under_the_same_name_is_not_lost_by_an_old_mark() -> None:
+    (task,) = running(1, holder="ann")
+    marked = remains(task)
+    Task.objects.give_back(task, "so")
+    grant_to(task, "ann")
+
+    assert hand_back.hand_back(marked) == (1, 0)
+
+
+def test_what_ended_before_the_worker_died_stays_ended() -> None:
+    done, failed = running(2, holder="ann")
+    Task.objects.complete(done, {"ok": True})
+    Task.objects.fail(failed, "no luck")
+    rows = row_of(done), row_of(failed)
+
+    assert hand_back.hand_back(remains(done)) == (0, 0)
+
+    assert (row_of(done), row_of(failed)) == rows
+
+
+def test_what_has_expired_is_left_to_recovery_unless_it_had_begun() -> None:
+    """Without a mark nobody knows any more if it had: a mark is kept for as long as the lease."""
+    begun, unknown = running(2, holder="ann")
+    for task in (begun, unknown):
+        expire(task)
+
+    assert hand_back.hand_back(remains(begun)) == (0, 1)
+
+    assert row_of(unknown)["status"] == TaskStatus.RUNNING
+
+
+def test_what_someone_asked_to_cancel_is_cancelled() -> None:
+    begun, unbegun = running(2, holder="ann")
+    Task.objects.filter(pk__in=[begun.pk, unbegun.pk]).cancel(by="olga")
+
+    hand_back.hand_back(remains(begun))
+
+    assert {row_of(task)["status"] for task in (begun, unbegun)} == {TaskStatus.CANCELLED}
+
+
+def test_many_are_handed_back_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hand_back, "TOGETHER", 2)
+    tasks = running(5, holder="ann")
+
+    assert hand_back.hand_back(remains(tasks[0])) == (4, 1)
+
+
+#: In place of the connections: that of a test is to stay.
+kept: Any = defaultdict(lambda: SimpleNamespace(close=lambda: None))
+
+
+class Clock:
+    """In place of the clock and of ``time.sleep``."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.between: list[Any] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.between:
+            self.between.pop(0)()
+
+
+@pytest.fixture
+def moments(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    moments = Clock()
+    monkeypatch.setattr(hand_back, "clock", lambda: moments.now)
+    monkeypatch.setattr("tasks.fleet.hand_back.time.sleep", moments.sleep)
+    return moments
+
+
+def test_a_claim_that_was_on_its_way_is_found_by_the_second_look(moments: Clock) -> None:
+    task = TaskFactory(state="ready")
+    moments.between = [lambda: grant_to(task, "ann")]
+
+    hand_back._write(remains(), until=30)
+
+    assert (row_of(task)["status"], row_of(task)["attempts"]) == (TaskStatus.READY, 0)
+    assert moments.now >= 1
+
+
+def test_the_worker_is_shown_as_stopped(moments: Clock) -> None:
+    dead, alive = WorkerFactory(name="ann"), WorkerFactory(name="bob")
+
+    hand_back._write(remains(), until=30)
+
+    assert Worker.objects.get(pk=dead.pk).stopped_at is not None
+    assert Worker.objects.get(pk=alive.pk).stopped_at is None
+
+
+def test_while_the_database_is_away_it_tries_again(
+    moments: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task,) = running(1, holder="ann")
+    hand, tries = hand_back.hand_back, [OperationalError("away")] * 3
+    monkeypatch.setattr(hand_back, "connections", kept)
+
+    def try_again(given: Remains) -> tuple[int, int]:
+        if tries:
+            raise tries.pop()
+        return hand(given)
+
+    monkeypatch.setattr(hand_back, "hand_back", try_again)
+
+    hand_back._write(remains(), until=30)
+
+    assert row_of(task)["status"] == TaskStatus.READY
+
+
+def test_after_the_ttl_it_gives_up(
+    moments: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hand_back, "connections", kept)
+
+    def fail(given: Remains) -> tuple[int, int]:
+        raise OperationalError("away")
+
+    monkeypatch.setattr(hand_back, "hand_back", fail)
+
+    hand_back._write(remains(), until=3)
+
+    assert 3 <= moments.now < 4
+    assert "left to recovery" in caplog.text
+
+
+def test_the_remains_reach_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "remains"
+    given = Remains("ann", WHY, frozenset({uuid.uuid4(), uuid.uuid4()}))
+    file.write_text(given.as_json(12.5))
+    found: list[Any] = []
+    monkeypatch.setattr(hand_back, "run", lambda *args: found.append(args))
+
+    with file.open() as opened:
+        hand_back.main(os.dup(opened.fileno()))
+
+    assert found == [(given, 12.5)]

@@ -1,0 +1,307 @@
+"""The map that a worker shares with its parent."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from leasing.runtime.clock import clock
+from tasks.execution import attempt, runner
+from tasks.execution.attempt import Execution
+from tasks.execution.context import Context
+from tasks.execution.outcome_store import store_outcomes
+from tasks.models import Task, TaskStatus
+from tasks.runtime import marks
+from tasks.runtime.marks import UNSTORED, Marks, size_of
+from tasks.worker.hand_back import give_back
+from tests.factories import TaskFactory
+from tests.processes import wait_for
+from tests.tasks.support import Handlers, end_by_another
+from tests.tasks.workers import PATIENCE, ended, states, working
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marks]:
+    """The marks of this process."""
+    known = Marks(100, 2)
+    monkeypatch.setattr(marks, "current", known)
+    yield known
+    monkeypatch.setattr(marks, "current", None)
+    known.close()
+
+
+@pytest.mark.once
+def test_a_mark_is_there_until_it_is_cleared() -> None:
+    known = Marks(3, 1)
+    first, second = uuid.uuid4(), uuid.uuid4()
+
+    place = known.begin(first)
+    known.begin(second)
+    assert known.begun() == {first, second}
+
+    known.clear(place)
+    assert known.begun() == {second}
+
+
+@pytest.mark.once
+def test_a_map_that_has_no_place_for_all_that_may_be_in_the_worker_is_full() -> None:
+    known = Marks(3, 1)
+    places = [known.begin(uuid.uuid4()) for _ in range(UNSTORED)]
+    assert not known.are_full
+
+    places.append(known.begin(uuid.uuid4()))
+    assert known.are_full
+
+    known.clear(places.pop())
+    assert not known.are_full
+    for _ in range(3):
+        known.begin(uuid.uuid4())
+    with pytest.raises(IndexError):
+        known.begin(uuid.uuid4())
+
+
+@pytest.mark.once
+def test_a_mark_that_is_kept_is_cleared_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(marks, "clock", lambda: now)
+    known = Marks(3, 1)
+    known.keep(known.begin(grant := uuid.uuid4()), 60)
+
+    now += 59
+    assert not known.are_full
+    assert known.begun() == {grant}
+    now += 1
+    assert not known.are_full
+    assert known.begun() == set()
+
+
+@pytest.mark.once
+def test_process_groups_are_noted_and_forgotten() -> None:
+    known = Marks(3, 2)
+
+    known.add_group(17)
+    known.add_group(18)
+    known.remove_group(17)
+    known.add_group(19)
+
+    assert sorted(known.noted_groups()) == [18, 19]
+    assert known.begun() == set()
+
+
+@pytest.mark.once
+def test_who_maps_the_same_file_sees_the_same_marks(tmp_path: Path) -> None:
+    with (tmp_path / "map").open("w+b") as file:
+        file.truncate(size_of(5, 1))
+        ours, theirs = (Marks(5, 1, file.fileno()) for _ in range(2))
+
+    theirs.begin(grant := uuid.uuid4())
+    theirs.add_group(17)
+
+    assert (ours.begun(), ours.noted_groups()) == ({grant}, [17])
+
+
+# Attempts
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.once
+def test_a_handler_is_marked_while_it_runs_and_until_its_outcome_is_stored(
+    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+) -> None:
+    task = TaskFactory(name="jobs.echo", state="running")
+    seen: list[set[uuid.UUID]] = []
+    handlers["jobs.echo"] = lambda ctx, **data: seen.append(known.begun())
+
+    outcome = runner.work(execution_of(task))
+    assert seen == [{task.grant_id}] == [known.begun()]
+
+    store_outcomes([outcome])
+    assert known.begun() == set()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.once
+def test_a_task_without_a_handler_here_is_not_marked(
+    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+) -> None:
+    task = TaskFactory(name="jobs.echo", state="running")
+    del handlers["jobs.echo"]
+    execution = execution_of(task)
+
+    runner.work(execution)
+
+    assert execution.mark is None
+    assert known.begun() == set()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.once
+def test_what_could_not_be_stored_stays_marked_for_as_long_as_its_lease(
+    known: Marks,
+    execution_of: Callable[[Task], Execution],
+    handlers: Handlers,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise OperationalError("away")
+
+    task: Task = TaskFactory(name="jobs.echo", state="running")
+    handlers["jobs.echo"] = lambda ctx, **data: None
+    monkeypatch.setattr("tasks.execution.outcome_store.STORE_PAUSES", ())
+    monkeypatch.setattr("tasks.execution.outcome_store._store", fail)
+    monkeypatch.setattr("tasks.execution.outcome_store.connections", {"default": known})
+    monkeypatch.setattr("tasks.execution.outcome_store._answers", lambda using: False)
+    monkeypatch.setattr(known, "close", lambda: None)
+    execution = execution_of(task)
+
+    store_outcomes([runner.work(execution)])
+    assert not known.are_full
+    assert known.begun() == {task.grant_id}
+
+    later = clock() + 2 * task.ttl.total_seconds()
+    monkeypatch.setattr(marks, "clock", lambda: later)
+    assert not known.are_full
+    assert known.begun() == set()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.once
+def test_what_was_lost_stays_marked_until_its_lease_has_run_out_everywhere(
+    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+) -> None:
+    """The holder stops believing before the database does."""
+    task = TaskFactory(name="jobs.echo", state="running")
+
+    def lose(ctx: Context, **data: Any) -> None:
+        ctx._hold.mark_lost("so")
+        ctx.ensure()
+
+    handlers["jobs.echo"] = lose
+    store_outcomes([runner.work(execution_of(task))])
+
+    assert known.begun() == {task.grant_id}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.once
+def test_what_another_has_ended_is_not_marked_any_more(
+    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+) -> None:
+    task = TaskFactory(name="jobs.echo", state="running")
+    handlers["jobs.echo"] = lambda ctx, **data: end_by_another(task)
+
+    store_outcomes([runner.work(execution_of(task))])
+
+    assert known.begun() == set()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.once
+def test_a_task_that_its_handler_has_completed_is_not_marked_any_more(
+    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+) -> None:
+    def complete(ctx: Context, **data: Any) -> None:
+        with ctx.completing({"ok": True}):
+            pass
+
+    handlers["jobs.echo"] = complete
+
+    runner.work(execution_of(TaskFactory(name="jobs.echo", state="running")))
+
+    assert known.begun() == set()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.once
+def test_what_is_given_back_is_not_marked_any_more(
+    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+) -> None:
+    execution = execution_of(TaskFactory(state="running"))
+    execution.carrier = threading.current_thread()
+    execution.set_mark()
+
+    give_back([execution], "so")
+
+    assert known.begun() == set()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.once
+def test_an_attempt_that_timed_out_is_cleared_once_by_whoever_stores_it(
+    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+) -> None:
+    task = TaskFactory(name="jobs.echo", state="running")
+    executions: list[Execution] = []
+    handlers["jobs.echo"] = lambda ctx, **data: runner.time_out(executions[0])
+    executions.append(execution_of(task))
+    free = len(known._free)
+
+    store_outcomes([runner.work(executions[0])])
+
+    assert (known.begun(), len(known._free)) == (set(), free)
+
+
+@pytest.mark.once
+def test_a_bare_worker_has_no_marks() -> None:
+    assert marks.current is None
+    assert attempt.Execution.mark is None
+
+
+# Workers
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("quick")
+@pytest.mark.once
+def test_handlers_of_every_kind_are_marked(
+    known: Marks, handlers: Handlers, tmp_path: Path
+) -> None:
+    seen: dict[str, set[uuid.UUID]] = {}
+
+    async def asked(ctx: Context) -> None:
+        seen["coroutine"] = known.begun()
+
+    def asks(ctx: Context) -> None:
+        seen["thread"] = known.begun()
+
+    handlers["jobs.thread"], handlers["jobs.coroutine"] = asks, asked
+    names = ("jobs.thread", "jobs.coroutine")
+    tasks = {name: TaskFactory(name=name, data={}) for name in names}
+    process = Task.objects.enqueue("jobs.compute", {"do": "ignore", "folder": str(tmp_path)})
+    with working(stop_timeout=0):
+        wait_for(lambda: len(seen) == 2)
+        wait_for((tmp_path / "began").exists, timeout=PATIENCE)
+        process.refresh_from_db()
+        assert process.grant_id in known.begun()
+        assert known.noted_groups() == [int((tmp_path / "began").read_text())]
+
+    for name, task in tasks.items():
+        task.refresh_from_db()
+        assert task.grant_id in seen[name.removeprefix("jobs.")]
+    assert (known.begun(), known.noted_groups()) == (set(), [])
+    assert states() == ["succeeded", "succeeded", "ready"]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("quick")
+@pytest.mark.once
+def test_a_worker_whose_map_is_full_claims_nothing(
+    known: Marks, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = TaskFactory(name="jobs.echo", data={})
+    places = [known.begin(uuid.uuid4()) for _ in range(UNSTORED + 1)]
+    with working() as worker:
+        wait_for(lambda: worker._is_blocked)
+        task.refresh_from_db()
+        assert task.status == TaskStatus.READY
+        known.clear(places.pop())
+        wait_for(lambda: states() == ["succeeded"])
+        assert not ended(worker)()
