@@ -15,23 +15,28 @@ def usable_cores(cgroup: Path = CGROUP) -> int:
     on, or the quota of its cgroup where that is less; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = [quota for folder in _folders(cgroup) if (quota := _quota(folder)) is not None]
-    return max(1, min(cores or 1, math.floor(min(quotas, default=math.inf) + 0.5)))
+    return max(1, math.floor(min([cores or 1, *quotas]) + 0.5))
 
 
 def _folders(cgroup: Path) -> list[Path]:
     """Return the folders with the quotas of this process: its own and those above."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return [cgroup]
     folders = [cgroup, cgroup / "cpu"]
-    for line in lines:
+    for line in own_cgroups():
         _, controllers, path = line.split(":", 2)
         root = cgroup if not controllers else cgroup / controllers
         if not controllers or "cpu" in controllers.split(","):
             parts = Path(path).parts[1:]
             folders += [root.joinpath(*parts[: count + 1]) for count in range(len(parts))]
     return folders
+
+
+def own_cgroups() -> list[str]:
+    """Return the lines of the kernel about the cgroups of this process; none where there are
+    none."""
+    try:
+        return Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _quota(folder: Path) -> float | None:
