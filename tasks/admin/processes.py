@@ -13,9 +13,9 @@ from django.utils.safestring import SafeString
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.columns import stamped
 from leasing.admin.filters import StateFilter
-from leasing.admin.links import badge_text, related, short_column, site_url
+from leasing.admin.links import badge_text, related, short, short_column, site_url
 from leasing.models import Lease
-from tasks.dashboard.badges import WORKER_BADGES, badge_of_queue
+from tasks.dashboard.badges import badge_of_queue, badge_of_worker
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
 from tasks.generator import RESOURCE
 from tasks.models import GeneratorDesiredState, Queue, Sample, Task, Worker, WorkerState
@@ -62,19 +62,23 @@ class WorkerStateFilter(StateFilter):
 
 @admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
-    list_display = ("called", "badge", "role", "hostname", "pid", "concurrency", "last_seen_at")
+    list_display = (
+        *("called", "badge", "role", "parent", "hostname", "pid", "concurrency", "last_seen_at"),
+    )
     list_filter = (WorkerStateFilter, "role")
-    exact_search = ("name", "id")
-    search_help_text = "Exact name or ID of a worker"
+    exact_search = ("name", "fleet", "id")
+    search_help_text = "Exact name of a worker or of its parent, or ID of a worker"
     large = ("handlers",)
     list_page = "leasing_tasks:workers"
     fields = (
         ("name", "badge", "role"),
         ("hostname", "pid"),
+        ("fleet", "fleet_index", "fleet_restarts"),
         "queues",
         "handlers",
         ("slots", "blocked", "sweeps"),
         ("started_at", "last_seen_at", "stopped_at"),
+        "death",
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -91,9 +95,13 @@ class WorkerAdmin(ReadOnlyAdmin):
 
     called = short_column("name")
 
+    @admin.display(description="parent")
+    def parent(self, worker: Worker) -> str:
+        return f"{short(worker.fleet)} · {worker.fleet_index}" if worker.fleet else ""
+
     @admin.display(description="state")
-    def badge(self, worker: Any) -> SafeString:
-        return badge_text(WORKER_BADGES[worker.state])
+    def badge(self, worker: Worker) -> SafeString:
+        return badge_text(badge_of_worker(worker))
 
 
 @admin.register(GeneratorDesiredState)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from leasing.web.badges import LATE, UNKNOWN, Badge, is_late
-from tasks.models import AttemptOutcome, OutboxMessage, Queue, Task, TaskStatus, WorkerState
+from tasks.models import AttemptOutcome, OutboxMessage, Queue, Task, TaskStatus, Worker, WorkerState
 
 READY: Final = Badge("ready", "mute", "circle", "○")
 SCHEDULED: Final = Badge("scheduled", "mute", "clock", "◷")
@@ -40,6 +40,9 @@ WORKER_BADGES: Final = {
     WorkerState.STOPPED: Badge("stopped", "mute", "stop", "■"),
 }
 
+#: Of a worker whose death its parent has seen.
+DIED: Final = Badge("died", "crit", "cross", "✕")
+
 GENERATOR_BADGES: Final = {
     "RUNNING": Badge("running", "ok", "play", "▶"),
     "STARTED": Badge("starting", "info", "clock", "◷"),
@@ -61,6 +64,11 @@ SEVERITY_BADGES: Final = {
     "warning": Badge("warning", "warn", "alert", "!"),
     "critical": Badge("critical", "crit", "alert", "▲"),
 }
+
+
+def badge_of_worker(worker: Worker) -> Badge:
+    """Return the badge of a worker that was read ``with_state()``."""
+    return DIED if worker.death else WORKER_BADGES[WorkerState(worker.state)]  # type: ignore[attr-defined]
 
 
 def badge_of_queue(queue: Queue) -> Badge:

@@ -63,7 +63,7 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
     status = part("generator", lambda: generator_status(if_used=True))
     figures = part("tasks", lambda: _figures(queues, status, workers, now, fresh=fresh), Figures())
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
-    rows = part("workers’ tasks", lambda: worker_rows.with_tasks(at_work[:WORKERS_SHOWN]), [])
+    rows = part("workers’ tasks", lambda: _with_tasks(at_work[:WORKERS_SHOWN]), [])
     health = assess(figures, failed)
     return {
         "charts": part("charts", lambda: _charts(now, span, fresh=fresh)),
@@ -99,6 +99,10 @@ def _workers() -> list[Worker]:
     )
     rows = list(seen_lately.with_state().defer("handlers").order_by("-pk")[:1_000])
     return sorted(rows, key=lambda row: worker_rows.state_of(row) == WorkerState.LIVE)
+
+
+def _with_tasks(workers: list[Worker]) -> list[worker_rows.WorkerRow]:
+    return worker_rows.by_fleet(worker_rows.with_tasks(workers))
 
 
 def _present(workers: list[Worker]) -> list[Worker]:

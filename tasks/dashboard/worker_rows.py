@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leasing.conf import leasing_settings
@@ -23,6 +23,17 @@ REMEMBERED = 20
 
 
 @dataclass(frozen=True)
+class Fleet:
+    """A parent, above its workers in a list."""
+
+    name: str
+    #: The number of its workers that stand below.
+    listed: int
+    #: The number of workers that these have replaced.
+    restarts: int
+
+
+@dataclass(frozen=True)
 class WorkerRow:
     """A worker with the tasks that it holds."""
 
@@ -30,6 +41,8 @@ class WorkerRow:
     tasks: list[Task]
     #: Tasks that a stopped process of the same name held: nobody works on them.
     left: list[Task] = field(default_factory=list)
+    #: Its parent, if it is the first below that in a list.
+    under: Fleet | None = None
     #: Values of the worker that are shown. The seconds since a live one was seen are not: a page
     #: that showed them would change with each heartbeat.
     shown: list[object] = field(init=False)
@@ -38,7 +51,7 @@ class WorkerRow:
         worker = self.worker
         seen = None if self.is_live else worker.last_seen_at
         shown = [worker.pk, worker.name, self.state, worker.pid, worker.started_at, seen]
-        shown += worker.queues, self.slots, worker.stopped_at
+        shown += worker.queues, self.slots, worker.stopped_at, worker.death
         object.__setattr__(self, "shown", shown)
 
     @property
@@ -109,6 +122,35 @@ def with_tasks(workers: Iterable[Worker]) -> list[WorkerRow]:
         held[task.holder].append(task)
     _read_handlers([each for each in workers if held[each.name] and len(each.slots) > 1])
     return [_row_of(worker, held[worker.name]) for worker in workers]
+
+
+def by_fleet(rows: Iterable[WorkerRow]) -> list[WorkerRow]:
+    """Return ``rows`` with those of one parent together, at the place of the first of them and by
+    their number."""
+    fleets: dict[object, list[WorkerRow]] = {}
+    for row in rows:
+        fleets.setdefault(row.worker.fleet or row.worker.pk, []).append(row)
+    return [row for some in fleets.values() for row in _under_their_parent(some)]
+
+
+def _under_their_parent(rows: list[WorkerRow]) -> list[WorkerRow]:
+    name = rows[0].worker.fleet
+    if name is None:
+        return rows
+    rows.sort(key=lambda row: (row.worker.fleet_index or 0, -row.worker.pk))
+    restarts = {row.worker.fleet_index: row.worker.fleet_restarts or 0 for row in reversed(rows)}
+    fleet = Fleet(name, len(rows), sum(restarts.values()))
+    return [replace(rows[0], under=fleet), *rows[1:]]
+
+
+def siblings_of(worker: Worker) -> list[WorkerRow]:
+    """Return the other workers of the parent of ``worker`` that have not stopped, by their
+    number."""
+    if worker.fleet is None:
+        return []
+    rows: Any = Worker.objects.using(leasing_settings.DATABASE).defer("handlers")
+    mine = rows.filter(fleet=worker.fleet, stopped_at=None).exclude(pk=worker.pk)
+    return [WorkerRow(each, []) for each in mine.with_state().order_by("fleet_index", "pk")]
 
 
 def _read_handlers(workers: list[Worker]) -> None:

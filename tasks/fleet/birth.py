@@ -40,6 +40,8 @@ class Birth:
     name: str
     channel: socket.socket
     marks: Marks
+    #: The number of children that had its index before it.
+    restarts: int = 0
 
 
 #: The beginning of this process, if it is a child that was started by exec.
@@ -111,7 +113,7 @@ def execute(birth: Birth, map_file: int, theirs: socket.socket, options: Mapping
         options: The options of the command.
     """
     details = {
-        **{name: getattr(birth, name) for name in ("fleet", "index", "name")},
+        **{name: getattr(birth, name) for name in ("fleet", "index", "name", "restarts")},
         **{"inside": birth.marks.inside, "groups": birth.marks.groups},
         **{"map_file": map_file, "channel": theirs.fileno()},
     }
@@ -136,7 +138,8 @@ def enter(options: Mapping[str, Any], details: Mapping[str, Any]) -> None:
     channel = socket.socket(fileno=details["channel"])
     marks = Marks(details["inside"], details["groups"], details["map_file"])
     os.close(details["map_file"])  # the map stays
-    born = Birth(details["fleet"], details["index"], details["name"], channel, marks)
+    known = {name: details[name] for name in ("fleet", "index", "name", "restarts")}
+    born = Birth(**known, channel=channel, marks=marks)
     call_command("run_worker", **options)
 
 

@@ -115,7 +115,7 @@ def _write(remains: Remains, until: float) -> None:
 def _try(remains: Remains) -> bool:
     try:
         given, lost = hand_back(remains)
-        Worker.objects.sign_off_dead(remains.holder)
+        Worker.objects.sign_off_dead(remains.holder, remains.reason.removeprefix("its worker "))
     except Error as error:
         log.fleet_hand_back_failed(worker=remains.holder, error=error)
         connections[leasing_settings.DATABASE].close()

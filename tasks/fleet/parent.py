@@ -162,13 +162,13 @@ class Parent:
         ours.close()
         # No SIG_IGN: what a handler starts would inherit it.
         signal.signal(signal.SIGINT, lambda number, frame: None)
-        return Birth(self.plan.name, member.index, name, theirs, marks)
+        return Birth(self.plan.name, member.index, name, theirs, marks, member.restarts)
 
     def _execute(self, member: Member, name: str, theirs: socket.socket) -> tuple[int, Marks]:
         file = birth.open_map_file(self.plan.inside, self.plan.groups)
         try:
             shared = Marks(self.plan.inside, self.plan.groups, file)
-            born = Birth(self.plan.name, member.index, name, theirs, shared)
+            born = Birth(self.plan.name, member.index, name, theirs, shared, member.restarts)
             return birth.execute(born, file, theirs, self.plan.options), shared
         finally:
             os.close(file)

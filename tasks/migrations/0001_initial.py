@@ -46,6 +46,8 @@ class Migration(migrations.Migration):
                 ('sweeps', models.BooleanField(default=True)),
                 ('fleet', models.CharField(default=None, max_length=200, null=True)),
                 ('fleet_index', models.PositiveSmallIntegerField(default=None, null=True)),
+                ('fleet_restarts', models.PositiveIntegerField(default=None, null=True)),
+                ('death', models.CharField(default='', max_length=200)),
                 ('started_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
                 ('last_seen_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
                 ('stopped_at', models.DateTimeField(default=None, null=True)),

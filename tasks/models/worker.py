@@ -110,9 +110,10 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         mine = self.filter(name=name, process=process)
         return mine.update(last_seen_at=DbNow(), stopped_at=None, **news)
 
-    def sign_off_dead(self, name: str) -> int:
-        """Note that the worker called ``name`` is gone: its parent has seen its end."""
-        return self.filter(name=name, stopped_at=None).update(stopped_at=DbNow())
+    def sign_off_dead(self, name: str, death: str) -> int:
+        """Note that the worker called ``name`` is gone: its parent has seen its ``death``."""
+        mine = self.filter(name=name, stopped_at=None)
+        return mine.update(stopped_at=DbNow(), death=death[:200])
 
     def sign_off(self, name: str, *, process: str = "") -> int:
         """Note that the worker called ``name`` has stopped, unless another ``process`` has the
@@ -151,9 +152,13 @@ class Worker(models.Model):
     blocked = models.JSONField(default=dict)
     #: True if it runs recovery.
     sweeps = models.BooleanField(default=True)
-    #: The name of its parent, and its number among the workers of that; None: it has none.
+    #: The name of its parent, its number among the workers of that, and how many had this number
+    #: before it; None: it has none.
     fleet = models.CharField(max_length=200, null=True, default=None)
     fleet_index = models.PositiveSmallIntegerField(null=True, default=None)
+    fleet_restarts = models.PositiveIntegerField(null=True, default=None)
+    #: Its death, where its parent has seen that: "was killed by signal 9".
+    death = models.CharField(max_length=200, default="")
     started_at = models.DateTimeField(db_default=DbNow())
     last_seen_at = models.DateTimeField(db_default=DbNow())
     stopped_at = models.DateTimeField(null=True, default=None)

@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 from leasing import humanize
 from leasing.templatetags.leasing_ops import badge, deadline, moment
 from leasing.web.badges import Badge
-from tasks.dashboard.badges import ATTEMPT_BADGES, WORKER_BADGES, badge_of_task
+from tasks.dashboard.badges import ATTEMPT_BADGES, badge_of_task, badge_of_worker
 from tasks.dashboard.charts import Chart
 from tasks.dashboard.line_chart import Drawing, draw, said
 from tasks.models import (
@@ -52,7 +52,7 @@ def task_when(task: Task, now: datetime) -> SafeString:
 @register.simple_tag
 def worker_badge(worker: Worker) -> SafeString:
     """The badge of a worker that was read ``with_state()``."""
-    return badge(WORKER_BADGES[worker.state])  # type: ignore[attr-defined]
+    return badge(badge_of_worker(worker))
 
 
 @register.simple_tag

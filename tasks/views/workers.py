@@ -15,7 +15,7 @@ from leasing.web.counts import capped_count
 from leasing.web.paging import Page, page_of
 from leasing.web.polling import answer, read_list, shared_reading
 from tasks.dashboard import worker_rows
-from tasks.dashboard.badges import WORKER_BADGES
+from tasks.dashboard.badges import badge_of_worker
 from tasks.dashboard.forms import WorkerFilter
 from tasks.models import Worker, WorkerState
 
@@ -32,6 +32,21 @@ NEXT = {
 }
 
 
+#: The same of a worker that has a parent.
+NEXT_IN_FLEET = {
+    WorkerState.LATE: "It sends a heartbeat soon. If it dies, its parent replaces it at once and "
+    "hands back its tasks.",
+    WorkerState.GONE: "If its parent has died too, other workers take over its tasks when their "
+    "leases expire.",
+}
+
+
+def _next(worker: Worker, state: WorkerState) -> str:
+    if worker.death:
+        return "Nothing. Its parent has handed back its tasks."
+    return NEXT_IN_FLEET.get(state, NEXT[state]) if worker.fleet else NEXT[state]
+
+
 @page(VIEW)
 def workers(request: HttpRequest) -> HttpResponse:
     """Workers, and what each of them does now."""
@@ -44,7 +59,7 @@ def workers(request: HttpRequest) -> HttpResponse:
             "tabs": [_tab(value, label, value == state) for value, label in WorkerFilter.STATES],
             "moved": shown.moved,
             "page_links": Page((), shown.newer, shown.older, shown.moved),
-            "worker_rows": worker_rows.with_tasks(shown.rows),
+            "worker_rows": worker_rows.by_fleet(worker_rows.with_tasks(shown.rows)),
         }
 
     context = {
@@ -69,8 +84,9 @@ def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
         return {
             "worker_row": worker_row,
             "state": state.value,
-            "badge": WORKER_BADGES[state],
-            "next": NEXT[state],
+            "badge": badge_of_worker(worker),
+            "next": _next(worker, state),
+            "siblings": worker_rows.siblings_of(worker),
             "past": worker_rows.past_of(worker),
             "looked_through": worker_rows.LOOKED_THROUGH,
         }

@@ -107,7 +107,8 @@ class WorkerProcess:
         max_memory: The MiB of memory (its resident set) above which it ends.
         chaos: Faults for demonstrations.
         name: The name of the worker; made of host and process by default.
-        fleet: The name of its parent and its number among the children of that; None: it has none.
+        fleet: The name of its parent, its number among the children of that, and how many had the
+            number before it; None: it has none.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class WorkerProcess:
         max_memory: int | None = None,
         chaos: Chaos | None = None,
         name: str | None = None,
-        fleet: tuple[str, int] | None = None,
+        fleet: tuple[str, int, int] | None = None,
     ) -> None:
         self.name = name or default_holder()
         self.fleet = fleet
@@ -179,7 +180,7 @@ class WorkerProcess:
     def run(self) -> None:
         """Work until ``stop`` is called, or the end is reached; then return when all is stored.
         Raises NameTaken if another process of this host has its name."""
-        fleet, index = self.fleet or (None, None)
+        fleet, index, restarts = self.fleet or (None, None, None)
         registration = Presence(
             self.name,
             lambda: {"blocked": self.executors.blocked},
@@ -188,6 +189,7 @@ class WorkerProcess:
             slots=self.executors.slots,
             fleet=fleet,
             fleet_index=index,
+            fleet_restarts=restarts,
         )
         ours = lasting_connection(self.stopping)
         hearing = limiter.heard_by(self.poller.hear)

@@ -237,7 +237,7 @@ def _worker(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess
     until = Until.ONCE if options["once"] else Until.DRAINED if options["drain"] else Until.STOPPED
     own = {"name": options["name"]}
     if born is not None:
-        own = {"name": born.name, "fleet": (born.fleet, born.index)}
+        own = {"name": born.name, "fleet": (born.fleet, born.index, born.restarts)}
     return WorkerProcess(
         **{name: options[name] for name in same},
         **own,

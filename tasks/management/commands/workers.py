@@ -24,7 +24,9 @@ class Command(SubcommandsCommand):
         )
         add_json(listing, "array")
         check = add("check", "Exit with code 0 if a worker is live, with 1 if it is not")
-        check.add_argument("name", metavar="NAME", help="Name of the worker (run_worker --name)")
+        check.add_argument(
+            "name", metavar="NAME", help="Name of a worker, or of a parent (run_worker --name)"
+        )
         add_json(check)
 
     def _list(self, options: dict[str, Any]) -> None:
@@ -36,13 +38,25 @@ class Command(SubcommandsCommand):
         self.print_list(options, [_facts(each) for each in workers], table)
 
     def _check(self, options: dict[str, Any]) -> None:
-        found = Worker.objects.home().with_state().filter(name=options["name"])
-        worker = next(iter(with_tasks(found)), None)
+        rows: Any = Worker.objects.home().with_state()
+        worker = next(iter(with_tasks(rows.filter(name=options["name"]))), None)
         if worker is None:
-            raise CommandError(f"There is no worker {plain(options['name'])}.")
+            self._check_fleet(options, rows.filter(fleet=options["name"], stopped_at=None))
+            return
         text = f"{plain(worker.worker.name)} is {worker.state}, seen {_seen(worker)}."
         self.print_result(options, _facts(worker), text)
         if not worker.is_live:
+            sys.exit(ExitCode.FAILED)
+
+    def _check_fleet(self, options: dict[str, Any], rows: Any) -> None:
+        """Check all workers of one parent."""
+        workers = with_tasks(rows.order_by("fleet_index", "pk"))
+        if not workers:
+            raise CommandError(f"There is no worker {plain(options['name'])}.")
+        each = ", ".join(f"worker {row.worker.fleet_index} is {row.state}" for row in workers)
+        text = f"Of {plain(options['name'])} {each}."
+        self.print_result(options, [_facts(row) for row in workers], text)
+        if not all(row.is_live for row in workers):
             sys.exit(ExitCode.FAILED)
 
 
@@ -64,7 +78,8 @@ def _busy(slots: Slots) -> str:
 
 def _facts(row: WorkerRow) -> dict[str, Any]:
     columns = ("name", "role", "hostname", "pid", "queues", "started_at", "last_seen_at")
-    facts = {column: getattr(row.worker, column) for column in (*columns, "stopped_at")}
+    fleet = ("fleet", "fleet_index", "fleet_restarts", "death")
+    facts = {column: getattr(row.worker, column) for column in (*columns, "stopped_at", *fleet)}
     slots = {
         each.kind: {"total": each.total, "busy": each.busy, "blocked": each.blocked}
         for each in row.slots

@@ -131,6 +131,25 @@ def test_a_check_of_a_worker_exits_with_0_only_while_it_is_live(
 
 
 @pytest.mark.once
+def test_a_check_of_a_parent_exits_with_0_only_while_all_of_its_workers_are_live(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for index, state in ((1, "stopped"), (2, "live"), (1, "live")):
+        WorkerFactory(fleet="web", fleet_index=index, state=state)
+    WorkerFactory(fleet="mail", fleet_index=1, state="gone")
+
+    call_command("workers", "check", "web")
+    assert capsys.readouterr().out == "Of web worker 1 is live, worker 2 is live.\n"
+    assert [each["fleet_index"] for each in told("workers", "check", "web")] == [1, 2]
+
+    WorkerFactory(fleet="web", fleet_index=3, state="late")
+    with pytest.raises(SystemExit) as ended:
+        call_command("workers", "check", "web")
+    assert ended.value.code == 1
+    assert capsys.readouterr().out.endswith("worker 2 is live, worker 3 is late.\n")
+
+
+@pytest.mark.once
 def test_a_check_of_an_unknown_worker_exits_with_1() -> None:
     with pytest.raises(CommandError, match="no worker ann") as refused:
         said("workers", "check", "ann")

@@ -81,6 +81,60 @@ def test_a_list_names_some_of_the_tasks_of_each_worker(viewer: Client) -> None:
 
 
 @pytest.mark.once
+def test_workers_of_one_parent_stand_together_below_it(viewer: Client) -> None:
+    names = [("web:2", 2, 1), ("solo", None, None), ("mail:1", 1, 0), ("web:1", 1, 3)]
+    for name, index, restarts in names:
+        fleet = {"fleet": name[:-2], "fleet_index": index, "fleet_restarts": restarts}
+        WorkerFactory(name=name, **(fleet if index else {}))
+    for url, is_brief in (("/ops/workers/", False), ("/ops/", True)):
+        tables = [each.all("tr") for each in get(viewer, url).all("table.rows tbody")]
+        (rows,) = [rows for rows in tables if any("parent" in row.classes for row in rows)]
+        assert [(row.all("th bdi") or row.all("td.name a"))[0].text for row in rows] == [
+            *("web", "web:1", "web:2"),
+            *("mail", "mail:1", "solo"),
+        ]
+        heads = [row for row in rows if row.all("th")]
+        assert [head.one(".aside").numbers for head in heads] == [[2, 4], [1]]
+        if not is_brief:
+            assert rows[1].one("td.name .aside").numbers[-1] == 3
+
+
+@pytest.mark.once
+def test_a_worker_tells_of_its_parent_and_of_its_death(viewer: Client) -> None:
+    fleet = {"fleet": "web"}
+    died = WorkerFactory(name="web:1:a", fleet_index=1, fleet_restarts=0, **fleet)
+    present = WorkerFactory(name="web:1:b", fleet_index=1, fleet_restarts=1, **fleet)
+    sibling = WorkerFactory(name="web:2:c", fleet_index=2, fleet_restarts=0, **fleet)
+    WorkerFactory(name="mail:1:d", fleet_index=1, fleet_restarts=0, fleet="mail")
+    Worker.objects.sign_off_dead(died.name, "was killed by signal 9")
+
+    page = get(viewer, url_of(died))
+    assert page.badges[0] == "died"
+    assert page.answers["why"].text.endswith("it was killed by signal 9.")
+    assert page.answers["parent"].links == [url_of(present), url_of(sibling)]
+    page = get(viewer, url_of(present))
+    assert page.answers["parent"].links == [url_of(sibling)]
+    assert page.answers["parent"].numbers == [1, 1, 2]
+    (row,) = get(viewer, "/ops/workers/?state=stopped").all("tr.child")
+    assert row.one(".small").text.startswith("died")
+
+
+@pytest.mark.once
+def test_a_poll_is_news_only_when_a_worker_beside_it_changes(viewer: Client) -> None:
+    one = WorkerFactory(name="web:1", fleet="web", fleet_index=1)
+    WorkerFactory(name="web:2", fleet="web", fleet_index=2)
+
+    def tag() -> str:
+        return viewer.get(url_of(one), headers={"X-Live": "1"})["ETag"]
+
+    seen = tag()
+    Worker.objects.exclude(pk=one.pk).update(last_seen_at=after(timedelta(seconds=-1)))
+    assert tag() == seen
+    Worker.objects.sign_off_dead("web:2", "was killed by signal 9")
+    assert tag() != seen
+
+
+@pytest.mark.once
 def test_slots_are_shown_by_kind(viewer: Client) -> None:
     worker = WorkerFactory(
         name="dora",
