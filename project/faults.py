@@ -2,7 +2,8 @@
 
 Only in the demo, which says in the environment of its processes that it is one: elsewhere a
 worker may have the parent of its web process too, and is no demo. Of all the rows that call
-themselves workers of this machine, those can be hit whose parent is the parent of this process.
+themselves workers of this machine, those can be hit whose parent is the parent of this process, and
+those whose parent's parent it is: the workers of ``run_worker --workers``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,7 +33,7 @@ def is_demo() -> bool:
 def crash() -> tuple[Worker, list[Task]] | None:
     """Kill the worker that has most to do, as kill -9 does. Returns it and what it held; None
     where there is no worker that may be killed."""
-    found = _busiest()
+    found = _busiest(_is_sibling)
     if found is not None:
         worker = found[0]
         (Path(os.environ[CRASHED]) / str(worker.pid)).touch()
@@ -39,10 +41,18 @@ def crash() -> tuple[Worker, list[Task]] | None:
     return found
 
 
+def crash_child() -> tuple[Worker, list[Task]] | None:
+    """Kill the worker under a parent that has most to do. Returns what ``crash`` returns."""
+    found = _busiest(_is_nephew)
+    if found is not None:
+        os.kill(found[0].pid, signal.SIGKILL)
+    return found
+
+
 def freeze() -> tuple[Worker, list[Task]] | None:
     """Stop the worker that has most to do without its knowing, and let it go on after
     ``FROZEN_FOR``: to itself no time has passed. Returns what ``crash`` returns."""
-    found = _busiest()
+    found = _busiest(_is_sibling)
     if found is not None:
         pid = found[0].pid
         os.kill(pid, signal.SIGSTOP)
@@ -57,13 +67,13 @@ def _thaw(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def _busiest() -> tuple[Worker, list[Task]] | None:
+def _busiest(may_be_hit: Callable[[int], bool]) -> tuple[Worker, list[Task]] | None:
     if not is_demo():
         return None
     mine = Worker.objects.present().filter(
         hostname=socket.gethostname()[:255], role__in=WorkerRole.running()
     )
-    crews = [(each, _held(each)) for each in mine if _is_sibling(each.pid)]
+    crews = [(each, _held(each)) for each in mine if may_be_hit(each.pid)]
     return max(crews, key=lambda crew: len(crew[1]), default=None)
 
 
@@ -73,9 +83,17 @@ def _held(worker: Worker) -> list[Task]:
 
 
 def _is_sibling(pid: int) -> bool:
-    """Return True if the process runs and has the parent of this one. A stopped one is left
-    alone."""
+    return _parent_of(pid) == os.getppid()
+
+
+def _is_nephew(pid: int) -> bool:
+    parent = _parent_of(pid)
+    return parent is not None and _is_sibling(parent)
+
+
+def _parent_of(pid: int) -> int | None:
+    """Return the parent of the process; None if it does not run. A stopped one is left alone."""
     said = subprocess.run(
         ["ps", "-o", "ppid=,stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.split()
-    return len(said) == 2 and said[0] == str(os.getppid()) and said[1][0] not in "TtZ"
+    return int(said[0]) if len(said) == 2 and said[1][0] not in "TtZ" else None

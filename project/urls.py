@@ -18,6 +18,7 @@ handler400 = bad_request  # a wrong Host is answered in JSON below /api/
 urlpatterns = [
     path("", TemplateView.as_view(template_name="home.html"), name="home"),
     path("ops/demo/crash/", views.crash, name="demo_crash"),
+    path("ops/demo/crash-child/", views.crash_child, name="demo_crash_child"),
     path("ops/demo/freeze/", views.freeze, name="demo_freeze"),
     path("ops/", include("leasing.urls")),
     path("ops/", include("tasks.urls")),

@@ -11,14 +11,16 @@ from django.shortcuts import redirect
 
 from leasing.web.access import View, verb
 from project import faults
+from tasks.conf import task_settings
 from tasks.models import Task, Worker
 
 MAY = "leasing_tasks.control_generator"
 
 
 def demo(request: HttpRequest) -> dict[str, bool]:
-    """Context of every template: whether the buttons for faults are there."""
-    return {"is_demo": faults.is_demo()}
+    """Context of every template: whether the buttons for faults are there, and one for workers
+    that have a parent."""
+    return {"is_demo": faults.is_demo(), "has_children": not task_settings.CELERY_QUEUES}
 
 
 def _in_the_demo(view: View) -> View:
@@ -42,6 +44,19 @@ def crash(request: HttpRequest) -> HttpResponse:
         faults.crash,
         "{} was killed (kill -9) and restarts in half a minute. When its leases expire, the other "
         "worker takes over its tasks. Watch one of them here.",
+    )
+
+
+@_in_the_demo
+@verb(MAY)
+def crash_child(request: HttpRequest) -> HttpResponse:
+    """Kill a worker that has a parent, and show what becomes of a task that it held."""
+    return _strike(
+        request,
+        faults.crash_child,
+        "{} was killed (kill -9). Its parent hands back its tasks at once and starts another "
+        "worker: no lease has to expire. Those that had begun are tried again after a pause. Watch "
+        "one of them here.",
     )
 
 

@@ -23,7 +23,7 @@ from tests.processes import wait_for
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
-CRASH, FREEZE = "/ops/demo/crash/", "/ops/demo/freeze/"
+CRASH, FREEZE, CHILD = "/ops/demo/crash/", "/ops/demo/freeze/", "/ops/demo/crash-child/"
 VIEW, MAY = (
     ("leasing_tasks.view_task", "leasing_tasks.view_worker"),
     "leasing_tasks.control_generator",
@@ -93,6 +93,28 @@ def test_a_frozen_worker_stands_still_and_goes_on(
     wait_for(lambda: os.waitpid(process.pid, os.WCONTINUED | os.WNOHANG)[0] == process.pid)
 
 
+def test_a_crash_of_a_child_kills_a_worker_whose_parent_the_demo_has_started(
+    demo: None,
+    visitor: Client,
+    worker: Worker,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    assert "No worker of this demo is running" in Page(visitor.post(CHILD, follow=True)).text
+    assert process.poll() is None
+    assert CHILD in get(visitor, "/ops/").forms
+
+    task = TaskFactory(state="running", holder="dora")
+    supervisor = faults._parent_of(os.getpid())
+    monkeypatch.setattr(os, "getppid", lambda: supervisor)
+    assert "No worker of this demo is running" in Page(visitor.post(CRASH, follow=True)).text
+    response = visitor.post(CHILD)
+    assert response["Location"] == f"/ops/tasks/{task.pk}/"
+    assert process.wait(10) == -signal.SIGKILL
+    assert not list(tmp_path.iterdir())  # its parent does not wait for the supervisor
+
+
 def test_processes_of_others_are_never_hit(demo: None, visitor: Client, worker: Worker) -> None:
     Worker.objects.update(pid=os.getppid())
     assert "No worker of this demo is running" in Page(visitor.post(CRASH, follow=True)).text
@@ -108,14 +130,14 @@ def test_workers_of_other_machines_are_never_hit(
 def test_who_may_not_is_shown_no_button_and_refused(demo: None, worker: Worker) -> None:
     viewer = signed_in(*VIEW)
     assert CRASH not in get(viewer, "/ops/workers/").forms
-    assert viewer.post(CRASH).status_code == viewer.post(FREEZE).status_code == 403
+    assert {viewer.post(url).status_code for url in (CRASH, FREEZE, CHILD)} == {403}
 
 
-@pytest.mark.parametrize("url", [CRASH, FREEZE])
+@pytest.mark.parametrize("url", [CRASH, FREEZE, CHILD])
 def test_outside_the_demo_no_worker_is_hit(
     visitor: Client, worker: Worker, process: subprocess.Popen[bytes], url: str
 ) -> None:
     assert visitor.post(url).status_code == 404
     assert url not in get(visitor, "/ops/").forms
-    assert faults.crash() is faults.freeze() is None
+    assert faults.crash() is faults.freeze() is faults.crash_child() is None
     assert process.poll() is None

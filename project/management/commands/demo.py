@@ -18,6 +18,8 @@ from project.supervisor import Supervisor
 from tasks.conf import task_settings
 
 USER = "demo"
+#: The name of the parent of two workers.
+PARENT = "fleet-1"
 #: By which the demo knows its own user: nobody's password is changed because of the name.
 EMAIL = "demo@django-leasing.invalid"
 #: Short, so that a visitor sees crashed work recovered within the first minute.
@@ -27,7 +29,10 @@ QUIET = ("--skip-checks", "--verbosity", "0")
 
 
 class Command(BaseCommand):
-    help = "Run the demo: web server, two workers with simulated failures, two generators."
+    help = (
+        "Run the demo: web server, two workers with simulated failures, a parent with two more, "
+        "two generators."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         port = os.environ.get("PORT") or "8000"
@@ -72,7 +77,7 @@ class Command(BaseCommand):
             },
             out=sys.stdout,
         )
-        self._greet(address, password)
+        self._greet(address, password, over_celery=over_celery)
         with on_stop_signal(demo.stop):
             demo.run()
         self.stdout.write("The demo has stopped.")
@@ -89,7 +94,10 @@ class Command(BaseCommand):
         user.save()
         return password
 
-    def _greet(self, address: str, password: str) -> None:
+    def _greet(self, address: str, password: str, *, over_celery: bool) -> None:
+        crew = "Two workers share the tasks"
+        if not over_celery:
+            crew = "Two workers, and two under a parent, share the tasks"
         self.stdout.write(
             f"""
   Pages   http://{address}/ops/
@@ -97,14 +105,16 @@ class Command(BaseCommand):
   API     http://{address}/api/leases/active   (this machine only)
   Sign in as {USER} with the password {password}
 
-  Two workers share the tasks; 5 % of tasks crash their worker, 10 % stall. Ctrl-C ends it.
+  {crew}; 5 % of tasks crash their worker, 10 % stall.
+  Ctrl-C ends it.
 """
         )
 
 
 def _workers() -> list[tuple[str, list[str]]]:
     worker = ["run_worker", *QUIET, "--chaos", "--stop-timeout", "5"]
-    return [(name, [*worker, "--name", name]) for name in ("worker-1", "worker-2")]
+    bare = [(name, [*worker, "--name", name]) for name in ("worker-1", "worker-2")]
+    return [*bare, (PARENT, [*worker, "--name", PARENT, "--workers", "2"])]
 
 
 def _over_celery() -> dict[str, str]:
