@@ -12,6 +12,7 @@ urlpatterns = [
     path("harbour/office/leases-of/", include("leasing.urls")),
     path("harbour/office/tasks-of/", include("tasks.urls")),
     path("harbour/demo/crash/", views.crash, name="demo_crash"),
+    path("harbour/demo/crash-child/", views.crash_child, name="demo_crash_child"),
     path("harbour/demo/freeze/", views.freeze, name="demo_freeze"),
     path("harbour/admin/", admin.site.urls),
     path("harbour/in/", LoginView.as_view(), name="login"),

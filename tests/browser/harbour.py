@@ -31,6 +31,9 @@ def fill() -> dict[str, str]:
     WorkerFactory(name="bea", state="late")
     gone = WorkerFactory(name="cid", state="gone")
     WorkerFactory(name="dan", state="stopped")
+    for index, restarts in ((1, 0), (2, 12)):
+        fleet = {"fleet": LONG[:180], "fleet_index": index, "fleet_restarts": restarts}
+        WorkerFactory(name=f"{LONG[:180]}:{index}:5c0ffee5", **fleet)
     tasks = {
         state: TaskFactory(state=state, holder="ann")
         for state in (

@@ -32,6 +32,7 @@ from tasks.management import greeting, health
 from tasks.management.names import exit_if_taken
 from tasks.querysets import check_queue
 from tasks.registry import Kind
+from tasks.runtime.memory import resident_mib
 from tasks.worker.process import Until, WorkerProcess
 
 #: New objects from which on garbage is looked for among them: more than belong to the tasks that a
@@ -200,7 +201,9 @@ def _check(options: dict[str, Any]) -> None:
     try:
         check_ttl(options["ttl"])
         if options["name"] is not None:
-            check_name(options["name"], "name")
+            # Those of its workers are longer.
+            ending = f":{options['workers']}:00000000" if options["workers"] else ""
+            check_name(options["name"] + ending, "name")
         for queue in options["queues"] or ():
             check_queue(queue)
     except (InvalidResource, InvalidTTL, UnknownQueue) as error:
@@ -234,6 +237,11 @@ def _worker(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess
         *("queues", "threads", "coroutines", "processes", "ttl", "stop_timeout"),
         *("max_tasks", "max_memory"),
     )
+    limit = options["max_memory"]
+    if limit is not None and (size := resident_mib()) >= limit:
+        raise CommandError(
+            f"--max-memory must be more than the {size} MiB that the worker has at its start."
+        )
     until = Until.ONCE if options["once"] else Until.DRAINED if options["drain"] else Until.STOPPED
     own = {"name": options["name"]}
     if born is not None:

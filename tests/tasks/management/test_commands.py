@@ -68,6 +68,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--processes", "0"], "--processes .* 1"),
         (["--max-tasks", "0"], "--max-tasks .* 1"),
         (["--max-memory", "0"], "--max-memory .* 1"),
+        (["--max-memory", "10"], "--max-memory .* MiB that the worker has at its start"),
         (["--health-port", "65536"], "--health-port .* 65535"),
         (["--workers", "2", "--metrics-port", "65534"], "--metrics-port .* 65533"),
         (["--once", "--drain"], "--drain"),
@@ -78,6 +79,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--threads", "four"], "--threads: .*'four'"),
         (["--name", "a\nb"], "control"),
         (["--name", " ann"], "space"),
+        (["--name", "a" * 195, "--workers", "2"], "200"),
     ],
 )
 def test_a_worker_that_cannot_be_meant_is_refused(options: list[str], named: str) -> None:
@@ -101,7 +103,7 @@ def test_a_workers_options_reach_it() -> None:
         "--max-tasks",
         "6",
         "--max-memory",
-        "8",
+        "8000",
         "--drain",
         "--ttl",
         "7",
@@ -120,7 +122,7 @@ def test_a_workers_options_reach_it() -> None:
         "coroutines": 4,
         "processes": 5,
         "max_tasks": 6,
-        "max_memory": 8,
+        "max_memory": 8000,
         "until": "drained",
         "ttl": 7,
         "stop_timeout": 9,
