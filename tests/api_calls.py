@@ -21,6 +21,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("PUT", "/tasks/1/heartbeat", {"processor": "me"}),
     ("PUT", "/tasks/1/complete", {"processor": "me"}),
     ("PUT", "/tasks/1/fail", {"processor": "me", "error": "it broke"}),
+    ("PUT", "/tasks/1/progress", {"processor": "me"}),
 ]
 
 #: Routes of operators, the permission that each asks for, and the fields it cannot do without.

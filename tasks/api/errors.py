@@ -5,6 +5,7 @@ from __future__ import annotations
 from leasing.api.errors import ERRORS
 from leasing.exceptions import PayloadMismatch
 from tasks.exceptions import (
+    ClaimUnderWay,
     InvalidArguments,
     InvalidSchedule,
     KeyBusy,
@@ -16,7 +17,7 @@ from tasks.exceptions import (
 ERRORS.update(
     dict.fromkeys((UnknownTask, UnknownQueue, InvalidArguments, NotSerializable), (400, ""))
 )
-ERRORS.update(dict.fromkeys((KeyBusy, PayloadMismatch, InvalidSchedule), (409, "")))
+ERRORS.update(dict.fromkeys((KeyBusy, PayloadMismatch, InvalidSchedule, ClaimUnderWay), (409, "")))
 
 
 def refusal_of(error: Exception) -> tuple[int, str] | None:

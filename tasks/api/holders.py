@@ -1,10 +1,10 @@
-"""Routes of task holders, as clients of the public sample service know them.
+"""Routes of the holders of tasks, as clients of the public sample service know them: claim, report,
+end.
 
-Here the processor's name alone finds the term that a request is about: it suffices in the
-compatible mode, where there is nothing else, and for now for signed-in users who may change
-tasks as well. What is then done, is done with the grant of the row that was found. Unlike
-workers of this project, which prove their grant by themselves, a processor is refused once its
-deadline has passed, even while nobody else has the task.
+A request of a holder is judged by its ``lease_key``: see ``leasing.api.keys``. In the compatible
+mode, whose clients have none, the processor's name alone finds the term that a request is about.
+What is then done, is done with the grant of the row that was found. Unlike workers of this project,
+a processor is refused once its deadline has passed, even while nobody else has the task.
 """
 
 from __future__ import annotations
@@ -14,94 +14,198 @@ from typing import Any
 
 from django.http import Http404, HttpRequest
 from ninja import Router, Status
+from pydantic import AliasChoices, Field, model_validator
 
 from leasing.api.access import Access
-from leasing.api.bodies import Error, Notice
+from leasing.api.bodies import Error, Notice, Request
 from leasing.api.errors import BAD_BODY, answers
+from leasing.api.keys import IDEMPOTENT, HoldersRequest, check_lease_key, request_id
 from leasing.exceptions import LeaseLost
 from leasing.validation.names import check_name
 from tasks.api.rows import find, tasks
-from tasks.api.schemas import Complete, Fail, Processor, TaskOut
-from tasks.api.visibility import shown, shown_to_owner
-from tasks.models import Task
+from tasks.api.schemas import ClaimedTask, ClaimedTasks, HeldTask, TaskOut
+from tasks.api.visibility import shown, shown_to_claimer, shown_to_holder
+from tasks.models import Task, TaskStatus
+from tasks.payload import is_same_json
+
+#: Tasks of one batch.
+MAX_BATCH = 100
 
 may_change = Access("leasing_tasks.change_task")
 
 router = Router(tags=["tasks"])
 
 
+class Claim(Request):
+    """A request for tasks."""
+
+    processor: str = Field(description="The name of the holder.")
+    limit: int | None = Field(
+        None, ge=1, le=MAX_BATCH, description="Claim up to so many. The answer has a list then."
+    )
+    queues: list[str] | None = Field(
+        None, min_length=1, max_length=MAX_BATCH, description="Default: all."
+    )
+    ttl: float | None = Field(None, description="Seconds, within the bounds of this site.")
+
+
+class Holder(HoldersRequest):
+    """The holder of a task: proven by its lease_key, or in the compatible mode its name."""
+
+    processor: str | None = Field(None, description="The name of the holder.")
+
+    @model_validator(mode="after")
+    def _is_somebody(self) -> Holder:
+        if self.lease_key is None and self.processor is None:
+            raise ValueError("processor: required without a lease_key")
+        return self
+
+
+def output_field() -> Any:
+    """Return the field of an output, in both spellings."""
+    return Field(
+        None, validation_alias=AliasChoices("task_output", "taskOutput"), description="Any JSON."
+    )
+
+
+class Complete(Holder):
+    """The outcome of a task."""
+
+    task_output: Any = output_field()
+
+
+class Fail(Holder):
+    """Why a task did not end well."""
+
+    error: str = Field(min_length=1)
+
+
+class Progress(Holder):
+    """The progress of a task."""
+
+    progress: Any = Field(None, description="Any JSON; null: it is moving.")
+
+
+class Checkpoint(Progress):
+    """The state from which the next attempt of a task is to continue."""
+
+    state: Any = Field(description="Any JSON.")
+
+
 @router.post(
-    "/tasks/next", auth=may_change, response=answers({202: TaskOut, 200: Notice}, *BAD_BODY)
+    "/tasks/next",
+    auth=may_change,
+    response=answers({202: ClaimedTask | ClaimedTasks, 200: Notice}, *BAD_BODY, 409),
+    openapi_extra=IDEMPOTENT,
 )
-def claim_next_task(request: HttpRequest, body: Processor) -> Status[Any]:
-    """Lease the next task that is due, of any queue, to the processor."""
-    for task in tasks().claim(body.processor):
-        return Status(202, shown_to_owner(task))
-    return Status(200, Notice(message="There is no task to run now."))
+def claim_next_task(request: HttpRequest, body: Claim) -> Status[Any]:
+    """Lease the next task that is due, of any of the queues, to the processor; with `limit`
+    several, by one statement."""
+    claimed = tasks().claim(
+        body.processor,
+        queues=body.queues,
+        limit=body.limit or 1,
+        ttl=body.ttl,
+        request_id=request_id(request, body),
+    )
+    if not claimed:
+        return Status(200, Notice(message="There is no task to run now."))
+    if body.limit is None:
+        return Status(202, shown_to_claimer(claimed[0]))
+    return Status(202, ClaimedTasks(tasks=[shown_to_claimer(task) for task in claimed]))
 
 
 _REFUSED: dict[int, Any] = {200: Notice, 409: Notice | Error}
+_ANSWERS = answers({202: TaskOut, **_REFUSED}, *BAD_BODY)
 
 
 @router.put(
     "/tasks/{task_id}/heartbeat",
     auth=may_change,
-    response=answers({202: TaskOut, **_REFUSED}, *BAD_BODY),
+    response=answers({202: HeldTask, **_REFUSED}, *BAD_BODY),
 )
-def heartbeat_task(request: HttpRequest, task_id: str, body: Processor) -> Status[Any]:
+def heartbeat_task(request: HttpRequest, task_id: str, body: Holder) -> Status[Any]:
     """Move the deadline to the lease's ttl from now."""
-    return by_processor(request, task_id, body, tasks().heartbeat)
+
+    def heartbeat(task: Task) -> TaskOut:
+        return shown_to_holder(request, tasks().heartbeat(task))
+
+    return by_holder(task_id, body, heartbeat)
 
 
-@router.put(
-    "/tasks/{task_id}/complete",
-    auth=may_change,
-    response=answers({202: TaskOut, **_REFUSED}, *BAD_BODY),
-)
+@router.put("/tasks/{task_id}/complete", auth=may_change, response=_ANSWERS)
 def complete_task(request: HttpRequest, task_id: str, body: Complete) -> Status[Any]:
-    """End the task well and keep its output."""
+    """End the task well and keep its output. With its lease_key the same request sent again is
+    answered the same."""
 
-    def complete(task: Task) -> Task:
-        return tasks().complete(task, body.task_output, unexpired=True)
+    def complete(task: Task) -> TaskOut:
+        if not (body.lease_key is not None and is_completed(task, body.task_output)):
+            tasks().complete(task, body.task_output, unexpired=True)
+        return shown(request, task, task.holder)
 
-    return by_processor(request, task_id, body, complete)
+    return by_holder(task_id, body, complete)
 
 
-@router.put(
-    "/tasks/{task_id}/fail",
-    auth=may_change,
-    response=answers({202: TaskOut, **_REFUSED}, *BAD_BODY),
-)
+@router.put("/tasks/{task_id}/fail", auth=may_change, response=_ANSWERS)
 def fail_task(request: HttpRequest, task_id: str, body: Fail) -> Status[Any]:
     """End this attempt badly. The task is tried again, unless that was its last attempt."""
 
-    def fail(task: Task) -> Task:
-        return tasks().fail(task, body.error, unexpired=True)
+    def fail(task: Task) -> TaskOut:
+        return shown(request, tasks().fail(task, body.error, unexpired=True), task.holder)
 
-    return by_processor(request, task_id, body, fail)
+    return by_holder(task_id, body, fail)
 
 
-def by_processor(
-    request: HttpRequest, task_id: str, body: Processor, verb: Callable[[Task], Task]
-) -> Status[Any]:
-    """Call a verb on a task for the processor that has it, with the grant it has. The verb itself
+@router.put("/tasks/{task_id}/progress", auth=may_change, response=_ANSWERS)
+def report_progress(request: HttpRequest, task_id: str, body: Progress) -> Status[Any]:
+    """Store the progress of the task, for operators to see. It moves no deadline but that of
+    progress_timeout."""
+
+    def progress(task: Task) -> TaskOut:
+        return shown(request, tasks().progress(task, body.progress), task.holder)
+
+    return by_holder(task_id, body, progress)
+
+
+@router.put("/tasks/{task_id}/checkpoint", auth=may_change, response=_ANSWERS)
+def store_checkpoint(request: HttpRequest, task_id: str, body: Checkpoint) -> Status[Any]:
+    """Store the state from which the next attempt is to continue: its holder is told it with the
+    claim."""
+
+    def checkpoint(task: Task) -> TaskOut:
+        stored = tasks().checkpoint(task, body.state, progress=body.progress)
+        return shown(request, stored, task.holder)
+
+    return by_holder(task_id, body, checkpoint)
+
+
+def is_completed(task: Task, output: Any) -> bool:
+    """Return True if the grant that ``task`` was read with has ended it with this ``output``."""
+    return task.status == TaskStatus.SUCCEEDED and is_same_json(task.task_output, output)
+
+
+def by_holder(task_id: str, body: Holder, verb: Callable[[Task], TaskOut]) -> Status[Any]:
+    """Call a verb on a task for the holder that has it, with the grant it has. The verb itself
     records its refusal.
 
     Args:
-        request: The processor's request.
         task_id: The id of the task, from the address.
-        body: The body of the request, which names the processor.
-        verb: Writes the task and returns it; it may raise LeaseLost.
+        body: The body of the request.
+        verb: Writes the task and returns the answer; it may raise LeaseLost.
     """
-    processor = check_name(body.processor, "processor")
+    processor = None if body.processor is None else check_name(body.processor, "processor")
     try:
         task = find(task_id)
     except Http404 as missing:
+        if body.lease_key is not None:
+            check_lease_key(None, body.lease_key)
         return Status(200, Notice(message=str(missing)))
-    if task.holder != processor:
+    if body.lease_key is not None:
+        check_lease_key(task, body.lease_key)
+    elif task.holder != processor:
         return Status(200, Notice(message=f"Task {task_id} is not assigned to {processor}."))
     try:
-        return Status(202, shown(request, verb(task), processor))
+        return Status(202, verb(task))
     except LeaseLost:
         if not tasks().filter(pk=task.pk, processed_at__isnull=False).exists():
             raise

@@ -7,7 +7,6 @@ each task has that key and its place.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final, Literal
 
 from django.http import HttpRequest
@@ -18,14 +17,13 @@ from pydantic import BaseModel, Field
 from leasing.api.access import Access
 from leasing.api.bodies import Request
 from leasing.api.errors import BAD_BODY, answers
+from leasing.api.keys import IDEMPOTENT, request_id
 from tasks.api.errors import refusal_of
+from tasks.api.holders import MAX_BATCH
 from tasks.api.rows import find, tasks
 from tasks.api.schemas import Given, TaskOut
 from tasks.api.visibility import shown, shown_to_owner
 from tasks.models import Task
-
-#: Tasks of one batch.
-MAX_BATCH = 100
 
 may_add = Access("leasing_tasks.add_task")
 
@@ -33,7 +31,8 @@ router = Router(tags=["tasks"])
 
 #: Fields for which each task is a statement of its own.
 KEYED: Final = {"unique_key", "unique_for", "on_duplicate"}
-UUID: Final = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+#: The key of a request does not depend on its body: another one under it is refused.
+NOTHING: Final = Request()
 
 
 class Enqueue(Request):
@@ -97,7 +96,12 @@ class EnqueuedMany(BaseModel):
     results: list[Enqueued]
 
 
-@router.post("/tasks", auth=may_add, response=answers({200: TaskOut, 201: TaskOut}, 409, *BAD_BODY))
+@router.post(
+    "/tasks",
+    auth=may_add,
+    response=answers({200: TaskOut, 201: TaskOut}, 409, *BAD_BODY),
+    openapi_extra=IDEMPOTENT,
+)
 def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
     """Store a task. 200 and the task that is there already, while another has the same unique
     key. With the header Idempotency-Key (a UUID) the same request sent again answers 201 and the
@@ -112,7 +116,13 @@ def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
     return Status(201 if is_the_same(task, key) else 200, shown(request, task))
 
 
-@router.post("/tasks/batch", auth=may_add, response=answers({200: EnqueuedMany}, *BAD_BODY))
+@router.post(
+    "/tasks/batch",
+    auth=may_add,
+    response=answers({200: EnqueuedMany}, *BAD_BODY),
+    openapi_extra=IDEMPOTENT,
+    exclude_none=True,
+)
 def enqueue_tasks(request: HttpRequest, body: EnqueueMany) -> EnqueuedMany:
     """Store several tasks, each on its own: one that is refused leaves the others. Tasks that
     differ in their data alone, and have no key, are stored by one statement."""
@@ -175,11 +185,7 @@ def is_the_same(task: Task, key: str | None) -> bool:
 
 
 def idempotency_key(request: HttpRequest) -> str | None:
-    """Return the client's name for its enqueue, apart from those of other code; None without
-    one. Raises HttpError."""
-    given = request.headers.get("Idempotency-Key")
-    if given is None:
-        return None
-    if not re.fullmatch(UUID, given.lower()):
-        raise HttpError(400, "The header Idempotency-Key must be a UUID.")
-    return f"http:{given.lower()}"
+    """Return the name of this request for its enqueue, apart from those of other clients and other
+    code; None without the header. Raises HttpError."""
+    key = request_id(request, NOTHING)
+    return None if key is None else f"http:{key}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ninja import Router
 
 from tasks.api import (
+    batches,
     generator,
     holders,
     lists,
@@ -17,5 +18,5 @@ from tasks.api import (
 router = Router()
 
 # The first whose address fits is asked: /tasks/next comes before /tasks/{task_id}.
-for each in (holders, lists, operators, queues, schedules, workers, generator):
+for each in (batches, holders, lists, operators, queues, schedules, workers, generator):
     router.add_router("", each.router)

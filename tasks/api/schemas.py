@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
-    AliasChoices,
     AwareDatetime,
     BaseModel,
     BeforeValidator,
@@ -15,7 +14,8 @@ from pydantic import (
     Field,
 )
 
-from leasing.api.bodies import BothSpellings, Moment, Request
+from leasing.api.bodies import BothSpellings, Moment
+from leasing.api.keys import TermOut
 from leasing.validation.moments import check_moment
 from tasks.models import Task
 
@@ -35,26 +35,6 @@ def _storable(moment: datetime) -> datetime:
 Given = Annotated[
     AwareDatetime, Field(strict=False), BeforeValidator(_only_text), AfterValidator(_storable)
 ]
-
-
-class Processor(Request):
-    """The processor of a task."""
-
-    processor: str
-
-
-class Complete(Processor):
-    """The outcome of a task."""
-
-    task_output: Any = Field(
-        None, validation_alias=AliasChoices("task_output", "taskOutput"), description="Any JSON."
-    )
-
-
-class Fail(Processor):
-    """Why a task did not end well."""
-
-    error: str = Field(min_length=1)
 
 
 class TaskOut(BothSpellings):
@@ -81,6 +61,7 @@ class TaskOut(BothSpellings):
     started_at: Moment | None
     processed_at: Moment | None
     task_output: Any
+    progress: Any = Field(description="The latest progress of its handler.")
     last_error: str
     cancel_requested_at: Moment | None = Field(
         description="Cancellation was requested: the holder should stop."
@@ -108,11 +89,28 @@ class TaskOut(BothSpellings):
             started_at=task.started_at,
             processed_at=task.processed_at,
             task_output=task.task_output,
+            progress=task.progress,
             last_error=task.last_error,
             cancel_requested_at=task.cancel_requested_at,
             fencing_token=task.fencing_token,
             grants=task.grants,
         )
+
+
+class HeldTask(TaskOut, TermOut):
+    """A task, for its holder."""
+
+
+class ClaimedTask(HeldTask):
+    """A task, for the client that has just claimed it."""
+
+    checkpoint: Any = Field(description="The state that the latest attempt has stored.")
+
+
+class ClaimedTasks(BaseModel):
+    """The tasks that were claimed together, in the order of their queue."""
+
+    tasks: list[ClaimedTask]
 
 
 class TaskAnswer(BaseModel):

@@ -17,8 +17,9 @@ from typing import Final
 from django.http import HttpRequest
 
 from leasing.api.access import may, scope
+from leasing.api.keys import term_shown
 from leasing.web.masking import masked
-from tasks.api.schemas import AttemptOut, TaskOut
+from tasks.api.schemas import AttemptOut, ClaimedTask, HeldTask, TaskOut
 from tasks.models import Task, TaskAttempt
 
 VIEW: Final = "leasing_tasks.view_task"
@@ -26,8 +27,21 @@ VIEW_PAYLOAD: Final = scope("leasing_tasks.view_payload")
 
 
 def shown_to_owner(task: Task) -> TaskOut:
-    """``task`` for the client that has just claimed or enqueued it."""
+    """``task`` for the client that has just enqueued it."""
     return TaskOut.of(task)
+
+
+def shown_to_claimer(task: Task) -> ClaimedTask:
+    """``task`` for the client that has just claimed it."""
+    term = term_shown(task, task.now)
+    return ClaimedTask(**vars(TaskOut.of(task)), **term, checkpoint=task.checkpoint)
+
+
+def shown_to_holder(request: HttpRequest, task: Task) -> HeldTask:
+    """``task``, which its holder has just renewed."""
+    assert task.renewed_at is not None
+    out = shown(request, task, task.holder)
+    return HeldTask(**vars(out), **term_shown(task, task.renewed_at))
 
 
 def shown(request: HttpRequest, task: Task, processor: str = "") -> TaskOut:
@@ -42,8 +56,9 @@ def shown(request: HttpRequest, task: Task, processor: str = "") -> TaskOut:
     out = TaskOut.of(task)
     if sees_task and may(request, VIEW_PAYLOAD):
         out.task_data, out.task_output = masked(task.task_data), masked(task.task_output)
+        out.progress = masked(task.progress)
     else:
-        out.task_data = out.task_output = None
+        out.task_data = out.task_output = out.progress = None
     if not sees_task:
         out.last_error = ""
         out.processor = processor or None

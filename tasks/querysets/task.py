@@ -281,10 +281,12 @@ class TaskQuerySet(TaskRows):
         rows = self.home(task)
         return ends.alone(ends.complete(rows, [(task, output)], unexpired=unexpired))
 
-    def complete_many(self, results: Iterable[tuple[Task, Any]]) -> tuple[list[Task], Refused]:
+    def complete_many(
+        self, results: Iterable[tuple[Task, Any]], *, unexpired: bool = False
+    ) -> tuple[list[Task], Refused]:
         """``complete`` each task with its output, from pairs of both. Returns the completed tasks,
         and the others, each with its error (LeaseLost, NotSerializable, DataError)."""
-        return ends.complete(self.home(), list(results))
+        return ends.complete(self.home(), list(results), unexpired=unexpired)
 
     def complete_claimed(self, results: Iterable[tuple[ClaimedTask, Any]]) -> completions.Refused:
         """``complete_many`` for workers: it reads nothing back unless a receiver needs it. Returns
@@ -307,11 +309,11 @@ class TaskQuerySet(TaskRows):
         return ends.alone(ends.fail(rows, [(task, error)], unexpired=unexpired))
 
     def fail_many(
-        self, failures: Iterable[tuple[Task, BaseException | str]]
+        self, failures: Iterable[tuple[Task, BaseException | str]], *, unexpired: bool = False
     ) -> tuple[list[Task], Refused]:
         """``fail`` each task with its error, from pairs of both. Returns the tasks whose attempt is
         ended, and the others, each with its error (LeaseLost)."""
-        return ends.fail(self.home(), list(failures))
+        return ends.fail(self.home(), list(failures), unexpired=unexpired)
 
     def give_back(
         self, task: Task, reason: str, *, delay: timedelta = timedelta(0), begun: bool = True

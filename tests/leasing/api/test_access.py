@@ -49,6 +49,10 @@ ROUTES: list[tuple[str, str, str]] = [
         if path.startswith("/tasks/") and path not in {each for _, each, _, _ in OPERATIONS}
     ),
     *((m, path, permission) for m, path, permission, _ in OPERATIONS),
+    *(
+        ("PUT", f"/tasks/{path}", "leasing_tasks.change_task")
+        for path in ("1/checkpoint", "heartbeat", "complete", "fail")
+    ),
     ("GET", "/tasks/stuck", "leasing_tasks.view_task"),
     ("GET", "/tasks/1/attempts", "leasing_tasks.view_task"),
     ("GET", "/queues", "leasing_tasks.view_queue"),

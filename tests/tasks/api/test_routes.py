@@ -44,6 +44,7 @@ SNAKE = {
     "started_at",
     "processed_at",
     "task_output",
+    "progress",
     "last_error",
     "cancel_requested_at",
     "fencing_token",
@@ -60,7 +61,18 @@ SAMPLE = {
     "processedAt",
     "taskOutput",
 }
-OURS = {"createdAt", "maxAttempts", "lastError", "fencingToken", "cancelRequestedAt"}
+#: In addition, for the holder; the checkpoint with the claim alone.
+TERM = {"lease_key", "ttl", "remaining", "yield_to", "is_last", "checkpoint"}
+OURS = {
+    "leaseKey",
+    "yieldTo",
+    "isLast",
+    "createdAt",
+    "maxAttempts",
+    "lastError",
+    "fencingToken",
+    "cancelRequestedAt",
+}
 
 
 def enqueued() -> Task:
@@ -173,7 +185,7 @@ def test_an_id_that_is_none_is_not_found(client: Client, task_id: str) -> None:
 def test_a_task_shows_both_spellings_and_times_in_utc_with_milliseconds(client: Client) -> None:
     enqueued()
     task = next_task(client)
-    assert set(task) == SNAKE | SAMPLE | OURS
+    assert set(task) == SNAKE | TERM | SAMPLE | OURS
     for ours, theirs in [
         ("task_data", "taskData"),
         ("scheduled_at", "scheduledAt"),
@@ -192,7 +204,7 @@ def test_the_closed_api_answers_in_snake_case_alone(
 ) -> None:
     settings.LEASING = {**settings.LEASING, "API_ACCESS": "closed"}
     enqueued()
-    assert set(next_task(admin_client)) == SNAKE
+    assert set(next_task(admin_client)) == SNAKE | TERM
     assert set(call(admin_client, "GET", "/generator/status").body) == {
         "is_running",
         "status",

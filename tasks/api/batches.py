@@ -1,0 +1,289 @@
+"""Routes of the holders of many tasks: complete, fail and heartbeat, with an answer for each.
+
+What is wrong in the form of a request refuses it as a whole. What else is wrong with one task is
+the answer for that one, with the status it would have had alone, and the others go on. All are read
+by one query and written together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Router
+from ninja.errors import HttpError
+from pydantic import BaseModel, Field
+
+from leasing.api.bodies import Request
+from leasing.api.errors import BAD_BODY, answers
+from leasing.api.keys import HoldersRequest, check_lease_key
+from leasing.exceptions import LeaseLost
+from leasing.store import Renewal
+from leasing.validation.names import check_name
+from tasks.api.errors import refusal_of
+from tasks.api.holders import MAX_BATCH, is_completed, may_change, output_field
+from tasks.api.rows import tasks
+from tasks.models import Task
+
+router = Router(tags=["tasks"])
+
+#: Columns by which a heartbeat and a completion are judged.
+TERM = (
+    *("id", "status", "holder", "grant_id", "fencing_token", "grants", "ttl"),
+    *("acquired_at", "expires_at", "released_at"),
+)
+
+
+class One(HoldersRequest):
+    """A task of a batch."""
+
+    id: int = Field(ge=1, le=2**63 - 1)
+
+
+class Completion(One):
+    """The outcome of a task."""
+
+    task_output: Any = output_field()
+
+
+class Failure(One):
+    """Why a task did not end well."""
+
+    error: str = Field(min_length=1)
+
+
+class Many(Request):
+    """Tasks of one holder, or of several that prove their grants."""
+
+    processor: str | None = Field(
+        None, description="The name of the holder, for tasks without a lease_key."
+    )
+
+
+class Heartbeats(Many):
+    """Tasks to be renewed."""
+
+    tasks: list[One] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class Completions(Many):
+    """Tasks that have ended well."""
+
+    tasks: list[Completion] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class Failures(Many):
+    """Tasks that did not end well."""
+
+    tasks: list[Failure] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class Result(BaseModel):
+    """The answer for one task."""
+
+    id: int
+    status: int = Field(
+        description="As it would have been answered alone: 202 done; 200 not found, or not "
+        "assigned to the processor; 409 ended, lost, or a wrong lease_key; 400."
+    )
+    message: str | None = None
+    error: str | None = None
+
+
+class Ended(Result):
+    """The answer for one task that was to end."""
+
+    state: str | None = Field(None, description="The status of the task afterwards.")
+
+
+class Renewed(Result):
+    """The answer for one heartbeat."""
+
+    ttl: float | None = None
+    remaining: float | None = Field(
+        None, description="Seconds until the deadline, by the database's clock."
+    )
+    yield_to: str | None = Field(
+        None, description="Who asked to cancel the task; empty: nobody. The holder should stop."
+    )
+    is_last: bool | None = None
+
+
+class EndedMany(BaseModel):
+    """An answer for each task, in their order."""
+
+    results: list[Ended]
+
+
+class RenewedMany(BaseModel):
+    """An answer for each task, in their order."""
+
+    results: list[Renewed]
+
+
+#: The reason why a task of a batch is left alone: a status and a text.
+Refusal = tuple[int, str]
+
+
+@router.put(
+    "/tasks/heartbeat",
+    auth=may_change,
+    response=answers({200: RenewedMany}, *BAD_BODY),
+    exclude_none=True,
+)
+def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
+    """Move the deadlines of several tasks, each to its ttl from now."""
+    batch = Batch(body, body.tasks, columns=TERM)
+    grants = {key: task.grant_id for key, task in batch.held.items() if task.grant_id}
+    renewed = tasks().renew_many(grants)
+    terms: dict[int, Renewal] = dict(renewed.renewed)
+    for key, task in batch.held.items():
+        if key not in terms:  # lost, or locked by another: alone it waits, and notes a refusal
+            try:
+                tasks().heartbeat(task)
+            except LeaseLost as error:
+                batch.refuse(task, error)
+            else:
+                assert task.renewed_at is not None
+                task.now = task.renewed_at
+                terms[key] = task.renewal_now()
+    return RenewedMany(
+        results=[
+            Renewed(
+                id=key,
+                status=202,
+                ttl=batch.held[key].ttl.total_seconds(),
+                remaining=terms[key].remaining,
+                yield_to=terms[key].yield_to,
+                is_last=terms[key].is_last,
+            )
+            if refusal is None
+            else Renewed(**refused(key, refusal))
+            for key, refusal in batch.answers()
+        ]
+    )
+
+
+@router.put(
+    "/tasks/complete",
+    auth=may_change,
+    response=answers({200: EndedMany}, *BAD_BODY),
+    exclude_none=True,
+)
+def complete_tasks(request: HttpRequest, body: Completions) -> EndedMany:
+    """End several tasks well and keep their outputs."""
+    batch = Batch(body, body.tasks, columns=(*TERM, "task_output"))
+    outputs = {each.id: each.task_output for each in body.tasks[::-1]}
+    proven = {each.id for each in body.tasks if each.lease_key is not None}
+    left = [
+        (task, outputs[key])
+        for key, task in batch.held.items()
+        if not (key in proven and is_completed(task, outputs[key]))
+    ]
+    _, lost = tasks().complete_many(left, unexpired=True)
+    return ended(batch, lost)
+
+
+@router.put(
+    "/tasks/fail",
+    auth=may_change,
+    response=answers({200: EndedMany}, *BAD_BODY),
+    exclude_none=True,
+)
+def fail_tasks(request: HttpRequest, body: Failures) -> EndedMany:
+    """End this attempt of several tasks badly. Each is tried again, unless that was its last
+    attempt."""
+    batch = Batch(body, body.tasks)
+    errors = {each.id: each.error for each in body.tasks[::-1]}
+    failures = [(task, errors[key]) for key, task in batch.held.items()]
+    _, lost = tasks().fail_many(failures, unexpired=True)
+    return ended(batch, lost)
+
+
+class Batch:
+    """The tasks of a request, each held by who sent it or refused.
+
+    Args:
+        body: The request.
+        items: What it says of each task.
+        columns: The columns to read of each; all but the payload by default.
+    """
+
+    def __init__(self, body: Many, items: Sequence[One], columns: Sequence[str] = ()) -> None:
+        self._items = items
+        self._refused: dict[int, Refusal] = {}
+        processor = None if body.processor is None else check_name(body.processor, "processor")
+        rows = tasks().filter(pk__in={each.id for each in items})
+        rows = rows.only(*columns) if columns else rows.defer("task_data", "task_output")
+        found = {task.pk: task for task in rows}
+        #: Those that the request may write, by their keys.
+        self.held: dict[int, Task] = {}
+        for place, each in enumerate(items):
+            task = found.get(each.id)
+            if each.id in self.held:
+                self._refused[place] = 400, f"Task {each.id} is named twice."
+            elif refusal := refusal_to(each, task, processor):
+                self._refused[place] = refusal
+            else:
+                assert task is not None
+                self.held[each.id] = task
+
+    def refuse(self, task: Task, error: Exception) -> None:
+        """Answer that ``task`` was not written. Raises ``error`` if it is not about that task."""
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise error
+        place = next(
+            place
+            for place, each in enumerate(self._items)
+            if each.id == task.pk and place not in self._refused
+        )
+        self._refused[place] = refusal
+
+    def answers(self) -> Iterable[tuple[int, Refusal | None]]:
+        """Return the keys in their order, each with why it was left alone; None: it was not."""
+        return [(each.id, self._refused.get(place)) for place, each in enumerate(self._items)]
+
+
+def refusal_to(item: One, task: Task | None, processor: str | None) -> Refusal | None:
+    """Return why a request may not write a task; None: it may.
+
+    Args:
+        item: What the request says of it.
+        task: The task; None: it is not there.
+        processor: The name of the holder that the request is from.
+    """
+    if item.lease_key is not None:
+        try:
+            check_lease_key(task, item.lease_key)
+        except HttpError as error:
+            return error.status_code, str(error)
+        return None
+    if processor is None:
+        return 400, "Give the processor, or the lease_key."
+    if task is None:
+        return 200, f"There is no task {item.id}."
+    if task.holder != processor:
+        return 200, f"Task {item.id} is not assigned to {processor}."
+    return None
+
+
+def ended(batch: Batch, lost: Iterable[tuple[Task, Exception]]) -> EndedMany:
+    """Return the answers for tasks that were ended, and for those that were ``lost``."""
+    for task, error in lost:
+        batch.refuse(task, error)
+    return EndedMany(
+        results=[
+            Ended(id=key, status=202, state=batch.held[key].status)
+            if refusal is None
+            else Ended(**refused(key, refusal))
+            for key, refusal in batch.answers()
+        ]
+    )
+
+
+def refused(key: int, refusal: Refusal) -> Mapping[str, Any]:
+    """Return the fields of an answer that refuses a task."""
+    status, text = refusal
+    return {"id": key, "status": status, ("message" if status < 400 else "error"): text}
