@@ -195,6 +195,7 @@ def test_a_worker_at_work_is_ready_and_one_whose_claims_fail_is_not(
         wait_for(lambda: all(each.began_at for each in worker.health.lasting.values()))
         with monkeypatch.context() as patch:
             patch.setattr(worker, "_claim", lambda: Parts.fail(worker))  # type: ignore[arg-type]
+            worker.poller.wake()  # an idle worker that hears notifications claims nothing
             wait_for(lambda: worker.health.read().stalled == ("Claims fail.",))
         wait_for(lambda: worker.health.read() == Health())
     assert worker.health.read().closed == ("It stops.",)
