@@ -395,8 +395,10 @@ class WorkerProcess:
             self.poller.rest(left, self._is_idle)
 
     def _is_idle(self) -> bool:
-        """Return True if there is nothing to do but to wait for tasks."""
-        return self.until is Until.STOPPED and not (self.executions or self._claims_no_more)
+        """Return True if there is nothing to do but to wait for tasks. After a claim that failed
+        there is: to find out if claims succeed again."""
+        works = self.executions or self._claims_no_more or self._claiming.is_failing
+        return self.until is Until.STOPPED and not works
 
     def _renew_now(self, key: str) -> None:
         """The task with this ``key`` was asked to end."""
