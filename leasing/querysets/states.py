@@ -88,7 +88,7 @@ class LeaseRows(GuardedRows[Row]):
     def grantable(self) -> Self:
         """Rows that were granted before, and given back or revoked. Models with a state of their
         own say otherwise."""
-        return self.exclude(grants=0).filter(released_at__isnull=False)
+        return self.released()
 
     # What verbs write, and what they answer
 

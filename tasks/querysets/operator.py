@@ -60,14 +60,11 @@ def _cancel(rows: TaskRows, keys: list[int], by: str, text: str) -> tuple[list[T
     asking = {"cancel_requested_at": DbNow(), "cancel_requested_by": by, "last_error": text}
     running = mine.running().exclude(CANCEL_REQUESTED).order_by("pk")
     to_ask = list(running.values_list("pk", flat=True))
-    waiting = mine.exclude(pk__in=to_ask)
-    waiting.filter(status=TaskStatus.READY).update(
-        status=TaskStatus.CANCELLED, **asking, **closing()
-    )
+    waiting = mine.filter(status=TaskStatus.READY)
+    waiting.update(status=TaskStatus.CANCELLED, **asking, **closing())
     asked = mine.filter(pk__in=to_ask).running()
     asked.update(**asking)
-    ended = list(waiting.cancelled().order_by("pk"))
-    return ended, list(asked.values_list("pk", flat=True))
+    return list(mine.cancelled().order_by("pk")), list(asked.values_list("pk", flat=True))
 
 
 def retry(rows: TaskRows, by: str) -> int:

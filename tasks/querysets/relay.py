@@ -51,7 +51,8 @@ class Seen(NamedTuple):
 
     key: int
     concurrency_key: str
-    limit: int | None
+    #: Of a task without a key None.
+    limit: Any
     lacks_message: bool | None
     is_late: bool | None
 
@@ -93,7 +94,7 @@ def _choose(rows: TaskRows, first: Sequence[Seen], found: Window) -> set[str]:
         if not row.lacks_message:
             if row.is_late:
                 found.late.append(row.key)
-        elif name and under_way[name] >= (row.limit or 1):
+        elif name and under_way[name] >= row.limit:
             full.add(name)
         else:
             under_way[name] += 1

@@ -72,7 +72,7 @@ class Seats:
         if not key:
             return True
         taken = self._taken[key]
-        limit = task.concurrency_limit or 1
+        limit: Any = task.concurrency_limit  # which every task with a key has
         if key in self._elsewhere or len(taken) >= limit:
             return False
         task.slot = next(slot for n in range(limit) if (slot := f"{key}:{n}") not in taken)

@@ -354,8 +354,7 @@ class TaskQuerySet(TaskRows):
     def accept_cancel(self, task: Task, by: str = "") -> Task:
         """End a running task as cancelled, after its holder has stopped at the request of ``by``.
         Raises LeaseLost."""
-        text = cancellation(by or task.cancel_requested_by)
-        return ends.alone(ends.accept_cancel(self.home(task), task, text))
+        return ends.alone(ends.accept_cancel(self.home(task), task, cancellation(by)))
 
     def release(self, row: Task) -> Task:
         """``give_back`` the task."""

@@ -25,8 +25,9 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, NamedTuple
 
 from tests.mutants.explained import EXPLAINED
@@ -140,19 +141,21 @@ class Round:
         while (seconds := self._ends_at - time.monotonic()) > 0:
             with self._lock:
                 trial = self._next(database.name)
-                busy = self._at_work
+                is_over = not self._at_work and not any(self._waiting.values())
             if trial is None:
-                if not busy:
+                if is_over:
                     return
                 time.sleep(0.1)  # what another lets pass comes here
                 continue
             try:
                 killer = self._killer(trial, database, seconds)
+                with self._lock:
+                    self._note(trial, database.name, killer)
             except TimeoutError:
                 return
-            with self._lock:
-                self._at_work -= 1
-                self._note(trial, database.name, killer)
+            finally:
+                with self._lock:
+                    self._at_work -= 1
 
     def _next(self, database: str) -> Trial | None:
         if not self._waiting[database]:
@@ -216,11 +219,10 @@ def main(args: Sequence[str]) -> int:
         database.wait_until_ready()
     ends_at = began + asked.minutes * 60 if asked.minutes else float("inf")
     trial = Round(mutants, killers, ends_at, keep=asked.keep)
-    threads = [Thread(target=trial.work, args=[database]) for database in databases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(databases)) as pool:
+        at_work = [pool.submit(trial.work, database) for database in databases]
+    for each in at_work:
+        each.result()
     for database in databases:
         database.close()
 

@@ -151,4 +151,43 @@ EXPLAINED: dict[str, str] = {
     "CONFIRMED_EVERY for declared_at__lt=DbNow() - CONFIRMED_EVERY": (
         "A declaration is confirmed a microsecond sooner."
     ),
+    "leasing.querysets.beats.BeatEntryQuerySet.confirm: without pk=row.pk in .filter": (
+        "An id is of one message: the key is for the index."
+    ),
+    "tasks.querysets.ends._end_together: len(items) > 1 for failure is not None and "
+    "len(items) > 1": ("What was refused among many is refused alone: one look more."),
+    "tasks.querysets.ends._write_failures: cancelled + again <= len(failures) for "
+    "cancelled + again < len(failures)": (
+        "Where all are cancelled or wait again, none is left under its grant to fail."
+    ),
+    "tasks.querysets.ends._kinds: handler is not None for handler is not None and "
+    "handler.kind.number != task.__dict__.get('kind')": ("Writes the kind that the row has."),
+    "tasks.querysets.schedule.ScheduleQuerySet._fill: without at__in=moments in .filter": (
+        "Of all that is read, the moments in question are looked up."
+    ),
+    "tasks.querysets.schedule.ScheduleQuerySet.pause: without pk__in=keys in .filter": (
+        "A schedule that is resumed while the others are being paused is paused with them."
+    ),
+    "tasks.querysets.schedule.ScheduleQuerySet._free_moment: without at__gte=at in .filter": (
+        "Of all that is read, the moments from now on are looked up."
+    ),
+    "tasks.querysets.slots.choose: Seats(rows.model, rows.db) for rows.seats or "
+    "Seats(rows.model, rows.db)": (
+        "A key that another claim keeps locked is waited for once a queue instead of once."
+    ),
+    "tasks.querysets.worker.claim: more for more and len(tasks) < limit": (
+        "None is left to claim: a transaction in vain."
+    ),
+    "tasks.querysets.worker.claim: len(tasks) <= limit for len(tasks) < limit": (
+        "None is left to claim: a transaction in vain."
+    ),
+    "tasks.querysets.worker._claim_of: kinds for kinds and len(granted) < limit": (
+        "None is left to claim: the slice is empty, and the database is not asked."
+    ),
+    "tasks.querysets.worker._claim_of: len(granted) <= limit for len(granted) < limit": (
+        "None is left to claim: the slice is empty, and the database is not asked."
+    ),
+    "tasks.querysets.worker._take_portably: request.left >= 0 for request.left > 0": (
+        "None is left to claim: the slice is empty, and the database is not asked."
+    ),
 }

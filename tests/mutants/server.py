@@ -15,8 +15,9 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -59,7 +60,7 @@ class Server:
         self._items = [item for item in session.items if _is_inside(item)]
         _make_database(self._items)
         self._mutants = {mutant.name: mutant for mutant in shelf.all_mutants()}
-        with socket.socket(fileno=int(os.environ[SOCKET])) as connection:
+        with _shown(), socket.socket(fileno=int(os.environ[SOCKET])) as connection:
             _send(connection, {"ready": len(self._items)})
             for question in _questions(connection):
                 if "reach" in question:
@@ -186,6 +187,16 @@ class Server:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Server(), "mutants-server")
+
+
+@contextmanager
+def _shown() -> Iterator[None]:
+    """Print what ends the loop: nobody reads what pytest writes."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        raise
 
 
 def _is_inside(item: pytest.Item) -> bool:

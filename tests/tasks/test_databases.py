@@ -69,6 +69,20 @@ def test_a_task_is_stored_when_a_transaction_elsewhere_has_committed(
     assert Task.objects.get().data == {"by": "name"}
 
 
+@pytest.mark.usefixtures("own_handlers")
+def test_a_task_is_stored_when_a_transaction_of_its_own_database_has_committed(
+    django_capture_on_commit_callbacks: Any,
+) -> None:
+    @handler("sort")
+    def sort(ctx: Any) -> None: ...
+
+    with django_capture_on_commit_callbacks(using="shard", execute=True):
+        sort.enqueue_on_commit()
+        assert not Task.objects.exists()
+
+    assert Task.objects.get().name == "sort"
+
+
 def test_what_belongs_to_a_task_is_beside_it() -> None:
     Task.objects.enqueue_many(SLEEP, [{"sleep_duration_seconds": 0}] * 2)
     done, failed = Task.objects.claim("ann", limit=2)

@@ -17,6 +17,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.functions import after
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseEvent
+from leasing.querysets.lease import LeaseQuerySet
 from leasing.testing.keeper import ManualKeeper
 from tests.factories import LeaseFactory
 from tests.leasing.stopped import Waits
@@ -98,6 +99,21 @@ def test_what_was_given_back_or_taken_back_has_no_grace(state: str, clocks: Manu
     LeaseFactory(resource="crane:1", ttl=10, grace=5, state=state)
 
     assert Lease.objects.acquire("crane:1").grants == 2
+
+
+def test_what_was_given_back_is_tried_again_where_another_try_met_it(
+    clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where somebody has locked the row for a moment: its grace is none of a released row."""
+    lease = Lease.objects.acquire("crane:1", holder="ann", grace=5)
+    Lease.objects.release(lease)
+    grant, missed = LeaseQuerySet._grant, [None]
+
+    def once_in_vain(rows: Any, *terms: Any, **key: Any) -> Any:
+        return missed.pop() if missed else grant(rows, *terms, **key)
+
+    monkeypatch.setattr(LeaseQuerySet, "_grant", once_in_vain)
+    assert Lease.objects.acquire("crane:1", holder="bob").grants == 2
 
 
 def test_the_grace_is_the_holders_and_not_the_next_ones(clocks: ManualKeeper) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
+from leasing.db.dialects import lock
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.models import AuditEntry, Lease, LeaseEvent
 from leasing.querysets import leasable
 from tasks.models import Task
 from tests.factories import LeaseFactory, TaskFactory
+from tests.leasing.support import just_before_the_update
 
 pytestmark = pytest.mark.django_db
 
@@ -48,12 +50,13 @@ def test_a_token_that_is_higher_already_rises_by_one() -> None:
     assert Lease.objects.get().fencing_token == far + 1
 
 
-def test_a_task_that_nobody_has_claimed_keeps_its_token() -> None:
-    TaskFactory()
+@pytest.mark.parametrize("make", [TaskFactory, lambda: LeaseFactory(state="free")])
+def test_a_row_that_was_never_granted_keeps_its_token(make: Any) -> None:
+    row = make()
 
-    assert Task.objects.raise_tokens(HOUR) == 0
+    assert type(row).objects.raise_tokens(HOUR) == 0
 
-    assert Task.objects.get().fencing_token == 0
+    assert type(row).objects.get().fencing_token == 0
 
 
 def test_the_next_grant_is_above_what_was_raised() -> None:
@@ -95,6 +98,22 @@ def test_who_was_granted_one_meanwhile_keeps_the_token_that_they_know(
 
     assert len(looks) == 2
     assert Lease.objects.get().fencing_token == granted
+
+
+def test_rows_are_locked_before_their_tokens_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of their keys: without, two of these could deadlock."""
+    LeaseFactory(state="released")
+    steps: list[Any] = []
+
+    def noted(rows: Any) -> Any:
+        steps.append(rows.query.order_by)
+        return lock(rows)
+
+    monkeypatch.setattr(leasable, "lock", noted)
+    with just_before_the_update(lambda: steps.append("update")):
+        assert Lease.objects.raise_tokens() == 1
+
+    assert steps == [("pk",), "update"]
 
 
 def test_running_tasks_become_ready_and_tokens_of_those_to_come_rise() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease, LeaseEvent
+from leasing.querysets.lease import LeaseQuerySet
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import (
@@ -37,6 +38,15 @@ def test_renewing_moves_the_deadline_to_the_ttl_from_now(database_clock: Databas
     assert lease.renewals == 1
     changed = {field for field, value in stored(lease).items() if before[field] != value}
     assert changed == {"expires_at", "renewed_at", "renewals"}
+
+
+def test_a_renewal_that_met_a_change_of_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without row locks: by the time the reason is looked for, the grant holds again."""
+    lease = LeaseFactory()
+    monkeypatch.setattr(LeaseQuerySet, "_renew", lambda rows, row: False)
+
+    with pytest.raises(LeaseLost, match="it was being changed"):
+        Lease.objects.renew(lease)
 
 
 def test_each_renewal_is_counted() -> None:

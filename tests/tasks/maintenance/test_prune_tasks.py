@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection
+from django.db import IntegrityError, OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
@@ -21,6 +21,7 @@ from leasing.runtime import services
 from tasks.checks import settings as checks
 from tasks.maintenance import housekeeping
 from tasks.models import OutboxMessage, Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
+from tasks.querysets import operator
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
@@ -470,6 +471,26 @@ def test_what_has_not_ended_cannot_be_discarded(state: str, reported: Any) -> No
 
     assert Task.objects.discard() == 0
     assert (left(), reported) == ({task.pk}, [])
+
+
+def test_what_the_database_keeps_from_being_discarded_keeps_no_other(
+    monkeypatch: pytest.MonkeyPatch, reported: Any
+) -> None:
+    monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
+    kept, *gone = (TaskFactory(state="failed").pk for _ in range(4))
+    delete = operator._delete
+    reported.clear()
+
+    def refused(rows: Any, keys: list[int]) -> int:
+        if kept in keys:
+            raise IntegrityError("a constraint of somebody's own")
+        return delete(rows, keys)
+
+    monkeypatch.setattr(operator, "_delete", refused)
+
+    assert Task.objects.discard() == 3
+    assert left() == {kept}
+    assert [key for _, key, _ in reported] == gone
 
 
 def test_verbs_over_many_tasks_are_many_transactions(

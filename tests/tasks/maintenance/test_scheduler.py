@@ -15,6 +15,7 @@ import pytest
 from django.core.management import call_command
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
+from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow, after
 from tasks import handler, schedule
@@ -289,7 +290,78 @@ def test_the_longest_name_still_makes_a_unique_key() -> None:
     assert Schedule.objects.filter(pk=row.pk).run_now() == 1
 
 
+def test_each_schedule_shows_its_own_last_slot(database_clock: DatabaseClock) -> None:
+    make("first", every=timedelta(minutes=1))
+    make("second", every=timedelta(minutes=2))
+    make("third", every=timedelta(days=1))
+    database_clock.advance(120)
+    scheduler.serve_due()
+
+    rows: Any = Schedule.objects.with_last()
+    shown = {row.name: (row.last_at, row.last_task) for row in rows}
+    of_slots = {
+        slot.schedule.name: (slot.at, slot.task_id)
+        for slot in ScheduleSlot.objects.select_related("schedule").order_by("at")
+    }
+    assert shown == {**of_slots, "third": (None, None)}
+    assert len(of_slots) == 2
+
+
 # Operators
+
+
+VERBS: dict[str, Callable[[Schedule], object]] = {
+    "pause": lambda row: Schedule.objects.pause(),
+    "resume": lambda row: Schedule.objects.resume(),
+    "run now": lambda row: Schedule.objects.run_now(),
+    "declare": lambda row: redeclare(every=60),
+    "serve": lambda row: Schedule.objects.serve(row.pk),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_schedule_is_locked_before_it_is_judged_and_written(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = make()
+    Schedule.objects.update(next_at=DbNow(), paused_at=DbNow() if verb == "resume" else None)
+    steps: list[str] = []
+
+    def lock(rows: Any, **how: Any) -> Any:
+        steps.append("lock")
+        return lock_rows(rows, **how)
+
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith(("UPDATE", "INSERT", "WITH")):
+            steps.append("write")
+        return execute(sql, *rest)
+
+    monkeypatch.setattr(querysets, "lock", lock)
+    with connection.execute_wrapper(note):
+        VERBS[verb](row)
+
+    assert steps[:2] == ["lock", "write"]
+
+
+def test_each_schedule_is_resumed_by_its_own_rule(database_clock: DatabaseClock) -> None:
+    hourly, daily = make(), make("daily", cron="0 0 * * *")
+    never = Schedule.objects.create(name="n", task_name="jobs.echo", every=timedelta(hours=1))
+    Schedule.objects.pause()
+    database_clock.advance(1.5 * HOUR)
+
+    assert Schedule.objects.resume() == 3
+
+    assert [fresh(row).next_at for row in (hourly, daily, never)] == [
+        START + span for span in (timedelta(hours=2), timedelta(days=1), timedelta(hours=2.5))
+    ]
+
+
+def test_each_schedule_that_is_run_now_enqueues_its_own_task() -> None:
+    make(task_data={"n": 1}), make("second", task_data={"n": 2})
+
+    assert Schedule.objects.run_now() == 2
+
+    assert sorted(task.task_data["n"] for task in Task.objects.all()) == [1, 2]
 
 
 def test_a_paused_schedule_enqueues_nothing_and_goes_on_after_the_pause(
@@ -407,10 +479,15 @@ def test_a_declaration_leaves_a_pause_and_what_is_due(database_clock: DatabaseCl
     assert (row.paused_by, row.next_at) == ("olga", START + timedelta(seconds=600))
 
 
-def test_code_takes_over_a_schedule_of_its_name() -> None:
+def test_code_takes_over_a_schedule_of_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     make(every=timedelta(hours=1))
     assert redeclare(every=3600) == 1
     assert Schedule.objects.get().declared
+    assert logged(caplog) == ["schedule.declared"]
+
+    assert (redeclare(every=3600), redeclare(every=60)) == (0, 1)
+    assert logged(caplog) == ["schedule.declared"] * 2
 
 
 def test_what_left_the_code_is_kept_and_served_by_old_code_only(

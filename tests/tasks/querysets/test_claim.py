@@ -6,6 +6,7 @@ import uuid
 from collections import Counter
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection, transaction
@@ -354,6 +355,19 @@ def test_a_process_that_has_just_swept_does_not_sweep_again(
     last_swept(3)
 
     assert Task.objects.claim("ann") == []
+
+
+def test_a_claim_that_finds_no_deadline_passed_recovers_nothing(
+    last_swept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TaskFactory(state="running")
+    last_swept(None)
+    recover = Mock()
+    monkeypatch.setattr(recovery, "take_from_holders", recover)
+
+    Task.objects.claim("ann")
+
+    assert not recover.called
 
 
 def test_a_claim_that_is_refused_inside_a_transaction_has_not_swept_either(

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.db.models.signals import pre_save
+from django.test.utils import CaptureQueriesContext
 
 from leasing.functions import after
 from leasing.querysets.leasable import pause_shortly
 from tasks.exceptions import GiveUp, KeyBusy
 from tasks.models import Task, TaskStep, UniqueFor
 from tasks.querysets import duplicates
+from tasks.querysets.sql import insert
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, just_before_the_update
@@ -34,6 +36,20 @@ def again(**options: Any) -> Task:
 
 def has_key(task: Task) -> bool:
     return bool(row_of(task)["unique_key"] == "k")
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_new_key_is_looked_for_once_and_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain INSERT would wait for who writes to the task that has the key."""
+    TaskFactory(unique_key="other")
+    monkeypatch.setattr(insert, "serves", lambda model, connection: False)
+
+    with CaptureQueriesContext(connection) as queries:
+        Task.objects.enqueue(ECHO, unique_key="k")
+
+    looks = [each["sql"] for each in queries if each["sql"].startswith("SELECT 1")]
+    assert len(looks) == 1
+    assert Task.objects.count() == 2
 
 
 # Lifetimes

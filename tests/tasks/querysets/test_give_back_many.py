@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from leasing.exceptions import LeaseLost
@@ -9,7 +12,16 @@ from tasks.models import Task, TaskStatus
 from tests.factories import claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
-from tests.tasks.support import Reported, attempts, copy_of, refusals, row_of, running, take_over
+from tests.tasks.support import (
+    Reported,
+    attempts,
+    copy_of,
+    refusals,
+    row_of,
+    running,
+    take_back,
+    take_over,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -81,14 +93,21 @@ def test_those_whose_term_is_over_are_refused_alone_and_others_hear(
     assert notified == [first.pk, last.pk]
 
 
-def test_what_came_between_lock_and_update_is_refused() -> None:
+@pytest.mark.parametrize("change", [take_over, take_back])
+def test_what_came_between_lock_and_update_is_refused(change: Callable[[Task], object]) -> None:
     """As could be without row locks."""
     task, neighbour = running(2)
-    with just_before_the_update(lambda: take_over(copy_of(task))):
+    left: dict[str, Any] = {}
+
+    def meanwhile() -> None:
+        change(copy_of(task))
+        left.update(row_of(task))
+
+    with just_before_the_update(meanwhile):
         given, ((refused, _),) = Task.objects.give_back_many([task, neighbour], WHY)
 
     assert (given, refused) == ([neighbour], task)
-    assert row_of(task)["holder"] == "thief"
+    assert row_of(task) == left
     assert refusals(task) == []
 
 

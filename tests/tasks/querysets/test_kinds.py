@@ -180,6 +180,13 @@ def test_what_has_no_seat_leaves_its_place_to_tasks_of_another_kind() -> None:
     assert row_of(Task.objects.get(pk=full))["status"] == "ready"
 
 
+@pytest.mark.usefixtures("form")
+def test_a_claim_ends_where_no_kind_has_a_seat_left() -> None:
+    first, *_ = in_order(THREAD, THREAD, COROUTINE, PROCESS, concurrency_key="a")
+
+    assert [task.pk for task in Task.objects.claim("ann", limit=9)] == [first]
+
+
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_a_claim_takes_others_for_those_that_somebody_has_locked(

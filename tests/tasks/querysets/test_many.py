@@ -195,7 +195,17 @@ def test_grants_that_are_mixed_up_are_no_grants() -> None:
     assert Task.objects.running().count() == 2
 
 
-@pytest.mark.parametrize("change", [end_by_another, take_back, end_another_way])
+@pytest.mark.parametrize(
+    "change",
+    [
+        end_by_another,
+        take_back,
+        end_another_way,
+        lambda task: Task.objects.fail(task, "no luck"),
+        lambda task: Task.objects.filter(pk=task.pk).delete(),
+    ],
+    ids=["by another", "taken back", "another way", "failed", "gone"],
+)
 def test_who_came_between_lock_and_update_is_told_apart(change: Callable[[Task], object]) -> None:
     """As could be without row locks; both have nothing as their output."""
     task, neighbour = running(2)
@@ -205,6 +215,48 @@ def test_who_came_between_lock_and_update_is_told_apart(change: Callable[[Task],
 
     assert (done, [each for each, _ in refused]) == ([neighbour], [task])
     assert outputs([neighbour]) == ["well"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [Task.objects.complete, lambda task: Task.objects.fail(task, "another")],
+    ids=["completed", "failed otherwise"],
+)
+def test_a_failure_that_another_end_forestalled_is_refused(
+    change: Callable[[Task], object],
+) -> None:
+    """The text that the row had from an attempt before says nothing of this one."""
+    task, neighbour = running(2)
+    Task.objects.filter(pk=task.pk).update(last_error="no luck")
+
+    with just_before_the_update(lambda: change(copy_of(task))):
+        done, refused = Task.objects.fail_many([(task, "no luck"), (neighbour, "no luck")])
+
+    assert (done, [each for each, _ in refused]) == ([neighbour], [task])
+
+
+def test_a_failure_without_a_pause_keeps_its_place_in_the_queue(
+    database_clock: DatabaseClock, handlers: Handlers
+) -> None:
+    registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", echo, retry=Fixed(0))
+    registry._handlers["jobs.later"] = registry.Handler("jobs.later", echo, retry=Fixed(60))
+    now, later = *running(1, name="jobs.echo"), *running(1, name="jobs.later")
+    place = now.scheduled_at
+    database_clock.advance(5)
+
+    Task.objects.fail_many([(now, "no luck"), (later, "no luck")])
+
+    assert now.scheduled_at == place
+    assert later.scheduled_at == database_clock.now + timedelta(seconds=60)
+
+
+def test_an_attempt_that_is_not_traced_leaves_the_trace_of_its_task() -> None:
+    tasks = running(2)
+    Task.objects.update(trace_context="00-1-2-01")
+
+    Task.objects.give_back_many(tasks, "stopped")
+
+    assert {row_of(task)["trace_context"] for task in tasks} == {"00-1-2-01"}
 
 
 def test_many_fail_each_in_its_own_way(

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import IntegrityError
 
 from tasks.exceptions import GiveUp
 from tasks.models import Task
@@ -128,6 +129,20 @@ def test_a_key_that_is_taken_just_before_is_not_taken_back(reported: Reported) -
 
     assert (row_of(task)["status"], row_of(free)["status"]) == ("failed", "ready")
     assert names_of(reported).count("retried") == 1
+
+
+def test_what_the_database_refuses_again_and_again_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = [failed("one"), failed("two")]
+
+    def refused(rows: Any, **columns: Any) -> int:
+        raise IntegrityError("a constraint of somebody's own")
+
+    monkeypatch.setattr(type(Task.objects.all()), "update", refused)
+
+    assert Task.objects.retry() == 0
+    assert [row_of(task)["status"] for task in tasks] == ["failed"] * 2
 
 
 def test_a_task_without_a_key_is_retried_as_ever() -> None:
