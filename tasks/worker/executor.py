@@ -24,6 +24,7 @@ from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
 from tasks.execution.outcomes import Outcome
+from tasks.querysets.claim_request import may_wait
 from tasks.registry import Kind
 from tasks.runtime import probes
 
@@ -76,6 +77,8 @@ class Executor:
         # twice, in two places.
         self._running: dict[int, Execution] = {}
         self._waiting: deque[Execution] = deque()
+        #: The ``id()`` of those that came by ``submit_next``.
+        self._moved: set[int] = set()
         #: The moment at which each that runs has begun, in the order of these.
         self._begun: dict[int, float] = {}
         #: When that was last judged, and since when more has waited than should; None: it has not.
@@ -240,6 +243,7 @@ class Executor:
             return waiting
         flowing = self._flowing(now)
         kept = int(self._fit(flowing))
+        waiting -= self._count_moved()
         # A few too many are not worth it.
         if flowing == self.slots or waiting <= kept + kept // 2:
             self._crowded_since = None
@@ -266,14 +270,38 @@ class Executor:
         executions = list(executions)
         self._running.update((id(execution), execution) for execution in executions)
         count = len(executions)
-        if self.is_outranked:
+        if self.is_outranked or self._moved:
             executions = [each for each in executions if not self._overtakes(each)]
         self._waiting.extend(executions)
         self._begin(count)
 
+    def submit_next(self, executions: Iterable[Execution]) -> list[Execution]:
+        """Run those of ``executions`` that may wait before all that waits, one for each slot at the
+        most. Return the others."""
+        room = self.slots - self._count_moved()
+        stay: list[Execution] = []
+        left: list[Execution] = []
+        for each in executions:
+            fits = len(stay) < room
+            fits = fits and may_wait(each.claimed.attempts - 1, each.claimed.max_attempts)
+            (stay if fits else left).append(each)
+        self._moved |= set(map(id, stay))
+        self.submit(stay[::-1])
+        return left
+
+    def _count_moved(self) -> int:
+        """Return the number of those that wait and came by ``submit_next``."""
+        if self._moved:
+            self._moved &= set(map(id, self._waiting.copy()))
+        return len(self._moved)
+
     def _overtakes(self, execution: Execution) -> bool:
-        """Put ``execution`` before the first of its queue that waits and has a lower priority.
-        Return False if none has."""
+        """Put ``execution`` before the first of its queue that waits and has a lower priority; one
+        that is next, before all. Return False if it goes behind all."""
+        if id(execution) in self._moved:
+            # Behind those for which a slot is free.
+            self._waiting.insert(max(0, self.slots - len(self._begun)), execution)
+            return True
         queue, priority = execution.claimed.queue, execution.claimed.priority
         for place, each in enumerate(self._waiting.copy()):
             if _goes_before(queue, priority, each):

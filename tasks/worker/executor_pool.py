@@ -88,21 +88,26 @@ class ExecutorPool:
 
     def submit(self, executions: list[Execution]) -> list[Execution]:
         """Give each of ``executions`` to the executor of its kind. Return those for which there is
-        no slot: their rows were of another kind."""
+        no slot: their rows were of another kind. Some of these stay, and are next there: where two
+        releases disagree about the kind of a handler, it would always be the one without a slot
+        that finds them."""
         by_kind: dict[Kind, list[Execution]] = {}
         for execution in executions:
             by_kind.setdefault(execution.kind, []).append(execution)
         left: list[Execution] = []
         for kind, some in by_kind.items():
             executor = self.executors[kind]
+            others: list[Execution] = []
             own = [each for each in some if self._asked.get(each.claimed.kind) is executor]
             if len(own) < len(some):
                 own_ids = set(map(id, own))
                 others = [each for each in some if id(each) not in own_ids]
                 fit = max(0, executor.vacant - len(own))
                 own += others[:fit]
-                left += others[fit:]
+                others = others[fit:]
             executor.submit(own)
+            if others:
+                left += executor.submit_next(others)
         return left
 
     def claim_requests(self) -> list[ClaimRequest]:

@@ -13,6 +13,7 @@ from tasks.models import Task, TaskStatus
 from tasks.notifier import SECOND_POLL_AFTER
 from tasks.poller import ASK_AFTER
 from tasks.registry import Handler, Kind
+from tasks.worker import executor as executors
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import TaskFactory
@@ -111,8 +112,10 @@ def test_a_task_runs_where_its_handler_says_whatever_its_row_does(
 
 
 def test_tasks_for_which_there_is_no_slot_of_their_kind_go_back_as_that(
-    ran_on: list[str], handlers: Handlers
+    ran_on: list[str], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One for each slot after a while, in which it is the next to run."""
+    monkeypatch.setattr(executors, "MAX_SLOT_WAIT", 0.3)
     gate = threading.Event()
     handlers["jobs.gate"] = lambda ctx: gate.wait(PATIENCE) and None
     TaskFactory(name="jobs.gate", data={}, priority=9)
@@ -125,6 +128,35 @@ def test_tasks_for_which_there_is_no_slot_of_their_kind_go_back_as_that(
         wait_for(lambda: states() == ["succeeded"] * 3)
 
     assert {row_of(task)["attempts"] for task in tasks} == {1}
+
+
+@pytest.mark.once
+def test_a_task_of_another_kind_than_its_row_says_is_next_where_it_belongs(
+    ran_on: list[str], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a worker of another release, which has free slots of what the row says then, would have it
+    before each slot that ends here."""
+    monkeypatch.setattr(executors, "LONG_AFTER", 0.0)
+    gate = threading.Semaphore(0)
+    handlers["jobs.gate"] = lambda ctx: gate.acquire(timeout=PATIENCE) and None
+    TaskFactory(name="jobs.gate", data={}, priority=9)
+    moved, other, single = TaskFactory.create_batch(
+        3, name="jobs.count", data={}, kind=Kind.COROUTINE.number
+    )
+    Task.objects.filter(pk=single.pk).update(max_attempts=1)
+    backlog = TaskFactory.create_batch(4, name="jobs.gate", data={})
+
+    with working(threads=1, coroutines=5) as worker:
+        for task in (other, single):
+            wait_for(lambda task=task: row_of(task)["kind"] == Kind.THREAD.number)  # type: ignore[misc]
+            assert row_of(task)["status"] == "ready"
+        executor = worker.executors.executors[Kind.THREAD]
+        assert [each.claimed.id for each in executor._waiting] == [moved.pk]
+        assert executor.overdue() == []
+        gate.release()
+        wait_for(lambda: row_of(moved)["status"] == TaskStatus.SUCCEEDED)
+        gate.release(len(backlog))
+        wait_for(lambda: states() == ["succeeded"] * 8)
 
 
 def test_a_task_that_nobody_here_knows_is_given_back_for_a_while_from_its_own_kind(
