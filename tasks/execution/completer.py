@@ -27,7 +27,7 @@ MAX_BATCH, FULL_BATCH = 1000, 500
 #: waits as long again, and the greatest time in all.
 BATCH_DELAY, MANY_COME, LONGEST_DELAY = 0.005, 25, 0.02
 #: Seconds for which the thread keeps its connection while no outcome comes.
-KEPT_IDLE = 30.0
+KEPT_IDLE = 5.0
 #: With this many waiting outcomes, a worker claims nothing until some are stored.
 MAX_WAITING = 2000
 #: Seconds after which another thread stores what comes after a slow statement (it may wait for a
