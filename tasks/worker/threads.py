@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -43,6 +44,8 @@ class Threads(Executor):
             self._restart()
         with self._comes:
             self._comes.notify(min(count, self._idle))
+        # Let the thread that woke up go first: what the caller does next can wait for it.
+        time.sleep(0)
 
     def _restart(self) -> None:
         for thread in self._threads:
