@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
@@ -19,8 +18,10 @@ from ninja import Status
 from ninja.errors import HttpError
 
 from leasing.api.access import Access
+from leasing.api.bounds import room_for
 from leasing.api.errors import BAD_BODY, answers, refusal_of
 from leasing.api.keys import IDEMPOTENT, check_lease_key, request_id
+from leasing.api.principals import principal_of
 
 # GET and POST of /leases are one address, and so of one router.
 from leasing.api.routes import router
@@ -36,6 +37,7 @@ from leasing.api.schemas import (
 from leasing.api.waiting import answer_with
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease
+from leasing.runtime.aio import Steps
 from leasing.runtime.labels import TASKS
 from leasing.store import Renewal, Renewals
 from leasing.validation.names import check_name
@@ -56,11 +58,23 @@ may_change = Access("leasing.change_lease")
 def acquire_lease(request: HttpRequest, body: Acquire) -> Any:
     """Take a lease. 409 while anybody holds it, the same holder too, unless it is the same request
     sent again under its Idempotency-Key; 409 as well when that grant has ended."""
-    refuse_reserved(body.resource)
+    check_resource(request, body.resource)
     terms = Terms.check(holder=body.holder, ttl=body.ttl)
     if (again := request_id(request, body)) is not None:
         terms = replace(terms, request_id=again)
-    steps = partial(Lease.objects.all().acquiring_named, body.resource, terms)
+
+    def steps(wait: float) -> Steps[Lease]:
+        room = room_for(request, 1, terms.request_id)
+        yield room.__enter__
+        try:
+            lease = yield from Lease.objects.all().acquiring_named(body.resource, terms, wait)
+            room.granted([lease])
+        except Exception:
+            yield room.__exit__
+            raise
+        yield room.__exit__
+        return lease
+
     return answer_with(request, body.wait, steps, _granted)
 
 
@@ -73,7 +87,7 @@ def _granted(lease: Lease) -> Status[GrantOut]:
 )
 def renew_lease(request: HttpRequest, body: Term) -> Status[GrantOut]:
     """Move the deadline to the lease's ttl from now."""
-    return Status(201, renewed(body, term_of(body)))
+    return Status(201, renewed(body, term_of(request, body)))
 
 
 @router.put("/leases/renew/batch", auth=may_change, response=answers({200: RenewedMany}, *BAD_BODY))
@@ -88,7 +102,7 @@ def renew_leases(request: HttpRequest, body: RenewMany) -> RenewedMany:
     results: dict[int, Renewed] = {}
     for number, term in enumerate(body.leases):
         with _refused_alone(results, number):
-            refuse_reserved(term.resource)
+            check_resource(request, term.resource)
             proven[number] = judged(term, known.get(term.resource))
     grants = {lease.pk: lease.grant_id for lease in proven.values() if lease.grant_id}
     renewals = Lease.objects.all().renew_many(grants) if grants else Renewals()
@@ -105,7 +119,7 @@ def renew_leases(request: HttpRequest, body: RenewMany) -> RenewedMany:
 def release_lease(request: HttpRequest, body: Term) -> Status[LeaseOut]:
     """Give a lease back at once. With its lease_key the same request sent again is answered the
     same."""
-    lease = term_of(body)
+    lease = term_of(request, body)
     release(body, lease)
     return Status(201, LeaseOut.of(lease))
 
@@ -152,10 +166,9 @@ def _refused_alone(results: dict[int, Renewed], number: int) -> Iterator[None]:
         results[number] = Renewed(status=refusal[0], error=refusal[1])
 
 
-def term_of(term: Term) -> Lease:
-    """The named lease of ``term``. Errors are those of ``judged``; 409 too if the name is not for
-    these routes."""
-    refuse_reserved(term.resource)
+def term_of(request: HttpRequest, term: Term) -> Lease:
+    """The named lease of ``term``. Errors are those of ``check_resource`` and ``judged``."""
+    check_resource(request, term.resource)
     return judged(term, Lease.objects.all().home().filter(resource=term.resource).first())
 
 
@@ -189,7 +202,9 @@ def lost_is(term: Term) -> Iterator[None]:
         raise HttpError(404, str(loss)) from loss
 
 
-def refuse_reserved(resource: str) -> None:
-    """Raise HttpError 409 if ``resource`` is the name of another model's lease."""
+def check_resource(request: HttpRequest, resource: str) -> None:
+    """Raise HttpError 409 if ``resource`` is the name of another model's lease, 403 if the client
+    may not use it."""
+    principal_of(request).check_resource(resource)
     if resource.startswith(RESERVED):
         raise HttpError(409, f"{resource} belongs to a task: use the routes of tasks.")

@@ -16,6 +16,7 @@ from leasing.api.errors import BAD_BODY, answers
 # After its routes, and for the same leases.
 from leasing.api.holders import may_change, release, term_of
 from leasing.api.lists import At, Limit, Source, page_at
+from leasing.api.principals import principal_of
 from leasing.api.routes import may_see, router
 from leasing.api.schemas import EventList, EventOut, LeaseOut, Revoke, Term
 from leasing.conf import leasing_settings
@@ -30,7 +31,7 @@ may_revoke = Access("leasing.revoke_lease")
 @router.get("/leases/{lease_id}", auth=may_see, response=answers({200: LeaseOut}, 404, 405))
 def get_lease(request: HttpRequest, lease_id: str) -> LeaseOut:
     """One lease: 17 is a named one, task:17 that of a task."""
-    return LeaseOut.of(find(lease_id))
+    return LeaseOut.of(find(request, lease_id))
 
 
 @router.delete(
@@ -40,7 +41,7 @@ def get_lease(request: HttpRequest, lease_id: str) -> LeaseOut:
 )
 def release_lease_by_id(request: HttpRequest, lease_id: str, body: Term) -> Notice:
     """Give back the lease with that id, if it is the holder's one of that resource."""
-    lease = term_of(body)
+    lease = term_of(request, body)
     if lease.lease_id != lease_id:
         raise HttpError(404, f"The lease {lease_id} does not belong to {body.resource}.")
     release(body, lease)
@@ -54,7 +55,7 @@ def release_lease_by_id(request: HttpRequest, lease_id: str, body: Term) -> Noti
 )
 def revoke_lease(request: HttpRequest, lease_id: str, body: Revoke) -> LeaseOut:
     """Take a lease from its holder, whose later writes are refused. 409 if nobody holds it."""
-    row = find(lease_id)
+    row = find(request, lease_id)
     model, name = type(row), caller(request)
     with audit.recording(
         name, "revoke", model, keys=[row.pk], reason=body.reason, via="api"
@@ -62,7 +63,7 @@ def revoke_lease(request: HttpRequest, lease_id: str, body: Revoke) -> LeaseOut:
         act.changed = rows_of(model).filter(pk=row.pk).revoke(reason=body.reason, by=act.by)
     if not act.changed:
         raise HttpError(409, f"Nothing changed: {row.lease_resource} is not held.")
-    return LeaseOut.of(find(lease_id))
+    return LeaseOut.of(find(request, lease_id))
 
 
 @router.get("/leases/{lease_id}/events", auth=may_see, response=answers({200: EventList}, 400, 404))
@@ -70,15 +71,18 @@ def list_lease_events(
     request: HttpRequest, lease_id: str, limit: Limit = 100, cursor: At = ""
 ) -> EventList:
     """What happened to a lease. Renewals are only counted; a task has attempts instead."""
-    events = LeaseEvent.objects.using(leasing_settings.DATABASE).about(find(lease_id))
+    events = LeaseEvent.objects.using(leasing_settings.DATABASE).about(find(request, lease_id))
     rows, following = page_at(cursor, limit, Source(events))
     return EventList(events=[EventOut.model_validate(each) for each in rows], next=following)
 
 
-def find(lease_id: str) -> Leasable:
-    """The row of that lease. Raises Http404."""
+def find(request: HttpRequest, lease_id: str) -> Leasable:
+    """The row of that lease. Raises Http404 if there is none, or the client may not see it."""
     if lease_id.isprintable():
         row = find_row(lease_id)
-        if row.lease_id == lease_id:  # 1_7 is 17 to Python.
+        every = rows_of(type(row))
+        seen = principal_of(request).leases(every)
+        # 1_7 is 17 to Python.
+        if row.lease_id == lease_id and (seen is every or seen.filter(pk=row.pk).exists()):
             return row
     raise Http404("There is no such lease.")

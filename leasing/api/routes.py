@@ -9,7 +9,7 @@ verbs of their own routes.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from django.db.models import Q
 from django.http import Http404, HttpRequest
@@ -19,6 +19,7 @@ from leasing.api.access import Access
 from leasing.api.bodies import Name, Notice
 from leasing.api.errors import answers
 from leasing.api.lists import At, Limit, Source, page_at
+from leasing.api.principals import principal_of
 from leasing.api.schemas import LeaseList, LeaseOut
 from leasing.functions import EPOCH
 from leasing.leasables import listed
@@ -41,31 +42,31 @@ def healthz(request: HttpRequest) -> Notice:
 @router.get("/leases", auth=may_see, response=answers({200: LeaseList}, 400))
 def list_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases in any state."""
-    return leases_in("all", cursor, limit)
+    return leases_in(request, "all", cursor, limit)
 
 
 @router.get("/leases/active", auth=may_see, response=answers({200: LeaseList}, 400))
 def list_active_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases that are held now."""
-    return leases_in("active", cursor, limit)
+    return leases_in(request, "active", cursor, limit)
 
 
 @router.get("/leases/expired", auth=may_see, response=answers({200: LeaseList}, 400))
 def list_expired_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases that their holder did not renew or release in time."""
-    return leases_in("expired", cursor, limit)
+    return leases_in(request, "expired", cursor, limit)
 
 
 @router.get("/leases/renewed", auth=may_see, response=answers({200: LeaseList}, 400))
 def list_renewed_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases whose latest grant was renewed, in any state."""
-    return leases_in("renewed", cursor, limit)
+    return leases_in(request, "renewed", cursor, limit)
 
 
 @router.get("/leases/released", auth=may_see, response=answers({200: LeaseList}, 400))
 def list_released_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases that were given back, or taken back by an operator."""
-    return leases_in("released", cursor, limit)
+    return leases_in(request, "released", cursor, limit)
 
 
 @router.get("/leases/named", auth=may_see, response=answers({200: LeaseOut}, 400, 404))
@@ -74,28 +75,32 @@ def get_named_lease(
     resource: Annotated[Name, Query(description="The name of the resource.")],
 ) -> LeaseOut:
     """The lease of a resource, by its name."""
+    principal_of(request).check_resource(resource)
     lease = Lease.objects.all().home().filter(resource=check_name(resource, "resource")).first()
     if lease is None:
         raise Http404(f"Nobody has ever held {resource}.")
     return LeaseOut.of(lease)
 
 
-def leases_in(state: str, cursor: str, limit: int) -> LeaseList:
-    """Return a page of the leases of all leasable models together.
+def leases_in(request: HttpRequest, state: str, cursor: str, limit: int) -> LeaseList:
+    """Return a page of the leases of all leasable models together, as far as the client may see
+    them.
 
     Args:
+        request: The client's request.
         state: The state that all of them have, "renewed", or "all".
         cursor: The cursor of the page; empty: the first page.
         limit: The number of leases, at most.
     """
-    sources = [source_of(model, state) for model in leasable_models()]
+    visible = principal_of(request).leases
+    sources = [source_of(visible(listed(model)), state) for model in leasable_models()]
     rows, following = page_at(cursor, limit, *sources, newest=granted_at)
     return LeaseList(leases=[LeaseOut.of(row) for row in rows], next=following)
 
 
-def source_of(model: type[Leasable], state: str) -> Source[Leasable]:
-    """Return the rows of ``model`` in ``state``, in the order that an index has."""
-    rows = listed(model)
+def source_of(rows: Any, state: str) -> Source[Leasable]:
+    """Return those of ``rows``, of one model, in ``state``, in the order that an index has."""
+    model: type[Leasable] = rows.model
     order = Order(model.leases_listed_by)
     if state == "all":
         return Source(rows, order)

@@ -109,3 +109,54 @@ def test_the_document_requires_no_credentials_in_the_compatible_mode(client: Cli
     operations = [each for path in document["paths"].values() for each in path.values()]
     assert not [each for each in operations if "security" in each]
     assert "securitySchemes" not in document["components"]
+
+
+# Bounds, prefixes and queues
+
+
+def by(secret: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    return call(Client(), method, path, body, headers=bearer(secret) | headers)
+
+
+def test_a_token_acquires_no_more_leases_than_it_may_hold() -> None:
+    _, secret = ApiToken.objects.issue("ci", scopes=[VIEW, CHANGE], max_held=1)
+    first = by(secret, "POST", "/leases", TERM)
+    other = {**TERM, "resource": "crane:2"}
+    refused = by(secret, "POST", "/leases", other)
+    assert (first.status, refused.status) == (201, 403)
+    assert "at once" in refused.body["error"]
+    key = {**TERM, "lease_key": first.body["lease_key"]}
+    assert by(secret, "DELETE", "/leases/release", key).status == 201
+    assert by(secret, "POST", "/leases", other).status == 201
+
+
+def test_a_conflict_takes_no_room_and_a_repetition_no_more() -> None:
+    _, secret = ApiToken.objects.issue("ci", scopes=[VIEW, CHANGE], max_held=1)
+    Lease.objects.acquire("crane:2", holder="you")
+    assert by(secret, "POST", "/leases", {**TERM, "resource": "crane:2"}).status == 409
+    key = {"Idempotency-Key": "0f0e0d0c-0b0a-4908-8706-050403020100"}
+    tokens = [by(secret, "POST", "/leases", TERM, **key).body["fencing_token"] for _ in range(2)]
+    assert tokens[0] == tokens[1]
+    assert by(secret, "POST", "/leases", {**TERM, "resource": "crane:3"}).status == 403
+
+
+def test_a_token_neither_sees_nor_uses_leases_beyond_its_prefix() -> None:
+    _, secret = ApiToken.objects.issue("ci", scopes=[VIEW, CHANGE], prefix="ci/")
+    mine = {"resource": "ci/1", "holder": "me"}
+    made = by(secret, "POST", "/leases", mine).body
+    theirs = Lease.objects.acquire("crane:1", holder="me")
+    for method, path, body in [
+        ("POST", "/leases", TERM),
+        ("PUT", "/leases/renew", {**TERM, "lease_key": "x"}),
+        ("DELETE", "/leases/release", {**TERM, "lease_key": "x"}),
+        ("GET", "/leases/named?resource=crane:1", None),
+    ]:
+        assert by(secret, method, path, body).status == 403
+    many = [{"resource": "crane:1", "lease_key": "x"}, {**mine, "lease_key": made["lease_key"]}]
+    results = by(secret, "PUT", "/leases/renew/batch", {"leases": many}).body["results"]
+    assert [each["status"] for each in results] == [403, 201]
+    assert by(secret, "GET", f"/leases/{theirs.pk}").status == 404
+    assert by(secret, "GET", f"/leases/{theirs.pk}/events").status == 404
+    assert by(secret, "GET", f"/leases/{made['id']}").status == 200
+    for path in ("/leases", "/leases/active"):
+        assert [each["id"] for each in by(secret, "GET", path).body["leases"]] == [made["id"]]
