@@ -132,7 +132,9 @@ def _utc_milliseconds(moment: datetime) -> str:
 Moment = Annotated[
     datetime,
     PlainSerializer(_utc_milliseconds, return_type=str),
-    WithJsonSchema({"type": "string", "format": "date-time"}),
+    WithJsonSchema(
+        {"type": "string", "format": "date-time", "examples": ["2026-01-31T12:00:00.000Z"]}
+    ),
 ]
 
 #: Rows that a list shows.

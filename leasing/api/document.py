@@ -15,9 +15,50 @@ SESSION: Final = "session"
 TOKEN: Final = "token"
 
 
+#: Refusals that may say when to try again.
+RETRIED: Final = {409, 503}
+RETRY_AFTER: Final = {
+    "schema": {"type": "integer", "minimum": 1},
+    "description": "Seconds after which to try again; of a lease that is held, until it ends.",
+}
+ETAG: Final = {"schema": {"type": "string"}, "description": "A tag of the content."}
+IF_NONE_MATCH: Final = {
+    "in": "header",
+    "name": "If-None-Match",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "The ETag of an answer that the client has: 304 if it would be the same.",
+}
+
+
+def linked(status: int, **links: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``openapi_extra`` of a route, the answer of which has what other operations need.
+
+    Args:
+        status: The status of the answer.
+        links: By the id of an operation its ``parameters`` and ``requestBody``.
+    """
+    named = {name: {"operationId": name, **link} for name, link in links.items()}
+    return {"responses": {status: {"links": named}}}
+
+
 class Document(OpenAPISchema):
     """The document of one API. Every operation names the permission that it requires; in the
     compatible mode none requires any."""
+
+    def operation_details(self, operation: Operation) -> dict[str, Any]:
+        details: dict[str, Any] = super().operation_details(operation)
+        parameters, responses = details["parameters"], details["responses"]
+        for status in RETRIED & responses.keys():
+            responses[status]["headers"] = {"Retry-After": RETRY_AFTER}
+        if operation.methods == ["GET"] and 200 in responses:
+            responses[200]["headers"] = {"ETag": ETAG}
+            responses[304] = {"description": "The client has the answer already."}
+            parameters.append(IF_NONE_MATCH)
+        if any(each["in"] == "path" for each in parameters) and 404 in responses:
+            # An address such as /leases/renew looks like that of a row.
+            responses[405] = {**responses[404], "description": "Method Not Allowed"}
+        return details
 
     def operation_security(self, operation: Operation) -> list[dict[str, Any]] | None:
         required = [

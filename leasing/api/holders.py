@@ -19,6 +19,7 @@ from ninja.errors import HttpError
 
 from leasing.api.access import Access
 from leasing.api.bounds import room_for
+from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers, refusal_of
 from leasing.api.keys import IDEMPOTENT, check_lease_key, request_id
 from leasing.api.principals import principal_of
@@ -48,12 +49,28 @@ RESERVED = (TASKS, "leasing_tasks.")
 
 may_change = Access("leasing.change_lease")
 
+#: The links of an answer that tells a lease_key, and of one that shows a lease.
+_TERM = {name: f"$response.body#/{name}" for name in ("resource", "holder", "lease_key")}
+_ID = {"lease_id": "$response.body#/id"}
+OF_TERM: dict[str, dict[str, Any]] = {
+    "renew_lease": {"requestBody": _TERM},
+    "renew_leases": {"requestBody": {"leases": [_TERM]}},
+    "release_lease": {"requestBody": _TERM},
+    "release_lease_by_id": {"parameters": _ID, "requestBody": _TERM},
+}
+OF_LEASE: dict[str, dict[str, Any]] = {
+    "get_lease": {"parameters": _ID},
+    "get_named_lease": {"parameters": {"resource": "$response.body#/resource"}},
+    "list_lease_events": {"parameters": _ID},
+    "revoke_lease": {"parameters": _ID, "requestBody": {"reason": "its host is gone"}},
+}
+
 
 @router.post(
     "/leases",
     auth=may_change,
     response=answers({201: GrantOut}, *BAD_BODY, 409),
-    openapi_extra=IDEMPOTENT,
+    openapi_extra=IDEMPOTENT | linked(201, **OF_TERM, **OF_LEASE),
 )
 def acquire_lease(request: HttpRequest, body: Acquire) -> Any:
     """Take a lease. 409 while anybody holds it, the same holder too, unless it is the same request
@@ -83,7 +100,10 @@ def _granted(lease: Lease) -> Status[GrantOut]:
 
 
 @router.put(
-    "/leases/renew", auth=may_change, response=answers({201: GrantOut}, *BAD_BODY, 404, 409)
+    "/leases/renew",
+    auth=may_change,
+    response=answers({201: GrantOut}, *BAD_BODY, 404, 409),
+    openapi_extra=linked(201, **OF_TERM),
 )
 def renew_lease(request: HttpRequest, body: Term) -> Status[GrantOut]:
     """Move the deadline to the lease's ttl from now."""

@@ -70,6 +70,7 @@ class HoldersRequest(Request):
         validate_default=True,
         repr=False,
         max_length=100,
+        examples=["f3Qh0bW7m2rZ1cVx9yTnLk5sJ8dPgA4uEoRiHvBqXwM"],
         description="The lease_key that was told with the grant: the request is judged by it. Only "
         "the compatible mode does without.",
     )
@@ -79,9 +80,11 @@ class TermOut(BaseModel):
     """The part of an answer that only the holder gets, to a grant and to a renewal."""
 
     lease_key: str = Field(
-        repr=False, description="Proves the grant: send it with every later request about it."
+        repr=False,
+        examples=["f3Qh0bW7m2rZ1cVx9yTnLk5sJ8dPgA4uEoRiHvBqXwM"],
+        description="Proves the grant: send it with every later request about it.",
     )
-    ttl: float = Field(description="Seconds by which a renewal moves the deadline.")
+    ttl: float = Field(description="Seconds by which a renewal moves the deadline.", examples=[30])
     remaining: float = Field(
         description="Seconds until the deadline, by the database's clock. Count them from before "
         "you sent the request, on a clock that nobody sets."

@@ -28,7 +28,7 @@ __all__ = ["router"]
 may_revoke = Access("leasing.revoke_lease")
 
 
-@router.get("/leases/{lease_id}", auth=may_see, response=answers({200: LeaseOut}, 404, 405))
+@router.get("/leases/{lease_id}", auth=may_see, response=answers({200: LeaseOut}, 404))
 def get_lease(request: HttpRequest, lease_id: str) -> LeaseOut:
     """One lease: 17 is a named one, task:17 that of a task."""
     return LeaseOut.of(find(request, lease_id))
@@ -37,7 +37,7 @@ def get_lease(request: HttpRequest, lease_id: str) -> LeaseOut:
 @router.delete(
     "/leases/{lease_id}",
     auth=may_change,
-    response=answers({200: Notice}, *BAD_BODY, 404, 405, 409),
+    response=answers({200: Notice}, *BAD_BODY, 404, 409),
 )
 def release_lease_by_id(request: HttpRequest, lease_id: str, body: Term) -> Notice:
     """Give back the lease with that id, if it is the holder's one of that resource."""

@@ -17,6 +17,7 @@ from ninja import Query, Router
 
 from leasing.api.access import Access
 from leasing.api.bodies import Name, Notice
+from leasing.api.document import linked
 from leasing.api.errors import answers
 from leasing.api.lists import At, Limit, Source, page_at
 from leasing.api.principals import principal_of
@@ -32,6 +33,14 @@ may_see = Access("leasing.view_lease")
 router = Router(tags=["leases"])
 
 
+def turning(operation: str) -> dict[str, Any]:
+    """Return the ``openapi_extra`` of ``operation``, which lists leases: the next page, and one of
+    them."""
+    following = {operation: {"parameters": {"cursor": "$response.body#/next"}}}
+    one = {"get_lease": {"parameters": {"lease_id": "$response.body#/leases/0/id"}}}
+    return linked(200, **following, **one)
+
+
 @router.get("/healthz", auth=None, response=Notice, tags=["health"])
 @router.api_operation(["HEAD"], "/healthz", auth=None, response=Notice, include_in_schema=False)
 def healthz(request: HttpRequest) -> Notice:
@@ -39,31 +48,56 @@ def healthz(request: HttpRequest) -> Notice:
     return Notice(message="ok")
 
 
-@router.get("/leases", auth=may_see, response=answers({200: LeaseList}, 400))
+@router.get(
+    "/leases",
+    auth=may_see,
+    response=answers({200: LeaseList}, 400),
+    openapi_extra=turning("list_leases"),
+)
 def list_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases in any state."""
     return leases_in(request, "all", cursor, limit)
 
 
-@router.get("/leases/active", auth=may_see, response=answers({200: LeaseList}, 400))
+@router.get(
+    "/leases/active",
+    auth=may_see,
+    response=answers({200: LeaseList}, 400),
+    openapi_extra=turning("list_active_leases"),
+)
 def list_active_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases that are held now."""
     return leases_in(request, "active", cursor, limit)
 
 
-@router.get("/leases/expired", auth=may_see, response=answers({200: LeaseList}, 400))
+@router.get(
+    "/leases/expired",
+    auth=may_see,
+    response=answers({200: LeaseList}, 400),
+    openapi_extra=turning("list_expired_leases"),
+)
 def list_expired_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases that their holder did not renew or release in time."""
     return leases_in(request, "expired", cursor, limit)
 
 
-@router.get("/leases/renewed", auth=may_see, response=answers({200: LeaseList}, 400))
+@router.get(
+    "/leases/renewed",
+    auth=may_see,
+    response=answers({200: LeaseList}, 400),
+    openapi_extra=turning("list_renewed_leases"),
+)
 def list_renewed_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases whose latest grant was renewed, in any state."""
     return leases_in(request, "renewed", cursor, limit)
 
 
-@router.get("/leases/released", auth=may_see, response=answers({200: LeaseList}, 400))
+@router.get(
+    "/leases/released",
+    auth=may_see,
+    response=answers({200: LeaseList}, 400),
+    openapi_extra=turning("list_released_leases"),
+)
 def list_released_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """Leases that were given back, or taken back by an operator."""
     return leases_in(request, "released", cursor, limit)

@@ -23,8 +23,8 @@ class Term(HoldersRequest):
     """A term: of which resource, and whose. It is proven by its lease_key, or in the compatible
     mode by the holder's name."""
 
-    resource: Name
-    holder: Name | None = None
+    resource: Name = Field(examples=["report:42"])
+    holder: Name | None = Field(None, examples=["web-1"])
 
     @model_validator(mode="after")
     def _is_somebodys(self) -> Self:
@@ -36,10 +36,12 @@ class Term(HoldersRequest):
 class Acquire(Request):
     """A request for a lease."""
 
-    resource: Name
-    holder: Name
+    resource: Name = Field(examples=["report:42"])
+    holder: Name = Field(examples=["web-1"])
     ttl: Annotated[float, Between("MIN_TTL", "MAX_TTL")] | None = Field(
-        None, description="Seconds until the deadline, and from each renewal. Default: TTL."
+        None,
+        description="Seconds until the deadline, and from each renewal. Default: TTL.",
+        examples=[30],
     )
     wait: Wait = 0
 
@@ -54,22 +56,24 @@ class RenewMany(Request):
 class Revoke(Request):
     """Why an operator takes a lease away: stored with the event and in the audit."""
 
-    reason: str = Field(min_length=1, max_length=MAX_REASON)
+    reason: str = Field(min_length=1, max_length=MAX_REASON, examples=["its host is gone"])
 
 
 class LeaseOut(BothSpellings):
     """A lease. Times are null while there is nothing to say: ``expires_at`` too, of a lease
     that nobody ever had."""
 
-    id: int | str
-    resource: str
-    holder: str
-    created_at: Moment | None
-    renewed_at: Moment | None
-    released_at: Moment | None
-    expires_at: Moment | None
-    fencing_token: int = Field(description="Increases with every grant and never decreases.")
-    grants: int = Field(description="Number of grants.")
+    id: int | str = Field(examples=[17, "task:17"])
+    resource: str = Field(examples=["report:42"])
+    holder: str = Field(examples=["web-1"])
+    created_at: Moment | None = Field(description="The time of the latest grant.")
+    renewed_at: Moment | None = Field(description="The time of its latest renewal.")
+    released_at: Moment | None = Field(description="When it was released or revoked.")
+    expires_at: Moment | None = Field(description="The deadline.")
+    fencing_token: int = Field(
+        description="Increases with every grant and never decreases.", examples=[1769860800000000]
+    )
+    grants: int = Field(description="Number of grants.", examples=[3])
 
     @classmethod
     def of(cls, row: Leasable) -> LeaseOut:

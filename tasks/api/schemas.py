@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,9 +20,14 @@ from leasing.api.keys import TermOut
 from leasing.validation.moments import check_moment
 from tasks.models import Task
 
+#: ISO 8601 with a time zone. Pydantic reads more, seconds since 1970 in a string among it.
+_MOMENT = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(:\d\d(\.\d{1,9})?)?([Zz]|[+-]\d\d:?\d\d)", re.ASCII
+)
+
 
 def _only_text(value: object) -> object:
-    if not isinstance(value, str):
+    if not (isinstance(value, str) and _MOMENT.fullmatch(value)):
         raise ValueError("must be a string: ISO 8601 with a time zone")
     return value
 
