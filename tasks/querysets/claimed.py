@@ -114,11 +114,12 @@ class ClaimedTask:
     """A task under a fresh grant."""
 
     __slots__ = (
-        *COLUMNS,
+        *(column for column in COLUMNS if column != "grant_id"),
         "_created",
         "_started",
         "_task",
         "_waited",
+        "grant",
         "task_data",
         "term",
         "trace_context",
@@ -142,7 +143,7 @@ class ClaimedTask:
         timeout: timedelta | None,
         progress_timeout: timedelta | None,
         concurrency_key: str,
-        grant_id: uuid.UUID,
+        grant: str,
         fencing_token: int,
         priority: int,
         created: int | None = None,
@@ -161,7 +162,8 @@ class ClaimedTask:
         self.timeout = timeout
         self.progress_timeout = progress_timeout
         self.concurrency_key = concurrency_key
-        self.grant_id = grant_id
+        #: ``grant_id`` as text, which is all that a task needs that is never renewed.
+        self.grant = grant
         self.fencing_token = fencing_token
         self.priority = priority
         # In microseconds since 1970.
@@ -175,6 +177,10 @@ class ClaimedTask:
     @property
     def pk(self) -> int:
         return self.id
+
+    @property
+    def grant_id(self) -> uuid.UUID:
+        return uuid.UUID(self.grant)
 
     @property
     def holder(self) -> str:
@@ -270,7 +276,9 @@ class ClaimedTask:
             task.sent_at,
             database_of(task),
         )
-        claimed = cls(term, task.task_data, *(getattr(task, name) for name in COLUMNS))
+        columns = {name: getattr(task, name) for name in COLUMNS}
+        columns["grant_id"] = str(task.grant_id)
+        claimed = cls(term, task.task_data, *columns.values())
         if not task.get_deferred_fields():
             claimed._created = _microseconds(task.created_at)
             claimed._started = _microseconds(task.started_at)

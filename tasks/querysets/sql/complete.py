@@ -9,7 +9,7 @@ from django.db import connections
 from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
-from leasing.db.statements import array_of
+from leasing.db.statements import array_of, joined
 from tasks.querysets.base import TaskRows
 from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.sql.statements import (
@@ -46,7 +46,7 @@ def complete(
     """
     given = {
         "ids": array_of([each.id for each in mine]),
-        "grants": array_of([each.grant_id for each in mine]),
+        "grants": joined([each.grant for each in mine]),
         "outputs": outputs,
     }
     statement = cached_statement("complete", rows._everything(), _complete_statement)

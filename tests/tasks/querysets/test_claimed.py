@@ -233,11 +233,25 @@ def test_who_comes_between_is_refused() -> None:
     assert [each for each, _ in refused] == [late]
 
 
+def test_each_task_of_a_claim_has_a_random_grant_of_its_own() -> None:
+    TaskFactory.create_batch(3, concurrency_key="x", concurrency_limit=2)
+    TaskFactory.create_batch(40)
+
+    taken = take()
+
+    stored = dict(Task.objects.running().values_list("pk", "grant_id"))
+    assert {each.id: each.grant_id for each in taken} == stored
+    assert len(set(stored.values())) == len(taken) == 42
+    assert {grant.version for grant in stored.values()} == {4}
+    # No part of one tells a part of another.
+    assert len({grant.bytes[-4:] for grant in stored.values()}) == 42
+
+
 @pytest.mark.usefixtures("unheard")
 def test_mixed_up_grants_complete_nothing() -> None:
     TaskFactory.create_batch(2)
     one, other = take()
-    one.grant_id, other.grant_id = other.grant_id, one.grant_id
+    one.grant, other.grant = other.grant, one.grant
     for each in (one, other):
         each.task.grant_id = each.grant_id
 

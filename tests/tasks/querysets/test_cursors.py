@@ -285,6 +285,7 @@ def test_a_claim_that_was_prepared_is_planned_once(monkeypatch: pytest.MonkeyPat
         "after": [None] * 3,
         "reported": [],
         "holder": "ann",
+        "noise": bytes(16 * 100),
         "ttl": timedelta(seconds=30),
     }
     for text in statements:
