@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -22,8 +23,8 @@ from leasing.process.deadman import find_prctl
 from tasks.runtime.marks import Marks, size_of
 
 _START = (
-    "import sys; sys.path[:] = {path!r}; import django; django.setup(); "
-    "from tasks.fleet.birth import enter; enter({options!r}, {details!r})"
+    "import pickle, sys; sys.path[:] = {path!r}; import django; django.setup(); "
+    "from tasks.fleet.birth import enter; enter(*pickle.loads({message!r}))"
 )
 PR_SET_CHILD_SUBREAPER = 36
 #: Signals that wait while a process is started, until it has handlers of its own for them.
@@ -117,7 +118,7 @@ def execute(birth: Birth, map_file: int, theirs: socket.socket, options: Mapping
         **{"inside": birth.marks.inside, "groups": birth.marks.groups},
         **{"map_file": map_file, "channel": theirs.fileno()},
     }
-    code = _START.format(path=sys.path, options=dict(options), details=details)
+    code = _START.format(path=sys.path, message=pickle.dumps((dict(options), details)))
     return start_python(code, [map_file, theirs.fileno()])
 
 

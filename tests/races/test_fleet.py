@@ -52,8 +52,8 @@ def test_a_worker_that_is_killed_is_replaced_and_its_handlers_end_before_their_t
     with pytest.raises(ProcessLookupError):
         os.kill(handler, 0)
     assert TaskAttempt.objects.get().error == "its worker was killed by signal 9"
+    wait_for(lambda: victim.name not in {row.name for row in present()}, process=parent)
     wait_for(lambda: len(present()) == 2, timeout=PATIENCE, process=parent)
-    assert victim.name not in {row.name for row in present()}
     Task.objects.filter(pk=task.pk).cancel(by="olga")
     parent.terminate()
     assert parent.wait(PATIENCE) == 0, parent.output
@@ -135,7 +135,8 @@ def test_a_parent_with_threads_starts_workers_that_serve_and_are_handed_back(
     spawn: Spawn, tmp_path: Path
 ) -> None:
     """By exec, with the map as a descriptor, and so the process that hands back."""
-    task, options = waiting(tmp_path), ["--name", "fleet", "--workers", "2", "--ttl", "300"]
+    task, file = waiting(tmp_path), tmp_path / "health"
+    options = ["--name", "fleet", "--workers", "2", "--ttl", "300", "--health-file", str(file)]
     parent = spawn(["-m", "tests.races.doomed", "with another thread", str(tmp_path), *options])
     begins(tmp_path, 1)
 
@@ -143,6 +144,7 @@ def test_a_parent_with_threads_starts_workers_that_serve_and_are_handed_back(
     wait_for(lambda: attempts(task) == [(1, "lost")], timeout=PATIENCE, process=parent)
 
     assert "this process has other threads: other" in parent.output
+    wait_for(lambda: "given back: 0; lost: 1" in parent.output, timeout=PATIENCE, process=parent)
     wait_for(lambda: len(present()) == 2, timeout=PATIENCE, process=parent)
     (tmp_path / "polite").touch()
     parent.terminate()
