@@ -8,9 +8,10 @@ receiver that hangs does not delay them. A refused late write sends ``leasing.si
     enqueued, claimed, completed
     attempt_failed  error: this attempt failed, and the task will be retried
     failed       error: attempts exhausted, or given up
-    recovered    holder, reason: taken from a holder that is gone. kind: "expired", "stalled" or
-                 "revoked"; silent_for: since its last heartbeat; overdue_for: since the deadline,
-                 negative if that was still in the future
+    recovered    holder, reason: taken from a holder that is gone. kind: "expired", "stalled",
+                 "revoked" or "died" (its parent has seen that); silent_for: since its last
+                 heartbeat; overdue_for: since the deadline, negative if that was still in the
+                 future
     returned     reason: given back unfinished, no attempt spent
     snoozed      reason: its handler postponed it, no attempt spent
     cancelled    by, reason: it ended because someone asked for it

@@ -134,6 +134,7 @@ def start_python(code: str, descriptors: Iterable[int]) -> int:
 def enter(options: Mapping[str, Any], details: Mapping[str, Any]) -> None:
     """Be a child that was started by exec."""
     global born
+    ignore_interrupts()
     for descriptor in (details["channel"], details["map_file"]):
         os.set_inheritable(descriptor, False)
     channel = socket.socket(fileno=details["channel"])
@@ -142,6 +143,12 @@ def enter(options: Mapping[str, Any], details: Mapping[str, Any]) -> None:
     known = {name: details[name] for name in ("fleet", "index", "name", "restarts")}
     born = Birth(**known, channel=channel, marks=marks)
     call_command("run_worker", **options)
+
+
+def ignore_interrupts() -> None:
+    """Have Ctrl-C do nothing in this process: its parent minds it."""
+    # No SIG_IGN: what a handler starts would inherit it.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 def open_map_file(inside: int, groups: int) -> int:

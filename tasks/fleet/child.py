@@ -63,7 +63,6 @@ def reporting(birth: Birth, worker: Stoppable) -> Iterator[None]:
     it obeys."""
     obedience = Obedience(worker.stop)
     marks.current = birth.marks
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # as a forked one has it already
     start_thread("fleet", lambda: _report(birth, worker, obedience))
     with on_stop_signal(obedience.hear_signal, numbers=(signal.SIGTERM,)):
         yield

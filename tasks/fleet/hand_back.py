@@ -30,6 +30,7 @@ from django.db import Error, connections
 
 from leasing.conf import leasing_settings
 from leasing.management import console
+from leasing.runtime.callbacks import apart, receiver_threads
 from leasing.runtime.clock import clock
 from leasing.runtime.exit_codes import ExitCode
 from tasks.fleet import birth
@@ -39,6 +40,8 @@ from tasks.runtime.connection import lasting_connection
 
 #: Seconds until the second look, and between tries while the database is away.
 SECOND_LOOK, RETRY_EVERY = 1.0, 0.25
+#: Seconds that receivers of signals have to end.
+RECEIVERS_PATIENCE = 5.0
 #: The number of tasks that one statement gives back.
 TOGETHER = 500
 
@@ -91,8 +94,10 @@ def run(remains: Remains, until: float) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, birth.SIGNALS)
-        with lasting_connection():
+        callbacks = receiver_threads()
+        with lasting_connection(), apart(callbacks):
             _write(remains, until)
+        callbacks.stop(RECEIVERS_PATIENCE)
         code = ExitCode.DONE
     except BaseException:
         log.fleet_writer_failed(exc_info=True)

@@ -160,8 +160,7 @@ class Parent:
         # Also the ends of its siblings' channels: open here, they would outlive the parent.
         self.loop.abandon()
         ours.close()
-        # No SIG_IGN: what a handler starts would inherit it.
-        signal.signal(signal.SIGINT, lambda number, frame: None)
+        birth.ignore_interrupts()
         return Birth(self.plan.name, member.index, name, theirs, marks, member.restarts)
 
     def _execute(self, member: Member, name: str, theirs: socket.socket) -> tuple[int, Marks]:

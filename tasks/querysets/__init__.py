@@ -8,6 +8,7 @@ What each verb requires of the row, in addition to its key:
     give_back       this grant, running; snooze too
     progress        this grant, running; checkpoint and finish_step too
     recover         running, the deadline passed, the grant that was read
+    take_from_dead  running, the grant that was read; of a holder whose parent saw it die
     recover_stalled running, no progress for as long as it may be, the grant that was read
     revoke          running, the grant that was read
     retry           failed or cancelled, its unique key not another task's

@@ -1,0 +1,111 @@
+"""A child's obedience, and its channel to the parent."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tasks.fleet import child
+from tasks.fleet.birth import Birth
+from tasks.fleet.channel import HURRY, STOP, ReportReader, send_report
+from tasks.fleet.child import Obedience
+from tasks.runtime.marks import Marks
+from tests.processes import wait_for
+
+pytestmark = pytest.mark.once
+
+Channel = tuple[socket.socket, socket.socket]
+
+
+@pytest.mark.parametrize(
+    ("heard", "stops"),
+    [
+        (["signal"], 1),
+        (["signal", "signal"], 2),
+        (["signal", "signal", "signal"], 2),
+        (["stop"], 1),
+        (["stop", "stop"], 1),
+        # systemd sends it to every process of a service.
+        (["stop", "signal"], 1),
+        (["signal", "stop"], 1),
+        (["stop", "hurry"], 2),
+        (["hurry"], 2),
+        (["signal", "stop", "signal"], 2),
+    ],
+)
+def test_a_child_stops_once_and_hurries_when_it_is_asked_again(
+    heard: list[str], stops: int
+) -> None:
+    called: list[int] = []
+    obedience = Obedience(lambda: called.append(1))
+
+    for each in heard:
+        if each == "signal":
+            obedience.hear_signal()
+        else:
+            obedience.hear_order(STOP if each == "stop" else HURRY)
+
+    assert len(called) == stops
+
+
+@pytest.fixture
+def channel() -> Iterator[Channel]:
+    channel = socket.socketpair()
+    yield channel
+    for end in channel:
+        end.close()
+
+
+def test_reports_arrive_whole_however_the_channel_cuts_them(channel: Channel) -> None:
+    ours, theirs = channel
+    heard: list[Mapping[str, Any]] = []
+    reader = ReportReader(ours, heard.append)
+
+    theirs.send(b'{"ready": fal')
+    assert reader.read()
+    theirs.send(b'se}\n{"ready": true}\n{"rea')
+    assert reader.read()
+    assert reader.read()  # nothing has come
+    theirs.close()
+
+    assert not reader.read()
+    assert heard == [{"ready": False}, {"ready": True}]
+    reader.order(STOP)  # nobody hears it
+
+
+class Worker:
+    """In place of a worker process."""
+
+    def __init__(self) -> None:
+        self.stopped = 0
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def vitals(self) -> dict[str, Any]:
+        return {"ready": True}
+
+
+def test_a_child_reports_obeys_and_stops_when_its_parent_is_gone(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.runtime.marks.current", None)
+    ours, theirs = channel
+    heard: list[Mapping[str, Any]] = []
+    reader, worker = ReportReader(ours, heard.append), Worker()
+    with child.reporting(Birth("fleet", 1, "ann", theirs, Marks(1, 1)), worker):
+        wait_for(lambda: reader.read() and heard)
+        ours.close()
+        wait_for(lambda: worker.stopped == 1)
+
+    assert heard[0] == {"ready": True}
+
+
+def test_a_report_to_a_parent_that_is_gone_is_an_error(channel: Channel) -> None:
+    channel[0].close()
+
+    with pytest.raises(OSError, match=r"."):
+        send_report(channel[1], {"ready": True})

@@ -1,0 +1,107 @@
+"""The parent's decisions about replacing children."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tasks.fleet import status
+from tasks.fleet.parent import Parent, Plan, how_it_ended
+from tasks.fleet.status import LIVED_LONG, LONGEST_PAUSE, ChildStatus, Member
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock, moved by hand."""
+    now = [100.0]
+    monkeypatch.setattr(status, "clock", lambda: now[0])
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    return now
+
+
+def ends(member: Member, now: list[float], *, code: int, ready: bool = True, after: float) -> float:
+    """Have the member a child that ends so; returns the pause until the next."""
+    child = ChildStatus(member.index, "ann", started_at=now[0])
+    child.hear({"ready": ready})
+    now[0] += after
+    member.note_end(child, code, how_it_ended(code))
+    return member.pause
+
+
+def test_a_child_that_lived_long_is_replaced_at_once(now: list[float]) -> None:
+    assert ends(Member(1), now, code=-9, after=LIVED_LONG + 1) == 0
+
+
+def test_a_child_that_ended_well_is_replaced_at_once_however_soon_that_was(
+    now: list[float],
+) -> None:
+    assert ends(Member(1), now, code=0, after=0.1) == 0
+
+
+def test_the_pause_grows_while_children_die_young(now: list[float]) -> None:
+    member = Member(1)
+
+    pauses = [ends(member, now, code=-9, after=1) for _ in range(8)]
+
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert ends(member, now, code=-9, after=LIVED_LONG + 1) == 0
+    assert ends(member, now, code=-9, after=1) == 0.1
+
+
+def test_a_child_that_ended_before_it_served_counts_as_a_failed_start(now: list[float]) -> None:
+    member = Member(1)
+
+    pauses = [ends(member, now, code=code, ready=False, after=0.1) for code in (1, 0, -9)]
+
+    assert (member.failed_starts, pauses) == (3, [0.1, 0.2, 0.4])
+    ends(member, now, code=1, after=0.1)
+    assert member.failed_starts == 0
+
+
+def test_a_child_serves_from_the_first_report_that_says_so() -> None:
+    child = ChildStatus(1, "ann")
+
+    child.hear({"ready": False})
+    assert not child.is_ready
+    child.hear({"ready": True})
+    child.hear({"ready": False})
+
+    assert (child.is_ready, child.beat_at) == (True, 100.0)
+
+
+def plan(**options: bool) -> Plan:
+    return Plan("fleet", 2, {}, inside=10, groups=1, ttl=30, stop_timeout=30, **options)
+
+
+@pytest.mark.parametrize(("codes", "code"), [([0, 0], 0), ([0, -9], 1), ([-9, 0], 1)])
+def test_without_restarts_the_exit_code_tells_if_any_ended_badly(
+    codes: list[int], code: int
+) -> None:
+    parent = Parent(plan(restarts=False))
+
+    for member, each in zip(parent.members, codes, strict=True):
+        parent._replace(member, each)
+
+    assert parent.exit_code == code
+    assert [member.restarts for member in parent.members] == [0, 0]
+    parent.loop.abandon()
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(1, 1), (0, 1), (-11, 1), (2, 2)])
+def test_a_child_that_does_not_start_five_times_ends_the_fleet(
+    now: list[float], code: int, exit_code: int
+) -> None:
+    parent = Parent(plan())
+    member = parent.members[0]
+
+    for start in range(5):
+        assert not parent.is_stopping, start
+        ends(member, now, code=code, ready=False, after=0.1)
+        parent._replace(member, code)
+
+    assert (parent.is_stopping, parent.exit_code) == (True, exit_code)
+    assert member.restarts == 4
+    parent.loop.abandon()
