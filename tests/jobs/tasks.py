@@ -23,6 +23,16 @@ def echo(ctx: Context, **data: Any) -> dict[str, Any]:
     return data
 
 
+#: What has leaked.
+_held: list[bytes] = []
+
+
+@handler("jobs.leak")
+def leak(ctx: Context, mib: int) -> None:
+    """Keep so much memory for good."""
+    _held.append(b"x" * (mib << 20))
+
+
 @handler("jobs.wait")
 def wait(ctx: Context, folder: str) -> dict[str, Any]:
     """Work until the file ``go-<attempt>`` appears in ``folder``, or until the worker stops if

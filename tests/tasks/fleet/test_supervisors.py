@@ -4,6 +4,7 @@ terminal."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,6 +12,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -158,6 +161,54 @@ def test_a_service_manager_is_told_what_to_start_again(spawn_cold: Spawn) -> Non
     assert f"port {port}: Address already in use" in failing.output
     assert spawn_cold([*COMMAND, "--workers", "none"]).wait(PATIENCE) == 1
     assert spawn_cold([*COMMAND, "--nonsense"]).wait(PATIENCE) == 2
+
+
+def test_a_worker_that_has_grown_is_replaced_by_its_parent_and_alone_ends_with_0(
+    spawn_cold: Spawn,
+) -> None:
+    limit = ["--max-memory", "300"]
+    parent = spawn_cold([*COMMAND, "--workers", "1", "--name", "web", *limit])
+    (before,) = serving(parent, 1)
+    task = Task.objects.enqueue("jobs.leak", {"mib": 300})
+    wait_for(lambda: is_gone(before.pid), timeout=PATIENCE, process=parent)
+    (after,) = serving(parent, 1)
+
+    before.refresh_from_db()
+    assert (before.death, after.fleet_restarts) == ("", 1)
+    row = row_of(task)
+    assert (row["status"], row["attempts"]) == (TaskStatus.SUCCEEDED, 1)
+    parent.terminate()
+    assert parent.wait(PATIENCE) == 0
+
+    alone = spawn_cold([*COMMAND, *limit])
+    Task.objects.enqueue("jobs.leak", {"mib": 300})
+    assert alone.wait(PATIENCE) == 0
+
+
+def test_the_probes_of_a_parent_tell_how_its_workers_are(spawn_cold: Spawn, tmp_path: Path) -> None:
+    path = tmp_path / "health"
+    parent = spawn_cold([*PARENT, "--health-port", "0", "--health-file", str(path)])
+
+    def probe(name: str) -> str:
+        said = re.search(r"http://127.0.0.1:(\d+)/livez", parent.output)
+        if said is None:
+            return ""
+        try:
+            with urlopen(f"http://127.0.0.1:{said[1]}/{name}", timeout=20) as answer:
+                return str(answer.read().decode())
+        except HTTPError as error:
+            return str(error.read().decode())
+
+    wait_for(lambda: probe("readyz") == "ok\n", timeout=PATIENCE, process=parent)
+    os.utime(path, (0, 0))
+    wait_for(lambda: path.stat().st_mtime, timeout=PATIENCE, process=parent)
+    first = serving(parent)[0]
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: probe("readyz").startswith("Worker 1: It starts"), timeout=PATIENCE)
+    assert probe("livez") == "ok\n"
+    wait_for(lambda: probe("readyz") == "ok\n", timeout=PATIENCE, process=parent)
+    parent.terminate()
+    assert parent.wait(PATIENCE) == 0
 
 
 # A container
