@@ -37,11 +37,13 @@ class Listener:
         hear: Callable[[str], object],
         is_wanted: Callable[[], bool],
         lock: threading.Lock,
+        channel: str = CHANNEL,
     ) -> None:
         self.using = using
         self._hear = hear
         self._is_wanted = is_wanted
         self._lock = lock
+        self._channel = channel
         self._thread: threading.Thread | None = None
         self._service = Service(self._listen_once, log.notifications_failed, expected=(Exception,))
         #: Until when nobody listens, since nothing arrives.
@@ -68,9 +70,9 @@ class Listener:
             time.sleep(self._service.step())
 
     def _listen_once(self) -> float:
-        with listening(self.using, CHANNEL) as raw, Notifications(raw) as notes:
+        with listening(self.using, self._channel) as raw, Notifications(raw) as notes:
             self._service.failures.succeeded()
-            trial = notify_trial(self.using, CHANNEL)
+            trial = notify_trial(self.using, self._channel)
             arrives_by = clock.system_clock() + ARRIVAL
             while self._goes_on(end=False):
                 for payload in notes.within(CHECK_EVERY):

@@ -23,7 +23,7 @@ from leasing.store import Renewal
 from leasing.validation.names import check_name
 from tasks.api.errors import refusal_of
 from tasks.api.holders import MAX_BATCH, is_completed, may_change, output_field
-from tasks.api.rows import tasks
+from tasks.api.rows import tasks, tasks_of
 from tasks.models import Task
 
 router = Router(tags=["tasks"])
@@ -134,7 +134,7 @@ Refusal = tuple[int, str]
 )
 def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
     """Move the deadlines of several tasks, each to its ttl from now."""
-    batch = Batch(body, body.tasks, columns=TERM)
+    batch = Batch(request, body, body.tasks, columns=TERM)
     grants = {key: task.grant_id for key, task in batch.held.items() if task.grant_id}
     renewed = tasks().renew_many(grants)
     terms: dict[int, Renewal] = dict(renewed.renewed)
@@ -173,7 +173,7 @@ def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
 )
 def complete_tasks(request: HttpRequest, body: Completions) -> EndedMany:
     """End several tasks well and keep their outputs."""
-    batch = Batch(body, body.tasks, columns=(*TERM, "task_output"))
+    batch = Batch(request, body, body.tasks, columns=(*TERM, "task_output"))
     outputs = {each.id: each.task_output for each in body.tasks[::-1]}
     proven = {each.id for each in body.tasks if each.lease_key is not None}
     left = [
@@ -194,7 +194,7 @@ def complete_tasks(request: HttpRequest, body: Completions) -> EndedMany:
 def fail_tasks(request: HttpRequest, body: Failures) -> EndedMany:
     """End this attempt of several tasks badly. Each is tried again, unless that was its last
     attempt."""
-    batch = Batch(body, body.tasks)
+    batch = Batch(request, body, body.tasks)
     errors = {each.id: each.error for each in body.tasks[::-1]}
     failures = [(task, errors[key]) for key, task in batch.held.items()]
     _, lost = tasks().fail_many(failures, unexpired=True)
@@ -205,16 +205,19 @@ class Batch:
     """The tasks of a request, each held by who sent it or refused.
 
     Args:
-        body: The request.
+        request: The request.
+        body: Its body.
         items: What it says of each task.
         columns: The columns to read of each; all but the payload by default.
     """
 
-    def __init__(self, body: Many, items: Sequence[One], columns: Sequence[str] = ()) -> None:
+    def __init__(
+        self, request: HttpRequest, body: Many, items: Sequence[One], columns: Sequence[str] = ()
+    ) -> None:
         self._items = items
         self._refused: dict[int, Refusal] = {}
         processor = None if body.processor is None else check_name(body.processor, "processor")
-        rows = tasks().filter(pk__in={each.id for each in items})
+        rows = tasks_of(request).filter(pk__in={each.id for each in items})
         rows = rows.only(*columns) if columns else rows.defer("task_data", "task_output")
         found = {task.pk: task for task in rows}
         #: Those that the request may write, by their keys.

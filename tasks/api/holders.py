@@ -10,6 +10,7 @@ a processor is refused once its deadline has passed, even while nobody else has 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.http import Http404, HttpRequest
@@ -18,18 +19,25 @@ from pydantic import AliasChoices, Field, model_validator
 
 from leasing.api.access import Access
 from leasing.api.bodies import Error, Notice, Request
+from leasing.api.bounds import room_for
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import IDEMPOTENT, HoldersRequest, check_lease_key, request_id
+from leasing.api.principals import principal_of
+from leasing.api.waiting import Wait, answer_with
 from leasing.exceptions import LeaseLost
+from leasing.runtime.aio import Undoable
 from leasing.validation.names import check_name
 from tasks.api.rows import find, tasks
 from tasks.api.schemas import ClaimedTask, ClaimedTasks, HeldTask, TaskOut
 from tasks.api.visibility import shown, shown_to_claimer, shown_to_holder
+from tasks.claim_waiting import claiming
 from tasks.models import Task, TaskStatus
 from tasks.payload import is_same_json
 
 #: Tasks of one batch.
 MAX_BATCH = 100
+#: Why tasks are given back whose claimer did not wait for the answer.
+HUNG_UP = "its client hung up"
 
 may_change = Access("leasing_tasks.change_task")
 
@@ -47,6 +55,7 @@ class Claim(Request):
         None, min_length=1, max_length=MAX_BATCH, description="Default: all."
     )
     ttl: float | None = Field(None, description="Seconds, within the bounds of this site.")
+    wait: Wait = 0
 
 
 class Holder(HoldersRequest):
@@ -98,21 +107,35 @@ class Checkpoint(Progress):
     response=answers({202: ClaimedTask | ClaimedTasks, 200: Notice}, *BAD_BODY, 409),
     openapi_extra=IDEMPOTENT,
 )
-def claim_next_task(request: HttpRequest, body: Claim) -> Status[Any]:
+def claim_next_task(request: HttpRequest, body: Claim) -> Any:
     """Lease the next task that is due, of any of the queues, to the processor; with `limit`
-    several, by one statement."""
-    claimed = tasks().claim(
-        body.processor,
-        queues=body.queues,
-        limit=body.limit or 1,
-        ttl=body.ttl,
-        request_id=request_id(request, body),
-    )
-    if not claimed:
-        return Status(200, Notice(message="There is no task to run now."))
-    if body.limit is None:
-        return Status(202, shown_to_claimer(claimed[0]))
-    return Status(202, ClaimedTasks(tasks=[shown_to_claimer(task) for task in claimed]))
+    several, by one statement. With `wait` an enqueue ends the wait early."""
+    principal = principal_of(request)
+    for queue in body.queues or ():
+        principal.check_queue(queue)
+    queues, again = body.queues or principal.queues, request_id(request, body)
+
+    def claim() -> list[Task]:
+        with room_for(request, body.limit or 1, again) as room:
+            claimed = tasks().claim(
+                body.processor,
+                queues=queues,
+                limit=room.size,
+                ttl=body.ttl,
+                request_id=again,
+            )
+            room.granted(claimed)
+        return claimed
+
+    def answer(claimed: list[Task]) -> Status[Any]:
+        if not claimed:
+            return Status(200, Notice(message="There is no task to run now."))
+        if body.limit is None:
+            return Status(202, shown_to_claimer(claimed[0]))
+        return Status(202, ClaimedTasks(tasks=[shown_to_claimer(task) for task in claimed]))
+
+    attempt = Undoable(claim, partial(tasks().give_back_many, reason=HUNG_UP, begun=False))
+    return answer_with(request, body.wait, partial(claiming, attempt, queues), answer)
 
 
 _REFUSED: dict[int, Any] = {200: Notice, 409: Notice | Error}
@@ -130,7 +153,7 @@ def heartbeat_task(request: HttpRequest, task_id: str, body: Holder) -> Status[A
     def heartbeat(task: Task) -> TaskOut:
         return shown_to_holder(request, tasks().heartbeat(task))
 
-    return by_holder(task_id, body, heartbeat)
+    return by_holder(request, task_id, body, heartbeat)
 
 
 @router.put("/tasks/{task_id}/complete", auth=may_change, response=_ANSWERS)
@@ -143,7 +166,7 @@ def complete_task(request: HttpRequest, task_id: str, body: Complete) -> Status[
             tasks().complete(task, body.task_output, unexpired=True)
         return shown(request, task, task.holder)
 
-    return by_holder(task_id, body, complete)
+    return by_holder(request, task_id, body, complete)
 
 
 @router.put("/tasks/{task_id}/fail", auth=may_change, response=_ANSWERS)
@@ -153,7 +176,7 @@ def fail_task(request: HttpRequest, task_id: str, body: Fail) -> Status[Any]:
     def fail(task: Task) -> TaskOut:
         return shown(request, tasks().fail(task, body.error, unexpired=True), task.holder)
 
-    return by_holder(task_id, body, fail)
+    return by_holder(request, task_id, body, fail)
 
 
 @router.put("/tasks/{task_id}/progress", auth=may_change, response=_ANSWERS)
@@ -164,7 +187,7 @@ def report_progress(request: HttpRequest, task_id: str, body: Progress) -> Statu
     def progress(task: Task) -> TaskOut:
         return shown(request, tasks().progress(task, body.progress), task.holder)
 
-    return by_holder(task_id, body, progress)
+    return by_holder(request, task_id, body, progress)
 
 
 @router.put("/tasks/{task_id}/checkpoint", auth=may_change, response=_ANSWERS)
@@ -176,7 +199,7 @@ def store_checkpoint(request: HttpRequest, task_id: str, body: Checkpoint) -> St
         stored = tasks().checkpoint(task, body.state, progress=body.progress)
         return shown(request, stored, task.holder)
 
-    return by_holder(task_id, body, checkpoint)
+    return by_holder(request, task_id, body, checkpoint)
 
 
 def is_completed(task: Task, output: Any) -> bool:
@@ -184,18 +207,21 @@ def is_completed(task: Task, output: Any) -> bool:
     return task.status == TaskStatus.SUCCEEDED and is_same_json(task.task_output, output)
 
 
-def by_holder(task_id: str, body: Holder, verb: Callable[[Task], TaskOut]) -> Status[Any]:
+def by_holder(
+    request: HttpRequest, task_id: str, body: Holder, verb: Callable[[Task], TaskOut]
+) -> Status[Any]:
     """Call a verb on a task for the holder that has it, with the grant it has. The verb itself
     records its refusal.
 
     Args:
+        request: The holder's request.
         task_id: The id of the task, from the address.
         body: The body of the request.
         verb: Writes the task and returns the answer; it may raise LeaseLost.
     """
     processor = None if body.processor is None else check_name(body.processor, "processor")
     try:
-        task = find(task_id)
+        task = find(request, task_id)
     except Http404 as missing:
         if body.lease_key is not None:
             check_lease_key(None, body.lease_key)

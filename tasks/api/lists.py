@@ -1,106 +1,137 @@
-"""Routes that show tasks: lists, one task, its attempts, and why it is where it is."""
+"""Routes that show tasks: lists, one task, its attempts, and why it is where it is.
+
+A list is in the order of an index. What no index serves (a queue, a name, begun and not done) is
+searched for among so many rows a page: see ``leasing.api.lists``.
+"""
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Literal
+
+from django.db.models import Q
 from django.http import HttpRequest
-from pydantic import BaseModel
+from ninja import Query
 
 from leasing.api.access import Access
-from leasing.api.bodies import Limit
 from leasing.api.errors import answers
+from leasing.api.lists import At, Limit, Page, Source, page_at
+from leasing.validation.names import check_name
 
 # GET and POST of /tasks are one address, and so of one router.
+from tasks import registry
 from tasks.api.producers import router
-from tasks.api.rows import find, tasks
-from tasks.api.schemas import (
-    AttemptOut,
-    DiagnosisOut,
-    StuckTask,
-    TaskAnswer,
-    TaskList,
-)
+from tasks.api.rows import find, search_of, tasks
+from tasks.api.schemas import AttemptOut, DiagnosisOut, StuckTask, TaskAnswer, TaskList
 from tasks.api.visibility import VIEW, shown, shown_attempt
+from tasks.dashboard.listing import STATES, in_state
 from tasks.diagnosis import diagnose, look_around
 from tasks.models import TaskAttempt
-from tasks.querysets import TaskQuerySet
 
 may_see = Access(VIEW)
 
+#: The lists of the pages, each in the order of an index.
+State = Literal["ready", "scheduled", "retrying", "running", "succeeded", "failed", "cancelled"]
+Filter = Annotated[str | None, Query(min_length=1, max_length=200)]
 
-class AttemptList(BaseModel):
+
+class AttemptList(Page):
     """The attempts of a task that did not succeed, the latest first."""
 
     attempts: list[AttemptOut]
 
 
-class StuckList(BaseModel):
+class StuckList(Page):
     """Some stuck tasks, newest first."""
 
     tasks: list[StuckTask]
 
 
 @router.get("/tasks", auth=may_see, response=answers({200: TaskList}, 400))
-def list_tasks(request: HttpRequest, limit: Limit = 100) -> TaskList:
-    """Tasks in any state."""
-    return newest(request, tasks(), limit)
+def list_tasks(
+    request: HttpRequest,
+    limit: Limit = 100,
+    cursor: At = "",
+    status: State | None = None,
+    queue: Filter = None,
+    name: Filter = None,
+) -> TaskList:
+    """Tasks, the newest first; of one `status` in the order of the pages: waiting ones by their
+    start, the next first, ended ones by their end, the latest first."""
+    conditions = []
+    if queue is not None:
+        conditions.append(Q(queue=check_name(queue, "queue")))
+    if name is not None:
+        conditions.append(Q(name__in=registry.all_names(check_name(name, "name"))))
+    rows, order = in_state(status or "all", tasks()), STATES[status or "all"].order
+    search = search_of(request, *conditions)
+    return page(request, Source(rows, order, search), cursor, limit)
 
 
 @router.get("/tasks/started", auth=may_see, response=answers({200: TaskList}, 400))
-def list_started_tasks(request: HttpRequest, limit: Limit = 100) -> TaskList:
-    """Tasks that were begun and are not done; between two attempts too."""
-    return newest(request, tasks().filter(started_at__isnull=False, processed_at=None), limit)
+def list_started_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> TaskList:
+    """Tasks that were begun and are not done; between two attempts too. The newest first."""
+    begun = search_of(request, Q(started_at__isnull=False, processed_at=None))
+    return page(request, Source(tasks(), search=begun), cursor, limit)
 
 
 @router.get("/tasks/processed", auth=may_see, response=answers({200: TaskList}, 400))
-def list_processed_tasks(request: HttpRequest, limit: Limit = 100) -> TaskList:
-    """Tasks that have ended, in any way."""
-    return newest(request, tasks().filter(processed_at__isnull=False), limit)
+def list_processed_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> TaskList:
+    """Tasks that have ended, in any way. The newest first."""
+    ended = search_of(request, Q(processed_at__isnull=False))
+    return page(request, Source(tasks(), search=ended), cursor, limit)
 
 
 @router.get("/tasks/stuck", auth=may_see, response=answers({200: StuckList}, 400))
-def list_stuck_tasks(request: HttpRequest, limit: Limit = 100) -> StuckList:
+def list_stuck_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> StuckList:
     """Running tasks that recovery is to take from their holders: the deadline has passed, or they
     report no progress. Each with its diagnosis."""
-    found = list(tasks().lapsed().order_by("-pk")[:limit])
+    source = Source(tasks().lapsed(), search=search_of(request))
+    found, following = page_at(cursor, limit, source)
     around = look_around(found) if found else None
-    explained = [
-        DiagnosisOut(id=task.pk, **diagnose(task, around=around).as_json()) for task in found
+    stuck = [
+        StuckTask(
+            task=shown(request, task),
+            diagnosis=DiagnosisOut(id=task.pk, **diagnose(task, around=around).as_json()),
+        )
+        for task in found
     ]
-    return StuckList(
-        tasks=[
-            StuckTask(task=shown(request, task), diagnosis=diagnosis)
-            for task, diagnosis in zip(found, explained, strict=True)
-        ]
-    )
+    return StuckList(tasks=stuck, next=following)
 
 
 @router.get("/tasks/{task_id}", auth=may_see, response=answers({200: TaskAnswer}, 404))
 def get_task(request: HttpRequest, task_id: str) -> TaskAnswer:
     """One task."""
-    return TaskAnswer(task=shown(request, find(task_id)))
+    return TaskAnswer(task=shown(request, find(request, task_id)))
 
 
-@router.get("/tasks/{task_id}/attempts", auth=may_see, response=answers({200: AttemptList}, 404))
-def list_attempts(request: HttpRequest, task_id: str, limit: Limit = 100) -> AttemptList:
+@router.get(
+    "/tasks/{task_id}/attempts", auth=may_see, response=answers({200: AttemptList}, 400, 404)
+)
+def list_attempts(
+    request: HttpRequest, task_id: str, limit: Limit = 100, cursor: At = ""
+) -> AttemptList:
     """The attempts of a task that did not succeed: the good one is the task itself."""
-    task = find(task_id)
-    rows = TaskAttempt.objects.using(tasks().db).filter(task_id=task.pk).order_by("-pk")
-    return AttemptList(attempts=[shown_attempt(request, each) for each in rows[:limit]])
+    task = find(request, task_id)
+    rows: Any = TaskAttempt.objects.using(task._state.db).filter(task_id=task.pk)
+    found, following = page_at(cursor, limit, Source(rows))
+    return AttemptList(attempts=[shown_attempt(request, each) for each in found], next=following)
 
 
 @router.get("/tasks/{task_id}/diagnosis", auth=may_see, response=answers({200: DiagnosisOut}, 404))
 def diagnose_task(request: HttpRequest, task_id: str) -> DiagnosisOut:
     """Why a task is where it is, what happens next, and what can be done."""
-    task = find(task_id)
+    task = find(request, task_id)
     return DiagnosisOut(id=task.pk, **diagnose(task).as_json())
 
 
-def newest(request: HttpRequest, rows: TaskQuerySet, limit: int) -> TaskList:
-    """Return the newest of some tasks.
+def page(request: HttpRequest, source: Source[Any], cursor: str, limit: int) -> TaskList:
+    """Return a page of tasks.
 
     Args:
         request: The client's request.
-        rows: The tasks among which they are.
+        source: The tasks among which they are.
+        cursor: The cursor of the page; empty: the first page.
         limit: The number of tasks, at most.
     """
-    return TaskList(tasks=[shown(request, task) for task in rows.order_by("-pk")[:limit]])
+    found, following = page_at(cursor, limit, source)
+    return TaskList(tasks=[shown(request, task) for task in found], next=following)

@@ -17,6 +17,7 @@ from pydantic import Field
 from leasing.api.access import Access
 from leasing.api.bodies import Request
 from leasing.api.errors import BAD_BODY, answers
+from leasing.api.principals import principal_of
 from leasing.dashboard.forms import REASON_LENGTH
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from tasks.api.acting import perform
@@ -89,6 +90,8 @@ def reschedule_task(request: HttpRequest, task_id: str, body: Reschedule) -> Tas
         raise HttpError(400, "Give scheduled_at or at_once, not both.")
     if not (body.at_once or body.scheduled_at is not None or body.queue):
         raise HttpError(400, "Give a queue, a time, or both.")
+    if body.queue:
+        principal_of(request).check_queue(body.queue)
     return act(request, task_id, ACTIONS["reschedule"], said)
 
 
@@ -109,5 +112,5 @@ def act(request: HttpRequest, task_id: str, action: OperatorAction, said: Said) 
         action: The action.
         said: The fields of its form.
     """
-    perform(request, action, tasks(), find(task_id).pk, said)
-    return shown(request, find(task_id))
+    perform(request, action, tasks(), find(request, task_id).pk, said)
+    return shown(request, find(request, task_id))

@@ -18,9 +18,11 @@ from leasing.api.access import Access
 from leasing.api.bodies import Request
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import IDEMPOTENT, request_id
+from leasing.api.principals import principal_of
+from tasks import registry
 from tasks.api.errors import refusal_of
 from tasks.api.holders import MAX_BATCH
-from tasks.api.rows import find, tasks
+from tasks.api.rows import tasks
 from tasks.api.schemas import Given, TaskOut
 from tasks.api.visibility import shown, shown_to_owner
 from tasks.models import Task
@@ -108,11 +110,11 @@ def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
     same task."""
     key = idempotency_key(request)
     try:
-        task = stored(body, key)
+        task = stored(request, body, key)
     except ValueError as error:
         raise HttpError(400, str(error)) from error
     if not task.is_duplicate:
-        return Status(201, shown_to_owner(find(str(task.pk))))
+        return Status(201, shown_to_owner(tasks().get(pk=task.pk)))
     return Status(201 if is_the_same(task, key) else 200, shown(request, task))
 
 
@@ -129,26 +131,41 @@ def enqueue_tasks(request: HttpRequest, body: EnqueueMany) -> EnqueuedMany:
     key = idempotency_key(request)
     if key:
         pairs = [(each, f"{key}:{place}") for place, each in enumerate(body.tasks)]
-        return EnqueuedMany(results=[answered(*pair) for pair in pairs])
+        return EnqueuedMany(results=[answered(request, *pair) for pair in pairs])
     results: dict[int, Enqueued] = {}
     alike: dict[str, list[int]] = {}
     for place, each in enumerate(body.tasks):
         alike.setdefault(likeness(each) or str(place), []).append(place)
     for places in alike.values():
         items = [body.tasks[place] for place in places]
-        results |= zip(places, answered_together(items), strict=True)
+        results |= zip(places, answered_together(request, items), strict=True)
     return EnqueuedMany(results=[results[place] for place in range(len(body.tasks))])
 
 
-def stored(body: Enqueue, key: str | None) -> Task:
-    """Enqueue one task. Raises what ``enqueue`` does."""
-    return tasks().enqueue(body.name, body.data, idempotency_key=key, **body.options())
+def stored(request: HttpRequest, body: Enqueue, key: str | None) -> Task:
+    """Enqueue one task. Raises what ``enqueue`` does, and HttpError."""
+    check_queue(request, body)
+    task = tasks().enqueue(body.name, body.data, idempotency_key=key, **body.options())
+    if task.is_duplicate:
+        principal_of(request).check_queue(task.queue)
+    return task
 
 
-def answered(body: Enqueue, key: str | None = None) -> Enqueued:
+def check_queue(request: HttpRequest, body: Enqueue) -> None:
+    """Raise HttpError 403 if the client of ``request`` may not enqueue there. One that is limited
+    to some queues replaces no task, which may be in another."""
+    principal = principal_of(request)
+    if principal.queues is None:
+        return
+    principal.check_queue(body.queue or registry.find(body.name).queue)
+    if body.on_duplicate != "skip":
+        raise HttpError(403, "This token is for some queues only, and cannot replace tasks.")
+
+
+def answered(request: HttpRequest, body: Enqueue, key: str | None = None) -> Enqueued:
     """Enqueue one task of a batch, and return the answer for it."""
     try:
-        task = stored(body, key)
+        task = stored(request, body, key)
     except Exception as error:
         refusal = (400, str(error)) if isinstance(error, ValueError) else refusal_of(error)
         if refusal is None:
@@ -157,17 +174,18 @@ def answered(body: Enqueue, key: str | None = None) -> Enqueued:
     return Enqueued(status=201 if is_the_same(task, key) else 200, id=task.pk)
 
 
-def answered_together(bodies: list[Enqueue]) -> list[Enqueued]:
+def answered_together(request: HttpRequest, bodies: list[Enqueue]) -> list[Enqueued]:
     """Enqueue tasks that are alike by one statement; each on its own where that is refused."""
     if len(bodies) > 1:
         data = [each.data for each in bodies]
         try:
+            check_queue(request, bodies[0])
             together = tasks().enqueue_many(bodies[0].name, data, **bodies[0].options())
             return [Enqueued(status=201, id=task.pk) for task in together]
         except Exception as error:
             if not isinstance(error, ValueError) and refusal_of(error) is None:
                 raise
-    return [answered(each) for each in bodies]
+    return [answered(request, each) for each in bodies]
 
 
 def likeness(body: Enqueue) -> str:

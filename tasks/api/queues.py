@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from leasing.api.access import Access
 from leasing.api.bodies import Moment, Request
 from leasing.api.errors import BAD_BODY, answers
+from leasing.api.principals import principal_of
 from leasing.dashboard.forms import REASON_LENGTH
 from leasing.dashboard.operator_actions import Said
 from tasks.api.acting import perform
@@ -79,7 +80,14 @@ ANSWERS = answers({200: QueueOut}, *BAD_BODY, 404, 409)
 @router.get("/queues", auth=may_see, response=answers({200: QueueList}))
 def list_queues(request: HttpRequest) -> QueueList:
     """All queues."""
-    return QueueList(queues=[QueueOut.of(line) for line in read_queues().lines])
+    queues = principal_of(request).queues
+    return QueueList(
+        queues=[
+            QueueOut.of(line)
+            for line in read_queues().lines
+            if queues is None or line.name in queues
+        ]
+    )
 
 
 @router.put("/queues/{path:name}/pause", auth=may_pause, response=ANSWERS)
@@ -103,6 +111,7 @@ def act(request: HttpRequest, name: str, verb: str, said: Said) -> QueueOut:
         verb: The name of the action.
         said: The fields of its form.
     """
+    principal_of(request).check_queue(name)
     rows = Queue.objects.home()
     if name in task_settings.QUEUES:
         rows.declare([name])

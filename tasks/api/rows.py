@@ -1,11 +1,14 @@
-"""Find the tasks that requests are about."""
+"""Find the tasks that requests are about, among those that their clients may use."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from django.http import Http404
+from django.db.models import Q
+from django.http import Http404, HttpRequest
 
+from leasing.api.principals import principal_of
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet
 
@@ -17,12 +20,26 @@ def tasks() -> TaskQuerySet:
     return rows
 
 
-def find(task_id: str) -> Task:
-    """Return the task with that id. Raises Http404."""
+def tasks_of(request: HttpRequest) -> TaskQuerySet:
+    """Return the tasks that the client of ``request`` may use."""
+    return principal_of(request).tasks(tasks())
+
+
+def find(request: HttpRequest, task_id: str) -> Task:
+    """Return the task with that id, among those that the client may use. Raises Http404."""
     # Python reads more than digits as a number, and 1_7 or 017 is no id.
     task = None
     if re.fullmatch("[1-9][0-9]{0,18}", task_id):
-        task = tasks().filter(pk=int(task_id)).first()
+        task = tasks_of(request).filter(pk=int(task_id)).first()
     if task is None:
         raise Http404(f"There is no task {task_id}.")
     return task
+
+
+def search_of(request: HttpRequest, *conditions: Any) -> Q | None:
+    """Return the ``conditions`` of a list that no index serves, with the queues that the client of
+    ``request`` is limited to; None: there are none."""
+    queues = principal_of(request).queues
+    if queues is not None:
+        conditions = (*conditions, Q(queue__in=queues))
+    return Q(*conditions) if conditions else None

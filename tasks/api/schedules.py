@@ -10,8 +10,10 @@ from ninja import Router, Status
 from pydantic import BaseModel, Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import Limit, Moment
+from leasing.api.bodies import Moment
 from leasing.api.errors import BAD_BODY, answers
+from leasing.api.lists import At, Limit, Page, Source, page_at
+from leasing.api.principals import principal_of
 from leasing.functions import database_now
 from tasks.api.acting import perform
 from tasks.api.operators import Reasoned
@@ -66,7 +68,7 @@ class ScheduleOut(BaseModel):
         )
 
 
-class ScheduleList(BaseModel):
+class ScheduleList(Page):
     """Some schedules, newest first."""
 
     schedules: list[ScheduleOut]
@@ -76,12 +78,12 @@ ANSWERS = answers({200: ScheduleOut}, *BAD_BODY, 404, 409)
 
 
 @router.get("/schedules", auth=may_see, response=answers({200: ScheduleList}, 400))
-def list_schedules(request: HttpRequest, limit: Limit = 100) -> ScheduleList:
+def list_schedules(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> ScheduleList:
     """All schedules."""
-    rows: Any = Schedule.objects.home()
+    rows = schedules_of(request)
     now = database_now(rows.db)
-    found = rows.with_last().order_by("-pk")[:limit]
-    return ScheduleList(schedules=[ScheduleOut.of(each, now) for each in found])
+    found, following = page_at(cursor, limit, Source(rows.with_last()))
+    return ScheduleList(schedules=[ScheduleOut.of(each, now) for each in found], next=following)
 
 
 @router.put("/schedules/{path:name}/pause", auth=may_change, response=ANSWERS)
@@ -106,6 +108,12 @@ def run_schedule(request: HttpRequest, name: str, body: Reasoned) -> Status[Sche
     return Status(201, act(request, name, "run_now", body))
 
 
+def schedules_of(request: HttpRequest) -> Any:
+    """Return the schedules that the client of ``request`` may use: those of its queues, where it is
+    limited to some."""
+    return principal_of(request).tasks(Schedule.objects.home())
+
+
 def act(request: HttpRequest, name: str, verb: str, body: Reasoned) -> ScheduleOut:
     """Do an action to the schedule of that name, and return the schedule. Raises Http404.
 
@@ -115,7 +123,7 @@ def act(request: HttpRequest, name: str, verb: str, body: Reasoned) -> ScheduleO
         verb: The name of the action.
         body: The reason for it.
     """
-    rows: Any = Schedule.objects.home()
+    rows = schedules_of(request)
     named = rows.filter(name=name).with_last()
     schedule = named.first() if name.isprintable() else None
     if schedule is None:

@@ -17,6 +17,7 @@ from pydantic import (
 
 from leasing.api.bodies import BothSpellings, Moment
 from leasing.api.keys import TermOut
+from leasing.api.lists import Page
 from leasing.validation.moments import check_moment
 from tasks.models import Task
 
@@ -125,8 +126,8 @@ class TaskAnswer(BaseModel):
     task: TaskOut
 
 
-class TaskList(BaseModel):
-    """Some tasks, newest first."""
+class TaskList(Page):
+    """Some tasks."""
 
     tasks: list[TaskOut]
 

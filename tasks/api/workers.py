@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from django.http import HttpRequest
 from ninja import Router
 from pydantic import BaseModel, Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import Limit, Moment
+from leasing.api.bodies import Moment
 from leasing.api.errors import answers
+from leasing.api.lists import At, Limit, Page, Source, page_at
 from tasks.dashboard.worker_rows import WorkerRow, with_tasks
 from tasks.models import Worker
 
@@ -67,14 +68,14 @@ class WorkerOut(BaseModel):
         )
 
 
-class WorkerList(BaseModel):
+class WorkerList(Page):
     """Some workers, newest first."""
 
     workers: list[WorkerOut]
 
 
 @router.get("/workers", auth=may_see, response=answers({200: WorkerList}, 400))
-def list_workers(request: HttpRequest, limit: Limit = 100) -> WorkerList:
+def list_workers(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> WorkerList:
     """Workers, relays and generators that were seen within the last day."""
-    rows: Any = Worker.objects.home().with_state().order_by("-pk")[:limit]
-    return WorkerList(workers=[WorkerOut.of(row) for row in with_tasks(rows)])
+    rows, following = page_at(cursor, limit, Source(Worker.objects.home().with_state()))
+    return WorkerList(workers=[WorkerOut.of(row) for row in with_tasks(rows)], next=following)

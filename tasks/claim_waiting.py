@@ -1,0 +1,99 @@
+"""Waiting for tasks to claim, as clients of the API do: looks with growing pauses up to a second,
+which an enqueue ends early: by a call within the process, and on PostgreSQL by a notification.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from leasing.conf import leasing_settings
+from leasing.db.listener import Listener
+from leasing.runtime.aio import Steps, Undoable
+from leasing.runtime.clock import clock
+from leasing.waiting import Waiter
+from tasks.notifier import CHANNEL, limiter
+
+
+@dataclass(eq=False)
+class Claimer:
+    """A caller that waits for tasks of some ``queues``; None: of all."""
+
+    queues: Sequence[str] | None
+    waiter: Waiter
+
+    def hear(self, message: str) -> None:
+        """Wake the caller, if ``message`` is of an enqueue for it: one may stand for many tasks."""
+        what, _, which = message.partition(" ")
+        if what == "queue" and (self.queues is None or which.partition(" ")[2] in self.queues):
+            self.waiter.notify()
+
+
+class Claimers:
+    """The callers of this process that wait for tasks in the database ``using``."""
+
+    def __init__(self, using: str) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[Claimer] = []
+        self._listener = Listener(using, self._hear, self._is_wanted, self._lock, CHANNEL)
+
+    @contextmanager
+    def waiting(self, queues: Sequence[str] | None, until: float) -> Iterator[Waiter]:
+        """A waiter that is woken by enqueues while the block runs.
+
+        Args:
+            queues: The queues whose tasks it waits for; None: all.
+            until: The moment on the caller's clock at which the wait ends.
+        """
+        claimer = Claimer(queues, Waiter(until))
+        with self._lock:
+            self._waiting.append(claimer)
+            self._listener.start()
+        try:
+            with limiter.heard_by(claimer.hear):
+                yield claimer.waiter
+        finally:
+            with self._lock:
+                self._waiting.remove(claimer)
+
+    def _hear(self, message: str) -> None:
+        with self._lock:
+            for claimer in self._waiting:
+                claimer.hear(message)
+
+    def _is_wanted(self) -> bool:
+        return bool(self._waiting)
+
+
+_claimers: dict[str, Claimers] = {}
+
+if hasattr(os, "register_at_fork"):
+    # The waiters and the thread are the parent's.
+    os.register_at_fork(after_in_child=_claimers.clear)
+
+
+def claimers(using: str) -> Claimers:
+    """Return those that wait for tasks in the database ``using``."""
+    return _claimers.setdefault(using, Claimers(using))
+
+
+def claiming(claim: Undoable, queues: Sequence[str] | None, wait: float) -> Steps[Any]:
+    """Steps that claim tasks, for a driver, and bring what is claimed; empty: nothing in time.
+
+    Args:
+        claim: Claims what there is now.
+        queues: The queues that it claims from; None: all.
+        wait: Seconds to wait for tasks, at most.
+    """
+    if not wait:
+        return (yield claim)
+    with claimers(leasing_settings.DATABASE).waiting(queues, clock() + wait) as waiter:
+        while True:
+            claimed = yield claim
+            if claimed or not waiter.left:
+                return claimed
+            yield waiter

@@ -1,0 +1,204 @@
+"""The lists of tasks over HTTP: pages, filters, and what a token with queues sees and may do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from pytest_django import Settings
+
+from leasing.models import ApiToken
+from tasks.models import Task
+from tests.api_calls import Answer, call
+from tests.factories import TaskFactory, WorkerFactory
+from tests.leasing.support import expire
+
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.once,
+    pytest.mark.usefixtures("compatible", "queues"),
+]
+
+
+def pages(client: Client, path: str, noun: str = "tasks", limit: int = 2) -> list[list[Any]]:
+    """Return the ids, or names, on each page of a list."""
+    found, cursor = [], ""
+    mark = "&" if "?" in path else "?"
+    while True:
+        answer = call(client, "GET", f"{path}{mark}limit={limit}&cursor={cursor}")
+        assert answer.status == 200, answer.body
+        rows = [each.get("task", each) for each in answer.body[noun]]
+        found.append([row.get("id", row.get("name", row.get("number"))) for row in rows])
+        cursor = answer.body.get("next", "")
+        if not cursor:
+            return found
+
+
+def flat(found: list[list[Any]]) -> list[Any]:
+    return [each for one in found for each in one]
+
+
+@pytest.mark.parametrize(
+    ("path", "states"),
+    [
+        ("/tasks", ("ready", "running", "succeeded", "failed", "ready")),
+        ("/tasks/started", ("running",) * 5),
+        ("/tasks/processed", ("succeeded", "failed", "cancelled", "succeeded", "failed")),
+        ("/tasks?status=running", ("running",) * 5),
+        ("/tasks?name=sample.sleep", ("ready",) * 5),
+    ],
+)
+def test_a_list_is_read_page_by_page(client: Client, path: str, states: tuple[str, ...]) -> None:
+    made = [TaskFactory(state=state).pk for state in states]
+    found = pages(client, path)
+    assert flat(found) == made[::-1]
+    assert [len(each) for each in found] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("status", ["ready", "succeeded", "failed", "cancelled", "scheduled"])
+def test_tasks_of_a_status_are_in_the_order_of_the_pages(client: Client, status: str) -> None:
+    TaskFactory(state="running")
+    made = [TaskFactory(state=status).pk for _ in range(5)]
+    wanted = made if status in ("ready", "scheduled") else made[::-1]
+    assert flat(pages(client, f"/tasks?status={status}")) == wanted
+
+
+def test_stuck_tasks_are_read_page_by_page(client: Client) -> None:
+    made = [TaskFactory(state="running") for _ in range(3)]
+    for task in made:
+        expire(task)
+    assert flat(pages(client, "/tasks/stuck")) == [task.pk for task in made[::-1]]
+
+
+def test_other_lists_are_read_page_by_page(client: Client) -> None:
+    names = [WorkerFactory(state="live").pk for _ in range(3)]
+    assert flat(pages(client, "/workers", "workers")) == names[::-1]
+    task: Task = TaskFactory(state="running")
+    for number in range(1, 4):
+        task = Task.objects.fail(task, "no luck")
+        Task.objects.update(scheduled_at=task.created_at)
+        (task,) = Task.objects.claim("me")
+        assert task.attempts == number + 1
+    assert flat(pages(client, f"/tasks/{task.pk}/attempts", "attempts")) == [3, 2, 1]
+
+
+def test_a_filter_finds_a_queue_and_a_name(client: Client) -> None:
+    mail = Task.objects.enqueue("jobs.echo", queue="mail")
+    Task.objects.enqueue("jobs.echo")
+    Task.objects.enqueue("sample.sleep", {"sleep_duration_seconds": 1}, queue="mail")
+    found = call(client, "GET", "/tasks?queue=mail&name=jobs.echo&status=ready").body["tasks"]
+    assert [each["id"] for each in found] == [mail.pk]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["status=stuck", "status=", "queue=", "limit=0", "limit=x", "cursor=x", f"name={'x' * 201}"],
+)
+def test_a_question_of_another_form_is_refused(client: Client, query: str) -> None:
+    assert call(client, "GET", f"/tasks?{query}").status == 400
+
+
+def test_a_cursor_is_of_one_list(client: Client) -> None:
+    for _ in range(3):
+        TaskFactory(state="ready")
+    cursor = call(client, "GET", "/tasks?status=ready&limit=1").body["next"]
+    assert call(client, "GET", f"/tasks?cursor={cursor}").status == 400
+    assert call(client, "GET", f"/workers?cursor={cursor}").status == 400
+
+
+@pytest.mark.parametrize(("name", "status"), [("%00", 400), ("%0a", 400), ("%F0%9F%90%98", 200)])
+def test_a_name_that_could_be_none_is_not_searched_for(
+    client: Client, name: str, status: int
+) -> None:
+    for field in ("queue", "name"):
+        assert call(client, "GET", f"/tasks?{field}={name}").status == status
+
+
+def test_a_list_that_has_not_changed_is_not_sent_again(client: Client) -> None:
+    TaskFactory(state="ready")
+    tag = call(client, "GET", "/tasks").headers["ETag"]
+    known = client.get("/api/tasks", headers={"If-None-Match": tag})
+    assert (known.status_code, known.content) == (304, b"")
+    TaskFactory(state="ready")
+    assert call(client, "GET", "/tasks", headers={"If-None-Match": tag}).status == 200
+
+
+# A token for one queue
+
+
+class Program:
+    """A client with a token for the queue mail, and every scope of tasks."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        scopes = [
+            *(f"leasing_tasks.{each}_task" for each in ("view", "add", "change", "cancel")),
+            *("leasing_tasks.reschedule_task", "leasing_tasks.pause_queue"),
+            *("leasing_tasks.view_queue", "leasing.revoke_lease"),
+        ]
+        _, secret = ApiToken.objects.issue("robot", scopes=scopes, queues=["mail"])
+        self._headers = {"Authorization": f"Bearer {secret}"}
+
+    def call(self, method: str, path: str, body: Any = None) -> Answer:
+        return call(self._client, method, path, body, headers=self._headers)
+
+
+@pytest.fixture
+def robot(client: Client, settings: Settings) -> Program:
+    settings.LEASING = {**settings.LEASING, "API_ACCESS": "closed"}
+    return Program(client)
+
+
+def test_a_token_sees_the_tasks_of_its_queues(robot: Program) -> None:
+    Task.objects.enqueue("jobs.echo")
+    mail = Task.objects.enqueue("jobs.echo", queue="mail")
+    other = Task.objects.exclude(pk=mail.pk).get()
+    for path in ("/tasks", "/tasks?status=ready"):
+        assert [each["id"] for each in robot.call("GET", path).body["tasks"]] == [mail.pk]
+    assert [each["name"] for each in robot.call("GET", "/queues").body["queues"]] == ["mail"]
+    for verb in ("", "/diagnosis", "/attempts"):
+        assert robot.call("GET", f"/tasks/{mail.pk}{verb}").status == 200
+        assert robot.call("GET", f"/tasks/{other.pk}{verb}").status == 404
+
+
+def test_a_token_claims_from_its_queues(robot: Program) -> None:
+    Task.objects.enqueue("jobs.echo")
+    assert robot.call("POST", "/tasks/next", {"processor": "me"}).status == 200
+    asked = {"processor": "me", "queues": ["default", "mail"]}
+    assert robot.call("POST", "/tasks/next", asked).status == 403
+    Task.objects.enqueue("jobs.echo", queue="mail")
+    claimed = robot.call("POST", "/tasks/next", {"processor": "me"}).body
+    body = {"tasks": [{"id": claimed["id"], "lease_key": claimed["lease_key"]}]}
+    assert robot.call("PUT", "/tasks/complete", body).body["results"][0]["status"] == 202
+
+
+def test_a_token_enqueues_in_its_queues(robot: Program) -> None:
+    Task.objects.enqueue("jobs.echo", unique_key="night")
+    echo = {"name": "jobs.echo"}
+    refused = [echo, {**echo, "queue": "reports"}, {**echo, "queue": "mail", "unique_key": "night"}]
+    refused.append({**echo, "queue": "mail", "unique_key": "night", "on_duplicate": "replace"})
+    for body in refused:
+        assert robot.call("POST", "/tasks", body).status == 403
+    batch = robot.call("POST", "/tasks/batch", {"tasks": [*refused, {**echo, "queue": "mail"}]})
+    assert [each["status"] for each in batch.body["results"]] == [403, 403, 403, 403, 201]
+    assert Task.objects.count() == 2
+
+
+def test_a_token_acts_on_its_queues(robot: Program) -> None:
+    other = Task.objects.enqueue("jobs.echo")
+    mail = Task.objects.enqueue("jobs.echo", queue="mail")
+    why = {"reason": "month end"}
+    assert robot.call("PUT", f"/tasks/{other.pk}/cancel", why).status == 404
+    assert robot.call("PUT", f"/tasks/{mail.pk}/reschedule", {"queue": "default"}).status == 403
+    assert robot.call("PUT", f"/tasks/{mail.pk}/cancel", why).status == 200
+    assert robot.call("PUT", "/queues/default/pause", why).status == 403
+    assert robot.call("PUT", "/queues/mail/pause", why).status == 200
+
+
+def test_a_batch_of_claims_fills_the_room_of_a_token(robot: Program) -> None:
+    ApiToken.objects.update(max_held=3)
+    Task.objects.enqueue_many("jobs.echo", [{}] * 5, queue="mail")
+    claimed = robot.call("POST", "/tasks/next", {"processor": "me", "limit": 5})
+    assert len(claimed.body["tasks"]) == 3
+    assert robot.call("POST", "/tasks/next", {"processor": "me"}).status == 403

@@ -1,0 +1,138 @@
+"""Requests that wait for a task, on threads and in event loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import connection
+from django.test import AsyncClient, Client
+
+from leasing.api import waiting
+from leasing.runtime.clock import clock
+from tasks.claim_waiting import claimers
+from tasks.models import Task, TaskStatus
+from tests.api_calls import call
+from tests.leasing.support import PATIENCE, OtherSession
+from tests.processes import wait_for
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("compatible")]
+
+NEXT = {"processor": "me", "wait": 20}
+THREADED: dict[str, Any] = {"wsgi.multithread": True}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits_afterwards() -> Iterator[None]:
+    yield
+    assert not waiters()
+    assert waiting._taken == 0
+
+
+def waiters() -> int:
+    return len(claimers("default")._waiting)
+
+
+def test_a_request_waits_for_an_enqueue(client: Client, other_session: OtherSession) -> None:
+    answer = other_session.start(lambda: call(client, "POST", "/tasks/next", NEXT, **THREADED))
+    wait_for(lambda: waiters() == 1)
+    task = Task.objects.enqueue("jobs.echo")
+    shown = answer.result(PATIENCE)
+    assert (shown.status, shown.body["id"]) == (202, task.pk)
+    assert shown.body["lease_key"]
+
+
+@pytest.mark.once
+def test_a_wait_in_vain_ends_in_a_notice(client: Client) -> None:
+    answer = call(client, "POST", "/tasks/next", {**NEXT, "wait": 0.01}, **THREADED)
+    assert (answer.status, "Retry-After" in answer.headers) == (200, False)
+
+
+@pytest.mark.once
+def test_the_only_thread_of_a_process_does_not_wait(client: Client) -> None:
+    answer = call(client, "POST", "/tasks/next", NEXT)
+    assert (answer.status, answer.headers["Retry-After"]) == (200, "1")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("wait", [-1, 30.001, 1e300, True, "1", None, []])
+def test_a_wait_out_of_bounds_is_refused(client: Client, wait: Any) -> None:
+    answer = call(client, "POST", "/tasks/next", {**NEXT, "wait": wait})
+    assert (answer.status, "wait" in answer.body["error"]) == (400, True)
+
+
+@pytest.mark.once
+def test_an_enqueue_wakes_those_who_wait_for_its_queue(client: Client) -> None:
+    until = clock() + PATIENCE
+    waiting = claimers("default").waiting
+    with waiting(["mail"], until) as mail, waiting(["default"], until) as default:
+        Task.objects.enqueue("jobs.echo")
+        assert default._notified.is_set()
+        assert not mail._notified.is_set()
+
+
+def test_an_enqueue_of_another_process_wakes_them(on_postgresql: None) -> None:
+    def notify() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify('leasing_tasks_notify', 'queue 0 default')")
+
+    def is_woken() -> bool:
+        notify()  # again, until it listens
+        return waiter._notified.is_set()
+
+    with claimers("default").waiting(["default"], clock() + PATIENCE) as waiter:
+        wait_for(is_woken)
+
+
+# In an event loop
+
+
+def in_loop(body: Callable[[AsyncClient], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await body(AsyncClient())
+
+    async_to_sync(bounded)()
+
+
+def asked(client: AsyncClient) -> asyncio.Task[Any]:
+    sent = client.post("/api/tasks/next", NEXT, content_type="application/json")
+    return asyncio.ensure_future(sent)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.once
+def test_a_wait_in_a_loop_takes_no_thread() -> None:
+    # Each request is answered on the one thread of this test.
+    async def body(client: AsyncClient) -> None:
+        waiting = [asked(client) for _ in range(20)]
+        await until(lambda: waiters() == 20)
+        assert (await client.get("/api/tasks")).status_code == 200
+        await sync_to_async(Task.objects.enqueue_many)("jobs.echo", [{}] * 20)
+        answers = await asyncio.gather(*waiting)
+        assert {answer.status_code for answer in answers} == {202}
+        assert len({answer.json()["id"] for answer in answers}) == 20
+
+    in_loop(body)
+
+
+@pytest.mark.once
+def test_a_client_that_hangs_up_gets_no_task() -> None:
+    async def body(client: AsyncClient) -> None:
+        request = asked(client)
+        await until(lambda: waiters() == 1)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await sync_to_async(Task.objects.enqueue)("jobs.echo")
+        assert not waiters()
+        assert (await Task.objects.aget()).status == TaskStatus.READY
+
+    in_loop(body)
