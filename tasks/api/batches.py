@@ -7,7 +7,7 @@ by one query and written together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.http import HttpRequest
@@ -18,21 +18,19 @@ from pydantic import BaseModel, Field
 from leasing.api.bodies import Request
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import HoldersRequest, check_lease_key
-from leasing.exceptions import LeaseLost
+from leasing.functions import DbNow
 from leasing.store import Renewal
 from leasing.validation.names import check_name
 from tasks.api.errors import refusal_of
 from tasks.api.holders import MAX_BATCH, is_completed, may_change, output_field
 from tasks.api.rows import tasks, tasks_of
-from tasks.models import Task
+from tasks.models import Task, TaskStatus
+from tasks.querysets.claimed import COLUMNS, OF_TERM, ClaimedTask
 
 router = Router(tags=["tasks"])
 
-#: Columns by which a heartbeat and a completion are judged.
-TERM = (
-    *("id", "status", "holder", "grant_id", "fencing_token", "grants", "ttl"),
-    *("acquired_at", "expires_at", "released_at"),
-)
+#: Columns by which a request for a task is judged.
+TERM = ("id", "status", "grant_id", "fencing_token", "released_at", *OF_TERM)
 
 
 class One(HoldersRequest):
@@ -138,16 +136,11 @@ def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
     grants = {key: task.grant_id for key, task in batch.held.items() if task.grant_id}
     renewed = tasks().renew_many(grants)
     terms: dict[int, Renewal] = dict(renewed.renewed)
-    for key, task in batch.held.items():
-        if key not in terms:  # lost, or locked by another: alone it waits, and notes a refusal
-            try:
-                tasks().heartbeat(task)
-            except LeaseLost as error:
-                batch.refuse(task, error)
-            else:
-                assert task.renewed_at is not None
-                task.now = task.renewed_at
-                terms[key] = task.renewal_now()
+    # The others are lost, or locked: alone a heartbeat waits for the lock, and notes its refusal.
+    for task in [task for key, task in batch.held.items() if key not in terms]:
+        if batch.call(task, tasks().heartbeat) and task.renewed_at is not None:
+            task.now = task.renewed_at
+            terms[task.pk] = task.renewal_now()
     return RenewedMany(
         results=[
             Renewed(
@@ -172,17 +165,23 @@ def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
     exclude_none=True,
 )
 def complete_tasks(request: HttpRequest, body: Completions) -> EndedMany:
-    """End several tasks well and keep their outputs."""
-    batch = Batch(request, body, body.tasks, columns=(*TERM, "task_output"))
+    """End several tasks well and keep their outputs: on PostgreSQL by one statement."""
+    batch = Batch(request, body, body.tasks, columns=(*TERM, *COLUMNS))
     outputs = {each.id: each.task_output for each in body.tasks[::-1]}
     proven = {each.id for each in body.tasks if each.lease_key is not None}
+
+    def again(task: Task) -> bool:
+        return task.pk in proven and is_completed(task, outputs[task.pk])
+
+    for task in batch.late():
+        if not again(task):
+            batch.call(task, lambda task: tasks().complete(task, outputs[task.pk], unexpired=True))
     left = [
-        (task, outputs[key])
-        for key, task in batch.held.items()
-        if not (key in proven and is_completed(task, outputs[key]))
+        (ClaimedTask.held(task), outputs[task.pk]) for task in batch.in_time() if not again(task)
     ]
-    _, lost = tasks().complete_many(left, unexpired=True)
-    return ended(batch, lost)
+    for claimed, error in tasks().complete_claimed(left):
+        batch.refuse(claimed.task, error)
+    return batch.ended(lambda task: TaskStatus.SUCCEEDED.value)
 
 
 @router.put(
@@ -196,9 +195,12 @@ def fail_tasks(request: HttpRequest, body: Failures) -> EndedMany:
     attempt."""
     batch = Batch(request, body, body.tasks)
     errors = {each.id: each.error for each in body.tasks[::-1]}
-    failures = [(task, errors[key]) for key, task in batch.held.items()]
-    _, lost = tasks().fail_many(failures, unexpired=True)
-    return ended(batch, lost)
+    for task in batch.late():
+        batch.call(task, lambda task: tasks().fail(task, errors[task.pk], unexpired=True))
+    _, lost = tasks().fail_many([(task, errors[task.pk]) for task in batch.in_time()])
+    for task, error in lost:
+        batch.refuse(task, error)
+    return batch.ended(lambda task: task.status)
 
 
 class Batch:
@@ -219,7 +221,7 @@ class Batch:
         processor = None if body.processor is None else check_name(body.processor, "processor")
         rows = tasks_of(request).filter(pk__in={each.id for each in items})
         rows = rows.only(*columns) if columns else rows.defer("task_data", "task_output")
-        found = {task.pk: task for task in rows}
+        found = {task.pk: task for task in rows.annotate(now=DbNow())}
         #: Those that the request may write, by their keys.
         self.held: dict[int, Task] = {}
         for place, each in enumerate(items):
@@ -232,6 +234,24 @@ class Batch:
                 assert task is not None
                 self.held[each.id] = task
 
+    def in_time(self) -> list[Task]:
+        """Return the held tasks whose deadline lay ahead when they were read. That decides about
+        their holder: until the grant is taken back, what it wrote meanwhile counts."""
+        return [task for task in self.held.values() if task.expires_at > task.now]
+
+    def late(self) -> list[Task]:
+        """Return the others, of which the verb notes that it is refused."""
+        return [task for task in self.held.values() if task.expires_at <= task.now]
+
+    def call(self, task: Task, verb: Callable[[Task], object]) -> bool:
+        """Call ``verb`` for one task alone. Returns False if that is refused."""
+        try:
+            verb(task)
+        except Exception as error:
+            self.refuse(task, error)
+            return False
+        return True
+
     def refuse(self, task: Task, error: Exception) -> None:
         """Answer that ``task`` was not written. Raises ``error`` if it is not about that task."""
         refusal = refusal_of(error)
@@ -243,6 +263,17 @@ class Batch:
             if each.id == task.pk and place not in self._refused
         )
         self._refused[place] = refusal
+
+    def ended(self, state_of: Callable[[Task], str]) -> EndedMany:
+        """Return the answers for tasks that were ended, each with the state that it has now."""
+        return EndedMany(
+            results=[
+                Ended(id=key, status=202, state=state_of(self.held[key]))
+                if refusal is None
+                else Ended(**refused(key, refusal))
+                for key, refusal in self.answers()
+            ]
+        )
 
     def answers(self) -> Iterable[tuple[int, Refusal | None]]:
         """Return the keys in their order, each with why it was left alone; None: it was not."""
@@ -270,20 +301,6 @@ def refusal_to(item: One, task: Task | None, processor: str | None) -> Refusal |
     if task.holder != processor:
         return 200, f"Task {item.id} is not assigned to {processor}."
     return None
-
-
-def ended(batch: Batch, lost: Iterable[tuple[Task, Exception]]) -> EndedMany:
-    """Return the answers for tasks that were ended, and for those that were ``lost``."""
-    for task, error in lost:
-        batch.refuse(task, error)
-    return EndedMany(
-        results=[
-            Ended(id=key, status=202, state=batch.held[key].status)
-            if refusal is None
-            else Ended(**refused(key, refusal))
-            for key, refusal in batch.answers()
-        ]
-    )
 
 
 def refused(key: int, refusal: Refusal) -> Mapping[str, Any]:

@@ -47,7 +47,7 @@ REPORTED_COLUMNS = ("created_at", "started_at")
 #: Further columns if tasks are traced.
 TRACED_COLUMNS = ("trace_context",)
 #: The columns that are the same for all tasks of one claim.
-_OF_TERM = ("holder", "ttl", "acquired_at", "expires_at")
+OF_TERM = ("holder", "ttl", "acquired_at", "expires_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class ClaimedTask:
         """The model instance of this term."""
         if self._task is None:
             model: type[Task] = apps.get_model("leasing_tasks", "Task")
-            of_term = {name: getattr(self.term, name) for name in _OF_TERM}
+            of_term = {name: getattr(self.term, name) for name in OF_TERM}
             brought = (*COLUMNS, *REPORTED_COLUMNS) if self.can_be_reported else COLUMNS
             own = {name: getattr(self, name) for name in ("task_data", *brought)}
             columns = {**own, **of_term, "status": self.status}
@@ -262,6 +262,23 @@ class ClaimedTask:
         """Make ``row``, which was read under this grant, the model instance."""
         row.now, row.sent_at = self.now, self.sent_at
         self._task = row
+
+    @classmethod
+    def held(cls, task: Task) -> Self:
+        """``task``, read by its holder with COLUMNS, those of its term, and ``now``: to end it."""
+        assert task.acquired_at is not None
+        term = ClaimTerm(
+            task.holder,
+            task.ttl,
+            task.acquired_at,
+            task.expires_at,
+            task.now,
+            0.0,
+            database_of(task),
+        )
+        claimed = cls(term, {}, *(getattr(task, name) for name in COLUMNS))
+        claimed._task = task
+        return claimed
 
     @classmethod
     def of(cls, task: Task) -> Self:

@@ -281,12 +281,10 @@ class TaskQuerySet(TaskRows):
         rows = self.home(task)
         return ends.alone(ends.complete(rows, [(task, output)], unexpired=unexpired))
 
-    def complete_many(
-        self, results: Iterable[tuple[Task, Any]], *, unexpired: bool = False
-    ) -> tuple[list[Task], Refused]:
+    def complete_many(self, results: Iterable[tuple[Task, Any]]) -> tuple[list[Task], Refused]:
         """``complete`` each task with its output, from pairs of both. Returns the completed tasks,
         and the others, each with its error (LeaseLost, NotSerializable, DataError)."""
-        return ends.complete(self.home(), list(results), unexpired=unexpired)
+        return ends.complete(self.home(), list(results))
 
     def complete_claimed(self, results: Iterable[tuple[ClaimedTask, Any]]) -> completions.Refused:
         """``complete_many`` for workers: it reads nothing back unless a receiver needs it. Returns
@@ -309,11 +307,11 @@ class TaskQuerySet(TaskRows):
         return ends.alone(ends.fail(rows, [(task, error)], unexpired=unexpired))
 
     def fail_many(
-        self, failures: Iterable[tuple[Task, BaseException | str]], *, unexpired: bool = False
+        self, failures: Iterable[tuple[Task, BaseException | str]]
     ) -> tuple[list[Task], Refused]:
         """``fail`` each task with its error, from pairs of both. Returns the tasks whose attempt is
         ended, and the others, each with its error (LeaseLost)."""
-        return ends.fail(self.home(), list(failures), unexpired=unexpired)
+        return ends.fail(self.home(), list(failures))
 
     def give_back(
         self, task: Task, reason: str, *, delay: timedelta = timedelta(0), begun: bool = True
