@@ -137,6 +137,7 @@ def test_a_task_of_another_kind_than_its_row_says_is_next_where_it_belongs(
     """Or a worker of another release, which has free slots of what the row says then, would have it
     before each slot that ends here."""
     monkeypatch.setattr(executors, "LONG_AFTER", 0.0)
+    monkeypatch.setattr(executors, "MAX_SLOT_WAIT", PATIENCE)
     gate = threading.Semaphore(0)
     handlers["jobs.gate"] = lambda ctx: gate.acquire(timeout=PATIENCE) and None
     TaskFactory(name="jobs.gate", data={}, priority=9)
