@@ -62,7 +62,7 @@ class Hold:
         self._term: HeldGrant | None = None
 
     @classmethod
-    def of_term(cls, store: Store, held: HeldGrant) -> Self:
+    def _of_term(cls, store: Store, held: HeldGrant) -> Self:
         """Return the hold of a grant that is kept already."""
         hold = cls(store)
         hold._term = held

@@ -53,7 +53,7 @@ class Claim(list[Row]):
     def holds(self) -> list[Hold]:
         """The holds of the rows, in their order, while the block runs."""
         if len(self._holds) < len(self._held):
-            self._holds = [Hold.of_term(self._store, held) for held in self._held]
+            self._holds = [Hold._of_term(self._store, held) for held in self._held]
         return self._holds
 
     def __enter__(self) -> Self:
