@@ -101,7 +101,7 @@ ByDecimal = _keyed(
 ByDate = _keyed("ByDate", models.DateField(primary_key=True))
 ByMoment = _keyed("ByMoment", models.DateTimeField(primary_key=True))
 ByDuration = _keyed("ByDuration", models.DurationField(primary_key=True))
-ByUuid = _keyed("ByUuid", models.UUIDField(primary_key=True))
+ByUuid = _keyed("ByUuid", models.UUIDField(primary_key=True, default=uuid.uuid4))
 ByAddress = _keyed("ByAddress", models.GenericIPAddressField(primary_key=True))
 ByCode = _keyed("ByCode", CodeField(primary_key=True))
 ByUlid = _keyed("ByUlid", UlidField(primary_key=True))

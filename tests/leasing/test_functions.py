@@ -38,9 +38,12 @@ def test_the_databases_clock_is_in_utc() -> None:
 
 
 def test_the_clock_goes_on_within_a_transaction() -> None:
-    first = database_now("default")
+    LeaseFactory()
+    microseconds = Lease.objects.values_list(DbMicroseconds(), flat=True)
+    before, first = microseconds.get(), database_now("default")
 
     assert wait_for(lambda: database_now("default") > first)
+    assert microseconds.get() > before
 
 
 @pytest.mark.once

@@ -15,6 +15,7 @@ from leasing.models import Lease, LeaseEvent
 from leasing.stores.rows import RowStore
 from tasks.models import Task
 from tests.factories import LeaseFactory
+from tests.keys.models import ByUuid
 from tests.leasing.conftest import Sent
 from tests.leasing.support import FakeClock, events, expire, row_hold, stored, usurp
 
@@ -168,6 +169,8 @@ def test_a_row_that_is_not_saved_cannot_be_leased(verb: str) -> None:
         getattr(Task.lease_rows(), verb)(Task(name="jobs.echo"))
     with pytest.raises(ValueError, match="is not saved"):
         Task(name="jobs.echo").hold()
+    with pytest.raises(ValueError, match="is not saved"):
+        getattr(ByUuid.lease_rows(), verb)(ByUuid())  # which has its key already
 
 
 @pytest.mark.once

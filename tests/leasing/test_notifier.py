@@ -466,13 +466,13 @@ def commit_when_awaited(session: OtherSession) -> None:
 
 @pytest.mark.django_db
 @on_postgresql
-@pytest.mark.usefixtures("database_clock")
-def test_one_mark_serves_all_who_wait_and_is_renewed_before_it_ends() -> None:
+def test_one_mark_serves_all_who_wait_and_is_renewed_before_it_ends(database_clock: Any) -> None:
     lease = Lease.objects.acquire("crane:1")
     Lease.objects.all().home()._say_wanted("crane:1")
     first = wanted_until(lease)
     assert timedelta(seconds=3 * MAX_PAUSE) < first - database_now("default")
 
+    database_clock.advance(0.1)
     Lease.objects.all().home()._say_wanted("crane:1")
     assert wanted_until(lease) == first
 
@@ -490,6 +490,21 @@ def test_a_mark_is_set_on_the_row_that_is_waited_for_and_no_other() -> None:
 
     assert wanted_until(lease) is not None
     assert wanted_until(other) is None
+
+
+@transactional
+@on_postgresql
+def test_who_waits_for_a_lease_waits_for_no_lock_to_say_so(other_session: OtherSession) -> None:
+    lease = Lease.objects.acquire("crane:1")
+    other_session.lock(lease)
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '1s'")
+        Lease.objects.all().home()._say_wanted("crane:1")
+        cursor.execute("RESET lock_timeout")
+
+    other_session.commit()
+    assert wanted_until(lease) is None
 
 
 def wanted_until(lease: Lease) -> Any:

@@ -117,6 +117,7 @@ NEAREST_BY_HAND: dict[str, tuple[str, ...]] = {
     "leasing/keeper.py": ("tests/leasing/test_keeper", "tests/leasing/test_hold"),
     "leasing/runtime/breaker.py": ("tests/leasing/test_keeper",),
     "leasing/stores/memory.py": ("tests/leasing/contract/", "tests/leasing/stores/"),
+    "tasks/execution/context.py": ("tests/tasks/execution/test_completing.py",),
     "tasks/execution/outcome_store.py": ("tests/tasks/execution/", "tests/tasks/worker/"),
 }
 #: All these files.
@@ -181,6 +182,13 @@ def _of_trust() -> Iterator[Mutant]:
     ):
         yield of_text(path, place, before, after, late)
     yield of_text(
+        "leasing/keeper.py",
+        "Keeper._renew",
+        "hold.due_at = sent_at + hold.interval * jitter",
+        "hold.due_at = math.inf",
+        "renews each hold once",
+    )
+    yield of_text(
         "leasing/hold/hold.py",
         "Hold.renew",
         "held.ensure()\n                return",
@@ -208,7 +216,15 @@ def _of_trust() -> Iterator[Mutant]:
 
 
 def _of_outcomes() -> Iterator[Mutant]:
-    """Outcomes are stored in the order of their keys, on a connection that works."""
+    """Outcomes are stored in the order of their keys, on a connection that works; with what a
+    handler writes, in one commit."""
+    yield of_text(
+        "tasks/execution/context.py",
+        "Context._complete_after",
+        "with self._losing(), durable(self._rows.db):",
+        "with self._losing():",
+        "commits what the handler wrote before its completion",
+    )
     yield of_text(
         "tasks/execution/outcome_store.py",
         "_store_until_stored",

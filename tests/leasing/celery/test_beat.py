@@ -331,6 +331,16 @@ def test_a_claim_is_refused_when_the_row_is_not_as_it_was_read() -> None:
     assert BeatEntry.objects.get().runs == 1
 
 
+def test_a_claim_is_of_one_entry() -> None:
+    last_sent(ago=11)
+    last_sent(ago=11, name="other")
+
+    with transaction.atomic():
+        BeatEntry.objects.claim(BeatEntry.objects.get(name="tidy"), NOW, 1)
+
+    assert [entry.runs for entry in BeatEntry.objects.order_by("name")] == [0, 1]
+
+
 def test_a_claim_says_nothing_yet_of_its_message() -> None:
     last_sent(ago=11, runs=1, task_id=uuid.uuid4(), sent_at=NOW)
     row = BeatEntry.objects.get()

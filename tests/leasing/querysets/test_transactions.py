@@ -13,7 +13,7 @@ from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.keeper import Keeper
 from leasing.models import Lease
 from tests.factories import LeaseFactory
-from tests.leasing.support import events, row_hold, stored, usurp
+from tests.leasing.support import events, grants, row_hold, stored, usurp
 
 VERBS: list[Any] = [
     pytest.param(lambda lease: Lease.objects.acquire("crane:2"), id="acquire"),
@@ -56,7 +56,7 @@ def test_an_atomic_block_is_refused_outside_of_testcases_too(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*VERBS, lambda lease: Lease.objects.renew_many(grants(lease))])
 def test_autocommit_off_is_refused(verb: Callable[[Lease], object]) -> None:
     lease = LeaseFactory()
     transaction.set_autocommit(False)

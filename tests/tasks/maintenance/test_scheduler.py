@@ -29,6 +29,7 @@ from tasks.scheduling import declarations
 from tasks.scheduling import rules as moments_module
 from tasks.worker.process import WorkerProcess
 from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import OtherSession
 from tests.logs import logged
 from tests.pages import queries
 from tests.processes import wait_for
@@ -341,6 +342,22 @@ def test_a_schedule_is_locked_before_it_is_judged_and_written(
         VERBS[verb](row)
 
     assert steps[:2] == ["lock", "write"]
+
+
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_schedule_that_another_serves_is_not_waited_for(other_session: OtherSession) -> None:
+    row = make()
+    Schedule.objects.update(next_at=DbNow())
+    other_session.begin()
+    other_session.run(lambda: Schedule.objects.select_for_update().get(pk=row.pk))
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '1s'")
+        assert Schedule.objects.serve(row.pk) == 0
+        cursor.execute("RESET lock_timeout")
+
+    other_session.commit()
 
 
 def test_each_schedule_is_resumed_by_its_own_rule(database_clock: DatabaseClock) -> None:

@@ -10,6 +10,7 @@ from django.db import connection, connections, transaction
 from tasks.models import Task
 from tests.factories import TaskFactory
 from tests.leasing.locks import someone_waits
+from tests.leasing.support import OtherSession
 from tests.processes import wait_for
 from tests.tasks.support import take_over
 from tests.tasks.workers import PATIENCE, states
@@ -59,6 +60,7 @@ def test_no_result_waits_for_whoever_has_taken_the_task_of_another_result() -> N
     storing.join(PATIENCE)
 
 
+@pytest.mark.usefixtures("form")
 def test_a_claim_passes_over_what_is_locked() -> None:
     locked, other, barred, more = TaskFactory.create_batch(4)
     claimed: list[list[int]] = []
@@ -77,3 +79,14 @@ def test_a_claim_passes_over_what_is_locked() -> None:
         taking.join(PATIENCE)
 
     assert claimed == [[other.pk], [more.pk]]
+
+
+@pytest.mark.usefixtures("portable")
+def test_a_claim_locks_no_row_by_which_its_tasks_are_chosen(other_session: OtherSession) -> None:
+    task = TaskFactory(state="recovered")
+    other_session.begin()
+    other_session.run(lambda: list(task.attempt_set.select_for_update()))
+
+    assert Task.objects.filter(attempt_set__number=1).claim("ann") == [task]
+
+    other_session.commit()

@@ -13,6 +13,7 @@ from django.db import connection, transaction
 from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
+from leasing.db.dialects import lock
 from leasing.functions import after
 from leasing.querysets.leasable import pause_shortly
 from tasks.exceptions import GiveUp, KeyBusy
@@ -331,6 +332,22 @@ LOCKS: dict[str, Callable[[Task], object]] = {
     "proves": lambda task: Task.objects.prove(task),
     "writes": lambda task: Task.objects.checkpoint(task, {"page": 3}),
 }
+
+
+def test_a_duplicate_is_counted_without_waiting_for_its_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    TaskFactory(unique_key="k")
+    ways: list[dict[str, Any]] = []
+
+    def noted(rows: Any, **how: Any) -> Any:
+        ways.append(how)
+        return lock(rows, **how)
+
+    monkeypatch.setattr(duplicates, "lock", noted)
+    again()
+
+    assert ways == [{"skip_locked": True}]
 
 
 def keep_locked(session: OtherSession, task: Task) -> None:

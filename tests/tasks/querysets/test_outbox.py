@@ -18,6 +18,7 @@ pytestmark = pytest.mark.django_db
 def test_a_message_that_was_put_off_is_due_again_at_its_moment(
     database_clock: DatabaseClock,
 ) -> None:
+    database_clock.advance(0.5)
     message = OutboxMessage.objects.publish("orders.paid", {})
     OutboxMessage.objects.put_off(message, ValueError("too large"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from leasing.functions import after
 from tasks.models import Task
@@ -58,11 +58,21 @@ def test_of_a_key_as_many_are_published_as_can_run() -> None:
     assert third.pk not in window.late
 
 
+def test_what_one_look_has_chosen_counts_in_the_next() -> None:
+    """The second of ``b`` is seen once the first look has filled ``a``."""
+    first, _, other, _ = (TaskFactory(concurrency_key=key).pk for key in "aabb")
+
+    assert Task.objects.window("default", 3, PATIENCE).keys == [first, other]
+
+
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_a_task_that_somebody_has_locked_is_not_waited_for(other_session: OtherSession) -> None:
     busy, free = TaskFactory.create_batch(2)
     other_session.lock(busy)
 
-    with transaction.atomic():
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '1s'")
         assert Task.objects.mark_published([busy.pk, free.pk], PATIENCE) == [free.pk]
+
+    other_session.commit()

@@ -11,6 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from leasing.db.dialects import lock_names
+from leasing.exceptions import LeaseHeld
 from tasks.exceptions import GiveUp
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, slots
@@ -161,6 +162,16 @@ def test_a_slot_that_was_taken_meanwhile_costs_only_its_task(
     assert slots_taken() == {"a:0", "b:0"}
     assert row_of(Task.objects.get(pk=lost))["status"] == "ready"
     assert row_of(Task.objects.get(pk=lost))["attempts"] == 0
+
+
+def test_a_task_that_is_acquired_as_any_row_takes_a_slot() -> None:
+    first, second = (Task.objects.get(pk=pk) for pk in store("a", 2))
+
+    Task.objects.acquire(first)
+
+    assert slots_taken() == {"a:0"}
+    with pytest.raises(LeaseHeld):
+        Task.objects.acquire(second)
 
 
 @pytest.mark.usefixtures("portable")
