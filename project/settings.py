@@ -136,6 +136,9 @@ elif DATABASES["default"].get("HOST"):
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 LEASING: dict[str, Any] = {"API_ACCESS": env.str("LEASING_API_ACCESS", default="closed")}
+for name in ("API_COMPATIBLE_HOSTS", "API_TRUSTED_PROXIES"):
+    if networks := env.list(f"LEASING_{name}", default=[]):
+        LEASING[name] = tuple(networks)
 if ttl := env.str("LEASING_TTL", default=""):
     LEASING["TTL"] = float(ttl)
 
