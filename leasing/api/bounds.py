@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from django.db import DatabaseError
 from django.http import HttpRequest
@@ -12,6 +13,9 @@ from ninja.errors import HttpError
 
 from leasing.api.principals import Token, principal_of
 from leasing.models import ApiToken, Leasable, TokenGrant
+from leasing.runtime.aio import Steps, run_later
+
+Row = TypeVar("Row", bound=Leasable)
 
 
 class Room:
@@ -69,7 +73,42 @@ def room_for(request: HttpRequest, wanted: int, request_id: uuid.UUID | None = N
         wanted: The number of grants, at most.
         request_id: The id of a request that may be sent again: it finds the room that it had.
     """
+    token = _bounded_token(request)
+    return _Bounded(token, wanted, request_id) if token else Room(wanted)
+
+
+def in_room(
+    request: HttpRequest, steps: Steps[Row], request_id: uuid.UUID | None = None
+) -> Steps[Row]:
+    """Return steps by which one row is granted for ``request``, and which may wait for it. They
+    keep its room while they wait; when they are stopped, they give it back.
+
+    Args:
+        request: The client's request, which its route has let in.
+        steps: The steps of the grant, which bring its row.
+        request_id: The id of a request that may be sent again: it finds the room that it had.
+    """
+    token = _bounded_token(request)
+    return _granting(_Bounded(token, 1, request_id), steps) if token else steps
+
+
+def _granting(room: Room, steps: Steps[Row]) -> Steps[Row]:
+    yield room.__enter__
+    try:
+        row = yield from steps
+    except GeneratorExit:
+        run_later(room.__exit__)
+        raise
+    except Exception:
+        yield room.__exit__
+        raise
+    room.granted([row])
+    yield room.__exit__
+    return row
+
+
+def _bounded_token(request: HttpRequest) -> ApiToken | None:
     principal = principal_of(request)
     if isinstance(principal, Token) and principal.token.max_held is not None:
-        return _Bounded(principal.token, wanted, request_id)
-    return Room(wanted)
+        return principal.token
+    return None

@@ -78,6 +78,11 @@ async def in_thread(call: Callable[..., Result], *args: Any) -> Result:
     return future.result()
 
 
+def run_later(call: Callable[[], object]) -> None:
+    """Run ``call`` on a thread that may use the database; nobody waits for it."""
+    _executor.submit(_work, call)
+
+
 async def _on_callers_thread(call: Callable[..., Result], *args: Any) -> Result:
     work = asyncio.ensure_future(sync_to_async(call)(*args))
     try:
@@ -100,7 +105,7 @@ def _work(call: Callable[..., Result], *args: Any) -> Result:
 def _undo(step: Undoable, done: Future[Any]) -> None:
     # Not here: this may be the thread of the event loop.
     if not done.cancelled() and done.exception() is None:
-        _executor.submit(_work, step.undo, done.result())
+        run_later(partial(step.undo, done.result()))
 
 
 def drive(steps: Steps[Result]) -> Result:

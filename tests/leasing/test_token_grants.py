@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -13,13 +15,17 @@ from django.test import RequestFactory
 from ninja.errors import HttpError
 
 from leasing.api.access import Access
-from leasing.api.bounds import room_for
+from leasing.api.bounds import in_room, room_for
+from leasing.exceptions import LeaseHeld
 from leasing.functions import after
 from leasing.models import ApiToken, Lease, TokenGrant
 from leasing.querysets.token_grants import RESERVED_FOR, TokenGrantQuerySet
+from leasing.runtime.aio import Steps, adrive, drive
 from leasing.testing.keeper import ManualKeeper
+from leasing.validation.terms import Terms
 from tasks.models import Task
 from tests.factories import TaskFactory
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.django_db
 
@@ -165,3 +171,39 @@ def test_no_two_requests_take_the_same_room() -> None:
         won = list(threads.map(reserve, range(8)))
     assert sorted(won, reverse=True) == [2, 2, 1, 0, 0, 0, 0, 0]
     assert TokenGrant.objects.count() == 5
+
+
+def steps_of(request: HttpRequest, name: str, wait: float) -> Steps[Lease]:
+    """The steps of a request that may wait for a lease."""
+    terms = Terms.check(holder="me")
+    return in_room(request, Lease.objects.all().acquiring_named(name, terms, wait))
+
+
+def test_a_request_that_waited_in_vain_takes_no_room() -> None:
+    request = coming(1)
+    Lease.objects.acquire("crane:1", holder="another")
+    with pytest.raises(LeaseHeld):
+        drive(steps_of(request, "crane:1", 0))
+    assert drive(steps_of(request, "crane:2", 0)).holder == "me"
+    with pytest.raises(HttpError):
+        drive(steps_of(request, "crane:3", 0))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_request_that_waits_keeps_its_room_until_it_is_stopped() -> None:
+    request = coming(1)
+    Lease.objects.acquire("crane:1", holder="another")
+
+    async def hang_up() -> None:
+        waiting = asyncio.ensure_future(adrive(steps_of(request, "crane:1", 60)))
+        while not await TokenGrant.objects.aexists():
+            await asyncio.sleep(0.01)
+        with pytest.raises(HttpError):
+            await adrive(steps_of(request, "crane:2", 0))
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(hang_up())
+    wait_for(lambda: not TokenGrant.objects.exists())
+    acquire(request, "crane:2")
