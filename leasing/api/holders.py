@@ -18,7 +18,7 @@ from ninja import Status
 from ninja.errors import HttpError
 
 from leasing.api.access import Access
-from leasing.api.bounds import room_for
+from leasing.api.bounds import in_room
 from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers, refusal_of
 from leasing.api.keys import IDEMPOTENT, check_lease_key, request_id
@@ -81,16 +81,8 @@ def acquire_lease(request: HttpRequest, body: Acquire) -> Any:
         terms = replace(terms, request_id=again)
 
     def steps(wait: float) -> Steps[Lease]:
-        room = room_for(request, 1, terms.request_id)
-        yield room.__enter__
-        try:
-            lease = yield from Lease.objects.all().acquiring_named(body.resource, terms, wait)
-            room.granted([lease])
-        except Exception:
-            yield room.__exit__
-            raise
-        yield room.__exit__
-        return lease
+        grant = Lease.objects.all().acquiring_named(body.resource, terms, wait)
+        return in_room(request, grant, terms.request_id)
 
     return answer_with(request, body.wait, steps, _granted)
 
