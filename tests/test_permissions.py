@@ -87,11 +87,17 @@ class Verb(NamedTuple):
         return None if self.method == "GET" else {}
 
 
+#: The document itself.
+DOCUMENT = Verb("GET", "/openapi.json", "openapi-json", ("leasing.view_lease",), frozenset())
+
+
 def documented() -> Iterator[Verb]:
     document = api.get_openapi_schema(path_prefix="")
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            required = [set(*each.values()) for each in operation.get("security", ())]
+            required: list[set[str]] = [
+                set(*each.values()) for each in operation.get("security", ())
+            ]
             assert all(each == required[0] for each in required)
             names = tuple(sorted(required[0])) if required else ()
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
@@ -102,7 +108,9 @@ def documented() -> Iterator[Verb]:
 
 ALL = list(documented())
 EACH = pytest.mark.parametrize(
-    "verb", [verb for verb in ALL if verb.name not in OPEN], ids=lambda verb: verb.name
+    "verb",
+    [DOCUMENT, *(verb for verb in ALL if verb.name not in OPEN)],
+    ids=lambda verb: verb.name,
 )
 
 
@@ -113,7 +121,8 @@ def test_every_verb_of_the_document_is_known_with_what_it_asks_for() -> None:
 
 def test_every_address_of_the_api_is_described() -> None:
     patterns, _, _ = api.urls
-    assert {pattern.name for pattern in patterns} == {verb.name for verb in ALL} | UNDESCRIBED
+    names = {getattr(pattern, "name", pattern) for pattern in patterns}
+    assert names == {verb.name for verb in ALL} | UNDESCRIBED
     hidden = [
         (sorted(operation.methods), path)
         for router in api._get_bound_routers()
@@ -153,51 +162,59 @@ def bearer(name: str, scopes: set[str], **limits: Any) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
+def status_of(verb: Verb, client: Client, address: str = "127.0.0.1", **headers: str) -> int:
+    """The status of the answer to ``client`` at ``address``."""
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    body = b"" if verb.method == "GET" else b"{}"
+    return client.generic(
+        verb.method,
+        f"/api{verb.at()}",
+        body,
+        content_type="application/json",
+        headers=given,
+        REMOTE_ADDR=address,
+    ).status_code
+
+
 @EACH
-def test_each_client_may_call_what_it_has_the_permission_for(verb: Verb) -> None:
+def test_each_user_may_call_what_it_has_the_permission_for(verb: Verb) -> None:
     (permission,) = verb.required
-    others = known_scopes() - {permission}
-
-    def asked(client: Client, **headers: str) -> int:
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        return call(client, verb.method, verb.at(), verb.body, headers=given).status
-
-    assert asked(Client()) == 401
+    assert status_of(verb, Client()) == 401
     staff = browser(user_with("staff", set(), is_staff=True))
-    assert asked(staff, **CSRF) == 403
-    assert asked(browser(user_with("others", others)), **CSRF) == 403
+    assert status_of(verb, staff, **CSRF) == 403
+    others = browser(user_with("others", known_scopes() - {permission}))
+    assert status_of(verb, others, **CSRF) == 403
     allowed = browser(user_with("allowed", {permission}))
-    assert asked(allowed, **CSRF) not in (401, 403)
+    assert status_of(verb, allowed, **CSRF) not in (401, 403)
     if verb.method != "GET":
-        assert asked(allowed) == 403
-    root = User.objects.create_superuser("root")
-    assert asked(browser(root), **CSRF) not in (401, 403)
-    gone = browser(User.objects.create_superuser("gone"))
-    User.objects.filter(username="gone").update(is_active=False)
-    assert asked(gone, **CSRF) == 401
+        assert status_of(verb, allowed) == 403
+    root = User.objects.create_user("root", is_superuser=True)
+    assert status_of(verb, browser(root), **CSRF) not in (401, 403)
+    User.objects.filter(pk=root.pk).update(is_active=False)
+    assert status_of(verb, browser(root), **CSRF) == 401
 
-    refused = call(Client(), verb.method, verb.at(), verb.body, headers=bearer("others", others))
-    assert refused.status == 403
+
+@EACH
+def test_each_token_may_call_what_it_has_the_scope_for(verb: Verb) -> None:
+    (permission,) = verb.required
+    client = Client(enforce_csrf_checks=True)
+    others = bearer("others", known_scopes() - {permission})
+    assert status_of(verb, client, **others) == 403
+    refused = call(client, verb.method, verb.at(), verb.body, headers=others)
     assert permission in refused.body["error"]
-    assert asked(Client(), **bearer("allowed", {permission})) not in (401, 403)
-    assert asked(staff, **bearer("also", {permission})) not in (401, 403)
-    assert asked(browser(root), Authorization="Bearer wrong", **CSRF) == 401
+    assert status_of(verb, client, **bearer("allowed", {permission})) not in (401, 403)
+    client.force_login(User.objects.create_user("root", is_superuser=True))
+    assert status_of(verb, client, Authorization="Bearer wrong", **CSRF) == 401
 
 
 @EACH
 @pytest.mark.usefixtures("compatible")
 def test_a_stranger_may_call_everything_from_near_and_nothing_from_far(verb: Verb) -> None:
     client = Client(enforce_csrf_checks=True)
-
-    def asked(address: str, **headers: str) -> int:
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        answer = call(client, verb.method, verb.at(), verb.body, REMOTE_ADDR=address, headers=given)
-        return answer.status
-
-    assert asked("127.0.0.1") not in (401, 403)
-    assert asked("203.0.113.7") == 403
-    assert asked("203.0.113.7", X_Forwarded_For="127.0.0.1") == 403
-    assert asked("127.0.0.1", X_Forwarded_For="127.0.0.1") == 403
+    assert status_of(verb, client) not in (401, 403)
+    for address in ("203.0.113.7", "127.0.0.1"):
+        assert status_of(verb, client, address, X_Forwarded_For="127.0.0.1") == 403
+    assert status_of(verb, client, "203.0.113.7") == 403
 
 
 @pytest.mark.parametrize("verb", [verb for verb in ALL if verb.name in OPEN])
@@ -217,7 +234,7 @@ def limited(settings: Settings) -> dict[str, str]:
     return bearer("limited", known_scopes(), prefix="own:", queues=["own"])
 
 
-def of_row(key: str) -> Any:
+def of_row(key: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "verb", [verb for verb in ALL if f"{{{key}}}" in verb.path], ids=lambda verb: verb.name
     )
@@ -288,10 +305,11 @@ def test_a_lease_outside_of_the_prefix_is_as_one_that_is_not_there(
 ) -> None:
     lease = Lease.objects.acquire("other:1", holder="me")
     task = TaskFactory(state="running", holder="me")
-    row = lease if kind == "lease" else task
-    before = type(row)._default_manager.filter(pk=row.pk).values().get()
+    row: Leasable = lease if kind == "lease" else task
+    rows: Any = type(row).lease_rows().filter(pk=row.pk)
+    before = rows.values().get()
     assert is_as_missing(*both(limited, verb, row.lease_id, f"{row.lease_id}9", row))
-    assert type(row)._default_manager.filter(pk=row.pk).values().get() == before
+    assert rows.all().values().get() == before
 
 
 @pytest.mark.parametrize(
@@ -352,3 +370,36 @@ def test_a_resource_outside_of_the_prefix_is_refused_by_name(
     answer = call(Client(), verb.method, verb.path, NAMED[name], headers=limited)
     assert (answer.status, "'own:'" in answer.body["error"]) == (403, True)
     assert not Lease.objects.exists()
+
+
+def test_a_lease_of_a_batch_outside_of_the_prefix_is_refused_alone(
+    limited: dict[str, str],
+) -> None:
+    leases = [Lease.objects.acquire(name, holder="me") for name in ("other:1", "own:1")]
+    items = [
+        {"resource": each.resource, "holder": "me", "lease_key": lease_key_of(each)}
+        for each in leases
+    ]
+    answer = call(Client(), "PUT", "/leases/renew/batch", {"leases": items}, headers=limited)
+    assert [each["status"] for each in answer.body["results"]] == [403, 201]
+    assert Lease.objects.get(resource="other:1").renewals == 0
+
+
+@pytest.mark.parametrize("name", ["heartbeat_tasks", "complete_tasks", "fail_tasks"])
+def test_a_task_of_a_batch_in_another_queue_is_as_one_that_is_not_there(
+    name: str, limited: dict[str, str]
+) -> None:
+    (verb,) = (each for each in ALL if each.name == name)
+    task = TaskFactory(state="running", holder="me")
+    own = TaskFactory(state="running", holder="me", queue="own")
+    before = Task.objects.filter(pk=task.pk).values().get()
+    more = {"error": "x"} if name == "fail_tasks" else {}
+    items = [
+        {"id": key, "lease_key": lease_key_of(row), **more}
+        for key, row in ((task.pk, task), (10**9, task), (own.pk, own))
+    ]
+    answer = call(Client(), verb.method, verb.path, {"tasks": items}, headers=limited)
+    there, nowhere, mine = ({**each, "id": 0} for each in answer.body["results"])
+    assert there == nowhere
+    assert (there["status"] >= 400, mine["status"]) == (True, 202)
+    assert Task.objects.filter(pk=task.pk).values().get() == before

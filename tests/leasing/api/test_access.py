@@ -1,8 +1,7 @@
-"""Access to the API."""
+"""Access to the API: ``tests/test_permissions.py`` has every verb with every kind of client."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -12,68 +11,11 @@ from django.test import Client
 from pytest_django import Settings
 
 from leasing.models import Lease
-from tests.api_calls import BODIES, OPERATIONS, call
+from tests.api_calls import call
 
 pytestmark = [pytest.mark.django_db, pytest.mark.once]
 
 TERM = {"resource": "crane:1", "holder": "me"}
-#: What each route asks for.
-ROUTES: list[tuple[str, str, str]] = [
-    *(
-        ("GET", f"/leases{path}", "leasing.view_lease")
-        for path in (
-            "",
-            "/active",
-            "/expired",
-            "/renewed",
-            "/released",
-            "/1",
-            "/1/events",
-            "/named",
-        )
-    ),
-    *(
-        (m, path, "leasing.change_lease")
-        for m, path, _ in BODIES
-        if path.startswith("/leases") and path not in {each for _, each, _, _ in OPERATIONS}
-    ),
-    *(
-        ("GET", f"/tasks{path}", "leasing_tasks.view_task")
-        for path in ("", "/started", "/processed", "/1")
-    ),
-    ("POST", "/tasks", "leasing_tasks.add_task"),
-    ("POST", "/tasks/batch", "leasing_tasks.add_task"),
-    *(
-        (m, path, "leasing_tasks.change_task")
-        for m, path, _ in BODIES
-        if path.startswith("/tasks/") and path not in {each for _, each, _, _ in OPERATIONS}
-    ),
-    *((m, path, permission) for m, path, permission, _ in OPERATIONS),
-    *(
-        ("PUT", f"/tasks/{path}", "leasing_tasks.change_task")
-        for path in ("1/checkpoint", "heartbeat", "complete", "fail")
-    ),
-    ("GET", "/tasks/stuck", "leasing_tasks.view_task"),
-    ("GET", "/tasks/1/attempts", "leasing_tasks.view_task"),
-    ("GET", "/queues", "leasing_tasks.view_queue"),
-    ("GET", "/workers", "leasing_tasks.view_worker"),
-    ("GET", "/schedules", "leasing_tasks.view_schedule"),
-    ("POST", "/generator/start", "leasing_tasks.control_generator"),
-    ("DELETE", "/generator/stop", "leasing_tasks.control_generator"),
-    ("GET", "/tasks/1/diagnosis", "leasing_tasks.view_task"),
-    ("GET", "/generator/status", "leasing_tasks.view_task"),
-    ("GET", "/openapi.json", "leasing.view_lease"),
-]
-#: A name that fits where a path has one.
-NAMES = {
-    **dict.fromkeys((f"/api/queues/{{name}}/{verb}" for verb in ("pause", "resume")), "default"),
-    **dict.fromkeys(
-        (f"/api/schedules/{{name}}/{verb}" for verb in ("pause", "resume", "run")), "nightly"
-    ),
-}
-EACH = pytest.mark.parametrize(
-    ("method", "path", "permission"), ROUTES, ids=[f"{m} {path}" for m, path, _ in ROUTES]
-)
 
 
 @pytest.fixture
@@ -97,49 +39,7 @@ def allow(user: User, *names: str) -> None:
         user.user_permissions.add(wanted.get())
 
 
-def status_of(client: Client, method: str, path: str, **extra: Any) -> int:
-    if path == "/openapi.json":
-        return client.get(f"/api{path}", **extra).status_code
-    return call(client, method, path, **extra).status
-
-
 # Closed
-
-
-@EACH
-def test_nobody_is_let_in_without_signing_in(
-    client: Client, method: str, path: str, permission: str
-) -> None:
-    assert status_of(client, method, path) == 401
-
-
-@EACH
-def test_a_user_without_the_permission_is_refused(
-    alice: Client, user: User, method: str, path: str, permission: str
-) -> None:
-    allow(user, *({name for _, _, name in ROUTES} - {permission}))
-    assert status_of(alice, method, path, headers={"X-CSRFToken": "t" * 32}) == 403
-
-
-@EACH
-def test_a_user_with_the_permission_is_let_in(
-    alice: Client, user: User, method: str, path: str, permission: str
-) -> None:
-    allow(user, permission)
-    status = status_of(alice, method, path, headers={"X-CSRFToken": "t" * 32})
-    assert status not in (401, 403)
-
-
-def test_these_are_all_the_routes_there_are(admin_client: Client) -> None:
-    paths = admin_client.get("/api/openapi.json").json()["paths"]
-    documented = {
-        (method.upper(), re.sub(r"{(lease|task)_id}", "1", path).format(name=NAMES.get(path)))
-        for path, methods in paths.items()
-        for method in methods
-    }
-    listed = {(method, f"/api{path}") for method, path, _ in ROUTES}
-    listed ^= {("GET", "/api/healthz"), ("GET", "/api/openapi.json")}
-    assert documented == listed
 
 
 def test_health_is_told_to_everybody(client: Client) -> None:
@@ -198,13 +98,6 @@ def test_who_comes_is_asked_before_what_they_want(client: Client) -> None:
 
 @pytest.mark.usefixtures("compatible")
 class TestCompatible:
-    @EACH
-    def test_a_client_on_this_machine_needs_no_credentials(
-        self, method: str, path: str, permission: str
-    ) -> None:
-        client = Client(enforce_csrf_checks=True)
-        assert status_of(client, method, path) not in (401, 403)
-
     @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1"])
     def test_loopback_is_near(self, client: Client, address: str) -> None:
         assert call(client, "GET", "/leases", REMOTE_ADDR=address).status == 200
