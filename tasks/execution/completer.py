@@ -22,14 +22,14 @@ from tasks.execution.outcomes import Outcome
 from tasks.runtime.connection import lasting_connection
 
 #: The greatest number of outcomes in one statement, and the number that does not wait for more.
-MAX_BATCH, FULL_BATCH = 1000, 500
+MAX_BATCH, FULL_BATCH = 2000, 500
 #: Seconds that an outcome waits for others while more tasks run. If so many come meanwhile, it
 #: waits as long again, and the greatest time in all.
 BATCH_DELAY, MANY_COME, LONGEST_DELAY = 0.005, 25, 0.02
 #: Seconds for which the thread keeps its connection while no outcome comes.
 KEPT_IDLE = 5.0
 #: With this many waiting outcomes, a worker claims nothing until some are stored.
-MAX_WAITING = 2000
+MAX_WAITING = 4000
 #: Seconds after which another thread stores what comes after a slow statement (it may wait for a
 #: lock on one of its rows), and the greatest number of such statements at a time.
 STUCK_WRITER_AFTER, MAX_STUCK_WRITERS = 1.0, 4

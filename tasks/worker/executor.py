@@ -29,7 +29,7 @@ from tasks.registry import Kind
 from tasks.runtime import probes
 
 #: Seconds of work that wait in an executor, and the greatest number of tasks.
-PREFETCH_SECONDS, MAX_PREFETCH = 0.03, 1000
+PREFETCH_SECONDS, MAX_PREFETCH = 0.03, 2000
 #: The same of tasks that must not wait, for their attempt counts from the claim and may be the only
 #: one: those that take microseconds begin about as soon as others that have a slot. Each claim
 #: would be for a few of them, and take longer than they do. And the number of tasks that have to

@@ -253,7 +253,7 @@ def test_nothing_is_claimed_ahead_of_tasks_of_a_second() -> None:
 
 
 def test_of_short_tasks_so_many_wait_as_the_slots_end_in_a_moment() -> None:
-    assert executor_of(4, *[0.0] * 600).prefetch == executors.MAX_PREFETCH
+    assert executor_of(4, *[0.0] * 1000).prefetch == executors.MAX_PREFETCH
     assert 9 <= executor_of(4, *[0.01] * 40).prefetch <= 12
 
 
