@@ -165,6 +165,11 @@ class Log:
     fleet_starts_by_exec = _worker(
         INFO, "%(worker)s starts its workers by exec and not by fork: %(reason)s"
     )
+    fleet_callback_failed = _worker(ERROR, "The parent of workers failed at one thing; it goes on")
+    fleet_no_process = _worker(
+        ERROR, "No process could be started for %(worker)s; will retry: %(error)s"
+    )
+    fleet_report_failed = _worker(ERROR, "%(worker)s could not tell its parent how it is")
     fleet_child_started = _worker(INFO, "%(worker)s started as pid %(pid)s")
     fleet_child_ended = _worker(INFO, "%(worker)s (pid %(pid)s) ended")
     fleet_child_died = _worker(ERROR, "%(worker)s (pid %(pid)s) died: %(how)s")

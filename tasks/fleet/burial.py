@@ -67,10 +67,14 @@ class Burial:
             self._loop.call_later(LOOK_EVERY, self._end_groups)
 
     def _start_writer(self) -> None:
-        if clock() < self._until:
-            self._writer = start_writer(self._loop, self._remains, self._until)
-        else:
+        if clock() >= self._until:
             self._done(self)
+            return
+        try:
+            self._writer = start_writer(self._loop, self._remains, self._until)
+        except OSError as error:  # there can be no process more now
+            log.fleet_no_process(worker=self._remains.holder, error=error)
+            self._loop.call_later(NEXT_WRITER, self._start_writer)
 
     def ended(self, pid: int, code: int) -> None:
         """Note that a process of the parent has ended."""

@@ -68,15 +68,24 @@ def reporting(birth: Birth, worker: Stoppable) -> Iterator[None]:
         yield
 
 
+def _vitals(birth: Birth, worker: Stoppable) -> Mapping[str, Any]:
+    try:
+        return worker.vitals()
+    except Exception:  # the channel is for orders, too
+        log.fleet_report_failed(worker=birth.name, exc_info=True)
+        return {}
+
+
 def _report(birth: Birth, worker: Stoppable, obedience: Obedience) -> None:
     channel, due_at = birth.channel, clock()
     while True:
         try:
             if clock() >= due_at:
-                vitals = worker.vitals()
+                vitals = _vitals(birth, worker)
                 # The parent is to know soon when it serves: an end before that is a failed start.
-                due_at = clock() + (REPORT_EVERY if vitals["ready"] else READY_EVERY)
-                send_report(channel, vitals)
+                due_at = clock() + (REPORT_EVERY if vitals.get("ready") else READY_EVERY)
+                if vitals:
+                    send_report(channel, vitals)
             channel.settimeout(max(0.001, due_at - clock()))
             words = channel.recv(64)
         except TimeoutError:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from leasing.runtime.clock import clock
+from tasks.log import log
 
 #: Seconds between two looks at the clock: a machine that was suspended wakes nobody in time.
 LONGEST_WAIT = 5.0
@@ -90,11 +91,11 @@ class Loop:
         wait = min(LONGEST_WAIT, self._next_at() - clock())
         for key, _ in self._selector.select(max(0.0, wait)):
             if self._selector.get_map().get(key.fd) is key:  # no callback has removed it meanwhile
-                key.data()
+                _call(key.data)
         while self._next_at() <= clock():
             timer = heapq.heappop(self._timers)
             if not timer.is_cancelled:
-                timer.callback()
+                _call(timer.callback)
 
     def _next_at(self) -> float:
         while self._timers and self._timers[0].is_cancelled:
@@ -120,7 +121,7 @@ class Loop:
         assert self._woken is not None
         for number in self._woken.recv(4096):
             if number in self._signals:
-                self._signals[number]()
+                _call(self._signals[number])
 
     # The end
 
@@ -141,3 +142,10 @@ class Loop:
         for file in files:
             file.close()  # type: ignore[union-attr]
         self._timers.clear()
+
+
+def _call(callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:  # of one thing: the parent has others to see to
+        log.fleet_callback_failed(exc_info=True)

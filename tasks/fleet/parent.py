@@ -10,7 +10,7 @@ What happens to a child
               MAX_FAILED_STARTS in a row of one index the fleet ends
     ended     reaped. If it ended otherwise than well: what is left in the process groups that its
               handlers ran in is killed and waited for, then a writer hands its tasks back
-    replaced  at once if it ended well (``--max-tasks``), else after a pause that grows while
+    replaced  at once if it ended well (``--max-tasks``), else after a short pause that grows while
               children of this index end soon after their start; never under ``--once``, ``--drain``
 
 SIGTERM and SIGINT stop all children, a second one at once. A child that does not end within
@@ -24,8 +24,8 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,6 +43,8 @@ from tasks.runtime.marks import Marks
 
 #: The number of children of one index that may end in a row before they were ready.
 MAX_FAILED_STARTS = 5
+#: Seconds until it is tried again to start a child, where there could be no process more.
+NEXT_TRY = 1.0
 #: Seconds after the end of its stop timeout until a child is killed.
 KILL_AFTER = 15.0
 
@@ -107,7 +109,7 @@ class Parent:
             birth.become_subreaper()
             while True:
                 while self._due:
-                    born = self._start(self._due.pop(0))
+                    born = self._start_or_retry(self._due.pop(0))
                     if born is not None:
                         return born
                 if not (self._living or self._burials or self._is_waiting):
@@ -125,9 +127,17 @@ class Parent:
 
     # Births
 
-    def _start(self, member: Member) -> Birth | None:
+    def _start_or_retry(self, member: Member) -> Birth | None:
         if self.is_stopping:
             return None
+        try:
+            return self._start(member)
+        except OSError as error:  # there can be no process more now
+            log.fleet_no_process(worker=self.plan.name, error=error)
+            self.loop.call_later(NEXT_TRY, partial(self._due.append, member))
+            return None
+
+    def _start(self, member: Member) -> Birth | None:
         name = f"{self.plan.name}:{member.index}:{secrets.token_hex(4)}"
         against = birth.reason_against_fork()
         if against and not self._said_why_exec:
@@ -136,7 +146,7 @@ class Parent:
         birth.close_connections()
         gc.freeze()  # a child that looked it all through for garbage would copy it
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, _closed_on_error(ours):
             if against:
                 pid, shared = self._execute(member, name, theirs)
             else:
@@ -258,6 +268,15 @@ class Parent:
                 log.fleet_child_killed(worker=child.status.name, pid=pid)
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def _closed_on_error(file: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        file.close()
+        raise
 
 
 def how_it_ended(code: int) -> str:

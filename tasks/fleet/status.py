@@ -9,8 +9,8 @@ from typing import Any
 
 from leasing.runtime.clock import clock
 
-#: Seconds until a child is replaced that ended soon after its start: the first, doubling, and the
-#: longest. One that ended well, or lived for longer than LIVED_LONG, is replaced at once.
+#: Seconds until a child is replaced that did not end well: the first, and where it ended soon after
+#: its start doubling up to the longest. The process that hands its tasks back goes first.
 FIRST_PAUSE, LONGEST_PAUSE, LIVED_LONG = 0.1, 5.0, 2.0
 
 
@@ -56,6 +56,8 @@ class Member:
     #: start.
     failed_starts: int = 0
     quick_ends: int = 0
+    #: True if the last child ended well.
+    ended_well: bool = True
     #: The end of the last child in words, for people; empty if there was none.
     last_end: str = ""
 
@@ -67,17 +69,17 @@ class Member:
             code: Its exit code; below 0 that of a signal.
             how: The same in words.
         """
-        lived_long = clock() - child.started_at > LIVED_LONG
         self.child, self.last_end = None, how
         self.failed_starts = 0 if child.is_ready else self.failed_starts + 1
-        is_well = lived_long or (child.is_ready and not code)
-        self.quick_ends = 0 if is_well else self.quick_ends + 1
+        self.ended_well = child.is_ready and not code
+        lived_long = clock() - child.started_at > LIVED_LONG
+        self.quick_ends = 0 if self.ended_well or lived_long else self.quick_ends + 1
 
     @property
     def pause(self) -> float:
         """Return the seconds until a child that has ended is replaced: at random, so that children
         that ended together do not start together."""
-        if not self.quick_ends:
+        if self.ended_well:
             return 0.0
-        bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.quick_ends - 1, 16))
+        bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.quick_ends, 16))
         return random.uniform(bound / 2, bound)

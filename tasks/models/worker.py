@@ -90,6 +90,10 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
                 if instead_of.process != process:  # and not a heartbeat later
                     same = same.filter(last_seen_at=instead_of.last_seen_at)
                 is_registered = bool(same.update(**what))
+        if is_registered and what.get("fleet"):
+            # Or there would be a row for each that its parent has replaced.
+            before = self.filter(fleet=what["fleet"], fleet_index=what["fleet_index"])
+            before.filter(stopped_at__isnull=False).delete()
         if is_registered:
             Queue.objects.using(self.db).declare(what.get("queues", ()))
         return is_registered

@@ -32,6 +32,11 @@ def present() -> list[Worker]:
     return list(Worker.objects.filter(fleet="fleet", stopped_at=None).order_by("fleet_index"))
 
 
+def sockets_of(pid: int) -> list[str]:
+    links = [os.readlink(each) for each in Path("/proc", str(pid), "fd").iterdir()]
+    return [link for link in links if link.startswith("socket:")]
+
+
 def holder_of(task: Task) -> Worker:
     return Worker.objects.get(name=row_of(task)["holder"])
 
@@ -42,6 +47,8 @@ def test_a_worker_that_is_killed_is_replaced_and_its_handlers_end_before_their_t
     task = Task.objects.enqueue("jobs.compute", {"do": "ignore", "folder": str(tmp_path)})
     parent = start_fleet(spawn)
     assert [row.fleet_index for row in present()] == [1, 2]
+    # One to each worker, and two for signals: none to the database.
+    assert len(sockets_of(parent.pid)) == 4
     wait_for((tmp_path / "began").exists, timeout=PATIENCE, process=parent)
     handler, victim = int((tmp_path / "began").read_text()), holder_of(task)
     os.kill(handler, signal.SIGSTOP)  # or it would end by itself

@@ -112,3 +112,19 @@ def test_what_is_registered_is_closed_when_the_loop_is_abandoned() -> None:
 
     assert theirs.recv(1) == b""
     theirs.close()
+
+
+def test_a_callback_that_fails_does_not_end_the_parent(
+    loop: Loop, now: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    called: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("no luck")
+
+    loop.call_later(0, fail)
+    loop.call_later(0, lambda: called.append(1))
+    loop.step()
+
+    assert called == [1]
+    assert "no luck" in caplog.text

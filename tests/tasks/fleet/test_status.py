@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tasks.fleet import parent as parent_module
 from tasks.fleet import status
 from tasks.fleet.parent import Parent, Plan, how_it_ended
 from tasks.fleet.status import LIVED_LONG, LONGEST_PAUSE, ChildStatus, Member
@@ -31,8 +32,8 @@ def ends(member: Member, now: list[float], *, code: int, ready: bool = True, aft
     return member.pause
 
 
-def test_a_child_that_lived_long_is_replaced_at_once(now: list[float]) -> None:
-    assert ends(Member(1), now, code=-9, after=LIVED_LONG + 1) == 0
+def test_a_child_that_died_is_replaced_after_a_moment(now: list[float]) -> None:
+    assert ends(Member(1), now, code=-9, after=LIVED_LONG + 1) == 0.1
 
 
 def test_a_child_that_ended_well_is_replaced_at_once_however_soon_that_was(
@@ -46,9 +47,9 @@ def test_the_pause_grows_while_children_die_young(now: list[float]) -> None:
 
     pauses = [ends(member, now, code=-9, after=1) for _ in range(8)]
 
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_PAUSE, LONGEST_PAUSE]
-    assert ends(member, now, code=-9, after=LIVED_LONG + 1) == 0
-    assert ends(member, now, code=-9, after=1) == 0.1
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert ends(member, now, code=-9, after=LIVED_LONG + 1) == 0.1
+    assert ends(member, now, code=-9, after=1) == 0.2
 
 
 def test_a_child_that_ended_before_it_served_counts_as_a_failed_start(now: list[float]) -> None:
@@ -56,7 +57,7 @@ def test_a_child_that_ended_before_it_served_counts_as_a_failed_start(now: list[
 
     pauses = [ends(member, now, code=code, ready=False, after=0.1) for code in (1, 0, -9)]
 
-    assert (member.failed_starts, pauses) == (3, [0.1, 0.2, 0.4])
+    assert (member.failed_starts, pauses) == (3, [0.2, 0.4, 0.8])
     ends(member, now, code=1, after=0.1)
     assert member.failed_starts == 0
 
@@ -104,4 +105,28 @@ def test_a_child_that_does_not_start_five_times_ends_the_fleet(
 
     assert (parent.is_stopping, parent.exit_code) == (True, exit_code)
     assert member.restarts == 4
+    parent.loop.abandon()
+
+
+def test_where_there_can_be_no_process_more_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent, left = Parent(plan()), [OSError("no process"), OSError("no process")]
+    started: list[Member] = []
+
+    def start(member: Member) -> None:
+        if left:
+            raise left.pop()
+        started.append(member)
+
+    monkeypatch.setattr(parent, "_start", start)
+    monkeypatch.setattr(parent_module, "NEXT_TRY", 0.0)
+
+    for tries in range(3):
+        assert (len(started), len(parent._due)) == (0, 2), tries
+        assert parent._start_or_retry(parent._due.pop(0)) is None
+        parent.loop.call_later(0, lambda: None)
+        parent.loop.step()
+
+    assert started == [parent.members[0]]
     parent.loop.abandon()

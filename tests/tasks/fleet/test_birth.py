@@ -1,0 +1,58 @@
+"""The state of the parent before a child is forked."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from tasks.fleet import birth
+
+pytestmark = pytest.mark.once
+
+
+def test_other_threads_forbid_a_fork_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait, name="the other one")
+    thread.start()
+    try:
+        assert "the other one" in birth.native_threads()
+        assert "the other one" in birth.reason_against_fork()
+    finally:
+        ended.set()
+        thread.join()
+    assert "the other one" not in birth.native_threads()
+
+
+def test_one_thread_may_fork_but_on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(birth, "native_threads", list)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert birth.reason_against_fork() == ""
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "macOS" in birth.reason_against_fork()
+
+
+def test_what_set_up_has_opened_is_closed_pools_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def connection(name: str, **options: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            settings_dict={"OPTIONS": options}, close_pool=lambda: closed.append(f"pool of {name}")
+        )
+
+    opened = [connection("default", pool=True), connection("other")]
+    monkeypatch.setattr(
+        birth,
+        "connections",
+        SimpleNamespace(
+            close_all=lambda: closed.append("all"), all=lambda initialized_only: opened
+        ),
+    )
+
+    birth.close_connections()
+
+    assert closed == ["all", "pool of default"]

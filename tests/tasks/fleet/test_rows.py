@@ -1,0 +1,44 @@
+"""The rows of workers that have a parent."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.models import Worker
+from tasks.worker.process import Until
+from tests.factories import WorkerFactory
+from tests.processes import wait_for
+from tests.tasks.workers import ended, working
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
+
+
+def test_a_worker_says_its_parent_and_takes_the_place_of_its_predecessor() -> None:
+    """Of which there may be many a minute. One that is not known to have stopped stays."""
+    for name, index, state in (
+        ("before", 1, "stopped"),
+        ("late", 1, "gone"),
+        ("beside", 2, "stopped"),
+    ):
+        WorkerFactory(name=name, fleet="fleet", fleet_index=index, state=state)
+    WorkerFactory(name="other", fleet="another", fleet_index=1, state="stopped")
+    WorkerFactory(name="bare", state="stopped")
+
+    with working(name="fleet:1:x", fleet=("fleet", 1), until=Until.ONCE) as worker:
+        wait_for(ended(worker))
+
+    names = ["bare", "beside", "fleet:1:x", "late", "other"]
+    assert list(Worker.objects.order_by("name").values_list("name", flat=True)) == names
+    row = Worker.objects.get(name="fleet:1:x")
+    assert (row.fleet, row.fleet_index) == ("fleet", 1)
+
+
+def test_a_bare_worker_has_no_parent_and_leaves_rows_alone() -> None:
+    WorkerFactory(name="bare", state="stopped")
+
+    with working(name="ann", until=Until.ONCE) as worker:
+        wait_for(ended(worker))
+
+    row = Worker.objects.get(name="ann")
+    assert (row.fleet, row.fleet_index) == (None, None)
+    assert Worker.objects.count() == 2
