@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from leasing.functions import database_now
+from tasks.dashboard.worker_rows import state_of
 from tasks.models import Task, TaskStatus, Worker, WorkerState
 from tests.factories import TaskFactory, WorkerFactory, claimed
 from tests.leasing.conftest import DatabaseClock
@@ -100,6 +101,22 @@ def test_only_the_worker_of_that_name_is_seen_or_signs_off() -> None:
     assert Worker.objects.sign_off(one.name) == 1
     states = {w.name: w.state for w in Worker.objects.with_state()}  # type: ignore[attr-defined]
     assert states == {one.name: "stopped", two.name: "late"}
+
+
+@pytest.mark.django_db
+def test_a_death_is_noted_of_a_worker_that_has_not_stopped_and_of_no_other() -> None:
+    died, stopped, other = WorkerFactory(), WorkerFactory(state="stopped"), WorkerFactory()
+    for worker in (died, stopped):
+        Worker.objects.sign_off_dead(worker.name, "was killed by signal 9" + "!" * 200)
+
+    rows = {each.pk: each for each in Worker.objects.with_state()}
+    found = [rows[each.pk] for each in (died, stopped, other)]
+    assert [(state_of(each), each.death[:10]) for each in found] == [
+        ("stopped", "was killed"),
+        ("stopped", ""),
+        ("live", ""),
+    ]
+    assert rows[stopped.pk].stopped_at == stopped.stopped_at
 
 
 @pytest.mark.django_db
