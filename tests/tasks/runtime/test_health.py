@@ -12,9 +12,10 @@ import pytest
 
 from tasks.runtime import health_server
 from tasks.runtime.health import Health, HealthFile
-from tasks.runtime.health_server import MAX_CLIENTS, MAX_HEAD
+from tasks.runtime.health_server import MAX_CLIENTS, MAX_HEAD, PATIENCE
 from tasks.worker import health_thread
 from tasks.worker.health_thread import HealthThread
+from tests.leasing.support import FakeClock
 from tests.logs import logged
 from tests.processes import wait_for
 
@@ -125,16 +126,20 @@ def test_a_request_may_come_in_pieces_and_have_a_body(probes: Probes) -> None:
 
 
 def test_a_client_that_hangs_is_cut_off(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_server, "PATIENCE", 0.05)
+    clock = FakeClock()
+    monkeypatch.setattr(health_server, "system_clock", clock)
+    server = probes.thread.server
+    assert server is not None
     with probes.connect() as silent, probes.connect() as answered:
         silent.sendall(b"GET /livez HTTP/1.1\r\n")
         answered.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
-
+        # Who has the answer and does not close hangs as well.
         assert parts(received(answered)) == ("200 OK", "ok\n")
+        wait_for(lambda: len(server._clients) == 2)
+
+        clock.advance(PATIENCE)
         assert received(silent) == b""
-        # Also one that has its answer and does not close.
-        assert probes.thread.server is not None
-        wait_for(lambda: probes.thread.server and not probes.thread.server._clients)
+        wait_for(lambda: not server._clients)
 
 
 def test_clients_that_hang_keep_out_no_probe(probes: Probes) -> None:
