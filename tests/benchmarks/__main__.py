@@ -46,6 +46,7 @@ WORKLOADS = {
     "keeper": True,
     "recovery": True,
     "pages": True,
+    "api": False,
     "sqlite": True,
     "kills": True,
 }

@@ -97,9 +97,12 @@ class Bench:
 
     def worker(self, *args: str, queue: str = "default", **env: str) -> Process:
         """Start ``manage.py run_worker``, with ``env`` in its environment."""
-        log = Path(self._folder, f"worker-{len(self._processes)}.log")
-        command = ["manage.py", "run_worker", "--queue", queue, *args]
-        self._processes.append(Process(command, {**environment(self.url), **env}, log))
+        return self.process("manage.py", "run_worker", "--queue", queue, *args, **env)
+
+    def process(self, *args: str, **env: str) -> Process:
+        """Start ``python *args``, with ``env`` in its environment."""
+        log = Path(self._folder, f"process-{len(self._processes)}.log")
+        self._processes.append(Process(args, {**environment(self.url), **env}, log))
         return self._processes[-1]
 
     def puppet(self, module: str, *args: str, url: str | None = None) -> Puppet:

@@ -23,6 +23,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.postgresql":
     DATABASES["default"].setdefault("OPTIONS", {}).update(best if tried is None else tried)
 
 INSTALLED_APPS += ["tests.benchmarks"]
+ROOT_URLCONF = os.environ.get("BENCH_URLS") or "project.urls"
 TASK_QUEUE = {"QUEUES": ("default", *KILL_QUEUES)}
 TASKS = {"default": {"BACKEND": "tasks.backend.DatabaseBackend", "QUEUES": []}}
 LEASING = {"TTL": 30.0}

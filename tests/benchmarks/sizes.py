@@ -19,6 +19,8 @@ class Size:
     enqueued: int = 2_000
     bulk: int = 50_000
     drained: int = 30_000
+    #: Claimed and completed over HTTP.
+    batched: int = 20_000
     latency_seconds: float = 10.0
     lease_seconds: float = 1.0
     #: How often what takes little time alternates with its limit.
@@ -59,6 +61,7 @@ SHORT = replace(
     enqueued=500,
     bulk=10_000,
     drained=5_000,
+    batched=2_000,
     latency_seconds=3.0,
     lease_seconds=0.4,
     rounds=2,
@@ -90,6 +93,7 @@ MINI = replace(
     enqueued=10,
     bulk=200,
     drained=100,
+    batched=200,
     latency_seconds=0.25,
     lease_seconds=0.02,
     rounds=1,
