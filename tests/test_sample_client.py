@@ -17,6 +17,8 @@ import pytest
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
+from leasing.models import Lease
+from tasks.generator import RESOURCE, Generator
 from tasks.models import Task
 from tests.leasing.support import expire
 from tests.tasks.support import make_due
@@ -203,3 +205,66 @@ def test_the_generator_obeys_and_every_answer_agrees(service: SampleClient) -> N
     for _ in range(3):
         assert service.get("/generator/status").json["status"] == "STOPPED"
     assert service.get("/healthz").status == 200
+
+
+# What clients of the sample may not expect: the table is in docs/http-api.md.
+
+
+def test_health_is_told_in_one_word(service: SampleClient) -> None:
+    for _ in range(2):
+        assert service.get("/healthz") == Reply(200, {"message": "ok"})
+
+
+def test_a_generator_that_runs_is_started_again_without_a_conflict(service: SampleClient) -> None:
+    first = service.post("/generator/start")
+    with Lease.objects.hold(RESOURCE, holder="host-1") as hold:
+        Generator().batch(hold, 0)
+        running = service.post("/generator/start")
+    assert (first.status, running.status) == (200, 200)
+    assert (running.json["status"], running.json["isRunning"]) == ("RUNNING", True)
+    for status in (200, 200):
+        assert service.delete("/generator/stop").status == status
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
+def test_a_body_of_another_type_is_refused(service: SampleClient, kind: str) -> None:
+    body = json.dumps({"resource": "/jobs/nightly", "holder": "host-1"}).encode()
+    request = urllib.request.Request(
+        f"{service.base_url}/leases", body, {"Content-Type": kind}, method="POST"
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=20)
+    with refused.value as answer:
+        assert (answer.code, list(json.load(answer))) == (415, ["error"])
+    assert service.get("/leases").json == {"leases": []}
+
+
+def test_a_completion_is_no_heartbeat(service: SampleClient) -> None:
+    Task.objects.enqueue("sample.sleep", {"sleep_duration_seconds": 3})
+    task = service.post("/tasks/next", processor="host-1").json
+    beaten = service.put(f"/tasks/{task['id']}/heartbeat", processor="host-1").json
+    done = service.put(f"/tasks/{task['id']}/complete", processor="host-1", task_output="x").json
+    assert done["lastHeartBeatAt"] == beaten["lastHeartBeatAt"]
+    assert moment(done["processedAt"]) >= moment(done["lastHeartBeatAt"])
+
+
+def test_lists_end_after_a_hundred_rows_and_say_where_they_go_on(service: SampleClient) -> None:
+    Task.objects.enqueue_many("sample.sleep", [{"sleep_duration_seconds": 1}] * 101)
+    with Lease.objects.acquire_many([f"/jobs/{number}" for number in range(101)]):
+        for path, noun in (("/tasks", "tasks"), ("/leases", "leases")):
+            first = service.get(path).json
+            assert len(first[noun]) == 100
+            rest = service.get(f"{path}?cursor={first['next']}").json
+            assert list(rest) == [noun]
+            assert len({each["id"] for each in first[noun] + rest[noun]}) == 101
+
+
+def test_an_expired_lease_is_not_released_by_its_id(service: SampleClient) -> None:
+    term = {"resource": "/jobs/nightly", "holder": "host-1"}
+    lease = service.post("/leases", **term).json
+    expire(Lease.objects.get())
+    refused = service.delete(f"/leases/{lease['id']}", **term)
+    assert (refused.status, list(refused.json)) == (404, ["error"])
+    assert service.get(f"/leases/{lease['id']}").json["releasedAt"] is None

@@ -13,16 +13,25 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 from ninja.errors import HttpError
-from pydantic import BaseModel, Field
 
-from leasing.api.bodies import Request
 from leasing.api.errors import BAD_BODY, answers
-from leasing.api.keys import HoldersRequest, check_lease_key
+from leasing.api.keys import check_lease_key
 from leasing.functions import DbNow
 from leasing.store import Renewal
 from leasing.validation.names import check_name
+from tasks.api.batch_schemas import (
+    Completions,
+    Ended,
+    EndedMany,
+    Failures,
+    Heartbeats,
+    Many,
+    One,
+    Renewed,
+    RenewedMany,
+)
 from tasks.api.errors import refusal_of
-from tasks.api.holders import MAX_BATCH, is_completed, may_change, output_field
+from tasks.api.holders import is_completed, may_change
 from tasks.api.rows import tasks, tasks_of
 from tasks.models import Task, TaskStatus
 from tasks.querysets.claimed import COLUMNS, OF_TERM, ClaimedTask
@@ -31,93 +40,6 @@ router = Router(tags=["tasks"])
 
 #: Columns by which a request for a task is judged.
 TERM = ("id", "status", "grant_id", "fencing_token", "released_at", *OF_TERM)
-
-
-class One(HoldersRequest):
-    """A task of a batch."""
-
-    id: int = Field(ge=1, le=2**63 - 1)
-
-
-class Completion(One):
-    """The outcome of a task."""
-
-    task_output: Any = output_field()
-
-
-class Failure(One):
-    """Why a task did not end well."""
-
-    error: str = Field(min_length=1)
-
-
-class Many(Request):
-    """Tasks of one holder, or of several that prove their grants."""
-
-    processor: str | None = Field(
-        None, description="The name of the holder, for tasks without a lease_key."
-    )
-
-
-class Heartbeats(Many):
-    """Tasks to be renewed."""
-
-    tasks: list[One] = Field(min_length=1, max_length=MAX_BATCH)
-
-
-class Completions(Many):
-    """Tasks that have ended well."""
-
-    tasks: list[Completion] = Field(min_length=1, max_length=MAX_BATCH)
-
-
-class Failures(Many):
-    """Tasks that did not end well."""
-
-    tasks: list[Failure] = Field(min_length=1, max_length=MAX_BATCH)
-
-
-class Result(BaseModel):
-    """The answer for one task."""
-
-    id: int
-    status: int = Field(
-        description="As it would have been answered alone: 202 done; 200 not found, or not "
-        "assigned to the processor; 409 ended, lost, or a wrong lease_key; 400."
-    )
-    message: str | None = None
-    error: str | None = None
-
-
-class Ended(Result):
-    """The answer for one task that was to end."""
-
-    state: str | None = Field(None, description="The status of the task afterwards.")
-
-
-class Renewed(Result):
-    """The answer for one heartbeat."""
-
-    ttl: float | None = None
-    remaining: float | None = Field(
-        None, description="Seconds until the deadline, by the database's clock."
-    )
-    yield_to: str | None = Field(
-        None, description="Who asked to cancel the task; empty: nobody. The holder should stop."
-    )
-    is_last: bool | None = None
-
-
-class EndedMany(BaseModel):
-    """An answer for each task, in their order."""
-
-    results: list[Ended]
-
-
-class RenewedMany(BaseModel):
-    """An answer for each task, in their order."""
-
-    results: list[Renewed]
 
 
 #: The reason why a task of a batch is left alone: a status and a text.

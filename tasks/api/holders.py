@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from django.http import Http404, HttpRequest
 from ninja import Router, Status
 from pydantic import AliasChoices, Field, model_validator
 
 from leasing.api.access import Access
-from leasing.api.bodies import Error, Notice, Request
+from leasing.api.bodies import Between, Error, Name, Notice, Request
 from leasing.api.bounds import room_for
+from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import IDEMPOTENT, HoldersRequest, check_lease_key, request_id
 from leasing.api.principals import principal_of
@@ -41,27 +42,59 @@ HUNG_UP = "its client hung up"
 
 may_change = Access("leasing_tasks.change_task")
 
+#: The links of an answer that tells a lease_key, and of one that shows a task.
+_ID = {"task_id": "$response.body#/id"}
+_PROOF = {name: f"$response.body#/{name}" for name in ("processor", "lease_key")}
+_SAID: dict[str, dict[str, Any]] = {
+    "heartbeat_task": {},
+    "complete_task": {"task_output": {"rows": 17}},
+    "fail_task": {"error": "the printer is out of paper"},
+    "report_progress": {"progress": {"done": 3}},
+    "store_checkpoint": {"state": {"next_row": 18}},
+}
+OF_HOLDER: dict[str, dict[str, Any]] = {
+    name: {"parameters": _ID, "requestBody": {**_PROOF, **said}} for name, said in _SAID.items()
+}
+OF_TASK: dict[str, dict[str, Any]] = {
+    **{name: {"parameters": _ID} for name in ("get_task", "list_attempts", "diagnose_task")},
+    **{
+        name: {"parameters": _ID, "requestBody": {"reason": "it is not needed"}}
+        for name in ("cancel_task", "retry_task", "revoke_task")
+    },
+    "reschedule_task": {"parameters": _ID, "requestBody": {"at_once": True}},
+}
+
 router = Router(tags=["tasks"])
 
 
 class Claim(Request):
     """A request for tasks."""
 
-    processor: str = Field(description="The name of the holder.")
+    processor: Name = Field(description="The name of the holder.", examples=["worker-9"])
     limit: int | None = Field(
         None, ge=1, le=MAX_BATCH, description="Claim up to so many. The answer has a list then."
     )
-    queues: list[str] | None = Field(
-        None, min_length=1, max_length=MAX_BATCH, description="Default: all."
+    queues: list[Name] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_BATCH,
+        description="Default: all.",
+        examples=[["default"]],
     )
-    ttl: float | None = Field(None, description="Seconds, within the bounds of this site.")
+    ttl: Annotated[float, Between("MIN_TTL", "MAX_TTL")] | None = Field(
+        None,
+        description="Seconds until the deadline, and from each heartbeat. Default: TTL.",
+        examples=[30],
+    )
     wait: Wait = 0
 
 
 class Holder(HoldersRequest):
     """The holder of a task: proven by its lease_key, or in the compatible mode its name."""
 
-    processor: str | None = Field(None, description="The name of the holder.")
+    processor: Name | None = Field(
+        None, description="The name of the holder.", examples=["worker-9"]
+    )
 
     @model_validator(mode="after")
     def _is_somebody(self) -> Holder:
@@ -73,7 +106,10 @@ class Holder(HoldersRequest):
 def output_field() -> Any:
     """Return the field of an output, in both spellings."""
     return Field(
-        None, validation_alias=AliasChoices("task_output", "taskOutput"), description="Any JSON."
+        None,
+        validation_alias=AliasChoices("task_output", "taskOutput"),
+        description="Any JSON.",
+        examples=[{"rows": 17}],
     )
 
 
@@ -86,26 +122,28 @@ class Complete(Holder):
 class Fail(Holder):
     """Why a task did not end well."""
 
-    error: str = Field(min_length=1)
+    error: str = Field(min_length=1, examples=["the printer is out of paper"])
 
 
 class Progress(Holder):
     """The progress of a task."""
 
-    progress: Any = Field(None, description="Any JSON; null: it is moving.")
+    progress: Any = Field(
+        None, description="Any JSON; null: it is moving.", examples=[{"done": 3, "total": 10}]
+    )
 
 
 class Checkpoint(Progress):
     """The state from which the next attempt of a task is to continue."""
 
-    state: Any = Field(description="Any JSON.")
+    state: Any = Field(description="Any JSON.", examples=[{"next_row": 18}])
 
 
 @router.post(
     "/tasks/next",
     auth=may_change,
     response=answers({202: ClaimedTask | ClaimedTasks, 200: Notice}, *BAD_BODY, 409),
-    openapi_extra=IDEMPOTENT,
+    openapi_extra=IDEMPOTENT | linked(202, **OF_HOLDER, **OF_TASK),
 )
 def claim_next_task(request: HttpRequest, body: Claim) -> Any:
     """Lease the next task that is due, of any of the queues, to the processor; with `limit`
@@ -146,6 +184,7 @@ _ANSWERS = answers({202: TaskOut, **_REFUSED}, *BAD_BODY)
     "/tasks/{task_id}/heartbeat",
     auth=may_change,
     response=answers({202: HeldTask, **_REFUSED}, *BAD_BODY),
+    openapi_extra=linked(202, **OF_HOLDER),
 )
 def heartbeat_task(request: HttpRequest, task_id: str, body: Holder) -> Status[Any]:
     """Move the deadline to the lease's ttl from now."""

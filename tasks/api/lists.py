@@ -13,6 +13,7 @@ from django.http import HttpRequest
 from ninja import Query
 
 from leasing.api.access import Access
+from leasing.api.document import linked
 from leasing.api.errors import answers
 from leasing.api.lists import At, Limit, Page, Source, page_at
 from leasing.validation.names import check_name
@@ -34,6 +35,19 @@ State = Literal["ready", "scheduled", "retrying", "running", "succeeded", "faile
 Filter = Annotated[str | None, Query(min_length=1, max_length=200)]
 
 
+def turning(operation: str, first: str = "/tasks/0/id") -> dict[str, Any]:
+    """Return the ``openapi_extra`` of an operation that lists tasks: the next page, and one of
+    them.
+
+    Args:
+        operation: The id of the operation.
+        first: The place of an id in its answer.
+    """
+    following = {operation: {"parameters": {"cursor": "$response.body#/next"}}}
+    one = {"get_task": {"parameters": {"task_id": f"$response.body#{first}"}}}
+    return linked(200, **following, **one)
+
+
 class AttemptList(Page):
     """The attempts of a task that did not succeed, the latest first."""
 
@@ -46,7 +60,12 @@ class StuckList(Page):
     tasks: list[StuckTask]
 
 
-@router.get("/tasks", auth=may_see, response=answers({200: TaskList}, 400))
+@router.get(
+    "/tasks",
+    auth=may_see,
+    response=answers({200: TaskList}, 400),
+    openapi_extra=turning("list_tasks"),
+)
 def list_tasks(
     request: HttpRequest,
     limit: Limit = 100,
@@ -67,21 +86,36 @@ def list_tasks(
     return page(request, Source(rows, order, search), cursor, limit)
 
 
-@router.get("/tasks/started", auth=may_see, response=answers({200: TaskList}, 400))
+@router.get(
+    "/tasks/started",
+    auth=may_see,
+    response=answers({200: TaskList}, 400),
+    openapi_extra=turning("list_started_tasks"),
+)
 def list_started_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> TaskList:
     """Tasks that were begun and are not done; between two attempts too. The newest first."""
     begun = search_of(request, Q(started_at__isnull=False, processed_at=None))
     return page(request, Source(tasks(), search=begun), cursor, limit)
 
 
-@router.get("/tasks/processed", auth=may_see, response=answers({200: TaskList}, 400))
+@router.get(
+    "/tasks/processed",
+    auth=may_see,
+    response=answers({200: TaskList}, 400),
+    openapi_extra=turning("list_processed_tasks"),
+)
 def list_processed_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> TaskList:
     """Tasks that have ended, in any way. The newest first."""
     ended = search_of(request, Q(processed_at__isnull=False))
     return page(request, Source(tasks(), search=ended), cursor, limit)
 
 
-@router.get("/tasks/stuck", auth=may_see, response=answers({200: StuckList}, 400))
+@router.get(
+    "/tasks/stuck",
+    auth=may_see,
+    response=answers({200: StuckList}, 400),
+    openapi_extra=turning("list_stuck_tasks", "/tasks/0/task/id"),
+)
 def list_stuck_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> StuckList:
     """Running tasks that recovery is to take from their holders: the deadline has passed, or they
     report no progress. Each with its diagnosis."""

@@ -7,7 +7,7 @@ each task has that key and its place.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from django.http import HttpRequest
 from ninja import Router, Status
@@ -15,21 +15,26 @@ from ninja.errors import HttpError
 from pydantic import BaseModel, Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import Request
+from leasing.api.bodies import Name, Request
+from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import IDEMPOTENT, request_id
 from leasing.api.principals import principal_of
 from tasks import registry
 from tasks.api.errors import refusal_of
-from tasks.api.holders import MAX_BATCH
+from tasks.api.holders import MAX_BATCH, OF_TASK
 from tasks.api.rows import tasks
 from tasks.api.schemas import Given, TaskOut
 from tasks.api.visibility import shown, shown_to_owner
+from tasks.delays import LONGEST_DELAY
 from tasks.models import Task
 
 may_add = Access("leasing_tasks.add_task")
 
 router = Router(tags=["tasks"])
+
+LONGEST: Final = LONGEST_DELAY.total_seconds()
+Seconds = Annotated[float, Field(gt=0, le=LONGEST)]
 
 #: Fields for which each task is a statement of its own.
 KEYED: Final = {"unique_key", "unique_for", "on_duplicate"}
@@ -40,16 +45,24 @@ NOTHING: Final = Request()
 class Enqueue(Request):
     """A task to be."""
 
-    name: str = Field(description="Name of a registered handler.")
-    data: dict[str, Any] | None = Field(None, description="Keyword arguments of the handler.")
-    queue: str | None = Field(None, description="Default: the queue of the handler.")
+    name: Name = Field(description="Name of a registered handler.", examples=["sample.sleep"])
+    data: dict[str, Any] | None = Field(
+        None,
+        description="Keyword arguments of the handler.",
+        examples=[{"sleep_duration_seconds": 1}],
+    )
+    queue: Name | None = Field(
+        None, description="Default: the queue of the handler.", examples=["default"]
+    )
     priority: int = Field(0, ge=-32768, le=32767, description="Higher runs first.")
     scheduled_at: Given | None = Field(None, description="Earliest start.")
     delay: float | None = Field(
-        None, ge=0, description="The same in seconds from now, by the clock of the database."
+        None, ge=0, le=LONGEST, description="The same in seconds from now, by the database's clock."
     )
-    unique_key: str | None = Field(None, description="At most one task has it at a time.")
-    unique_for: Literal["waiting", "running", "finished"] | float = Field(
+    unique_key: Name | None = Field(
+        None, description="At most one task has it at a time.", examples=["report:2026-01"]
+    )
+    unique_for: Literal["waiting", "running", "finished"] | Seconds = Field(
         "finished",
         description="How long the task keeps its unique key: until it is claimed, until its first "
         "attempt ends, until it has ended, or for a number of seconds.",
@@ -60,12 +73,12 @@ class Enqueue(Request):
         "one, or the same except for its time.",
     )
     max_attempts: int | None = Field(None, ge=1, le=32767)
-    timeout: float | None = Field(None, gt=0, description="Seconds that one attempt may run.")
-    progress_timeout: float | None = Field(
-        None, gt=0, description="Seconds without progress after which an attempt is lost."
+    timeout: Seconds | None = Field(None, description="Seconds that one attempt may run.")
+    progress_timeout: Seconds | None = Field(
+        None, description="Seconds without progress after which an attempt is lost."
     )
-    concurrency_key: str | None = Field(
-        None, description="Tasks with this key are limited together."
+    concurrency_key: Name | None = Field(
+        None, description="Tasks with this key are limited together.", examples=["printer:3"]
     )
     concurrency_limit: int | None = Field(
         None, ge=1, le=32767, description="Tasks of that key that run at a time."
@@ -102,7 +115,7 @@ class EnqueuedMany(BaseModel):
     "/tasks",
     auth=may_add,
     response=answers({200: TaskOut, 201: TaskOut}, 409, *BAD_BODY),
-    openapi_extra=IDEMPOTENT,
+    openapi_extra=IDEMPOTENT | linked(201, **OF_TASK),
 )
 def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
     """Store a task. 200 and the task that is there already, while another has the same unique

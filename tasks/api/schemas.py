@@ -52,29 +52,37 @@ class TaskOut(BothSpellings):
         "must_heartbeat_before": "mustHeartBeatBefore",
     }
 
-    id: int
-    name: str
-    queue: str
-    status: str
-    priority: int
-    attempts: int
-    max_attempts: int
-    task_data: Any
+    id: int = Field(examples=[17])
+    name: str = Field(description="The name of its handler.", examples=["sample.sleep"])
+    queue: str = Field(examples=["default"])
+    status: str = Field(
+        description="ready (scheduled and waiting for a retry too: see scheduled_at), running, "
+        "succeeded, failed or cancelled.",
+        examples=["running"],
+    )
+    priority: int = Field(description="Higher runs first.", examples=[0])
+    attempts: int = Field(description="Counted at each claim.", examples=[1])
+    max_attempts: int = Field(examples=[10])
+    task_data: Any = Field(examples=[{"sleep_duration_seconds": 1}])
     scheduled_at: Moment
     created_at: Moment
-    processor: str | None
-    last_heartbeat_at: Moment | None
-    must_heartbeat_before: Moment | None
-    started_at: Moment | None
-    processed_at: Moment | None
+    processor: str | None = Field(description="The holder, or the latest.", examples=["worker-9"])
+    last_heartbeat_at: Moment | None = Field(
+        description="The latest heartbeat; before the first, the claim."
+    )
+    must_heartbeat_before: Moment | None = Field(description="The deadline of the lease.")
+    started_at: Moment | None = Field(description="The first claim.")
+    processed_at: Moment | None = Field(description="When it ended, in any way.")
     task_output: Any
     progress: Any = Field(description="The latest progress of its handler.")
     last_error: str
     cancel_requested_at: Moment | None = Field(
         description="Cancellation was requested: the holder should stop."
     )
-    fencing_token: int = Field(description="Increases with every grant and never decreases.")
-    grants: int = Field(description="Number of grants.")
+    fencing_token: int = Field(
+        description="Increases with every grant and never decreases.", examples=[1769860800000000]
+    )
+    grants: int = Field(description="Number of grants.", examples=[1])
 
     @classmethod
     def of(cls, task: Task) -> TaskOut:

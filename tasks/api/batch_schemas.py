@@ -1,0 +1,100 @@
+"""The JSON of batches of tasks: what is asked of each, what is answered for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from leasing.api.bodies import Name, Request
+from leasing.api.keys import HoldersRequest
+from tasks.api.holders import MAX_BATCH, output_field
+
+
+class One(HoldersRequest):
+    """A task of a batch."""
+
+    id: int = Field(ge=1, le=2**63 - 1, examples=[17])
+
+
+class Completion(One):
+    """The outcome of a task."""
+
+    task_output: Any = output_field()
+
+
+class Failure(One):
+    """Why a task did not end well."""
+
+    error: str = Field(min_length=1, examples=["the printer is out of paper"])
+
+
+class Many(Request):
+    """Tasks of one holder, or of several that prove their grants."""
+
+    processor: Name | None = Field(
+        None,
+        description="The name of the holder, for tasks without a lease_key.",
+        examples=["worker-9"],
+    )
+
+
+class Heartbeats(Many):
+    """Tasks to be renewed."""
+
+    tasks: list[One] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class Completions(Many):
+    """Tasks that have ended well."""
+
+    tasks: list[Completion] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class Failures(Many):
+    """Tasks that did not end well."""
+
+    tasks: list[Failure] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class Result(BaseModel):
+    """The answer for one task."""
+
+    id: int
+    status: int = Field(
+        description="As it would have been answered alone: 202 done; 200 not found, or not "
+        "assigned to the processor; 409 ended, lost, or a wrong lease_key; 400."
+    )
+    message: str | None = None
+    error: str | None = None
+
+
+class Ended(Result):
+    """The answer for one task that was to end."""
+
+    state: str | None = Field(None, description="The status of the task afterwards.")
+
+
+class Renewed(Result):
+    """The answer for one heartbeat."""
+
+    ttl: float | None = None
+    remaining: float | None = Field(
+        None, description="Seconds until the deadline, by the database's clock."
+    )
+    yield_to: str | None = Field(
+        None, description="Who asked to cancel the task; empty: nobody. The holder should stop."
+    )
+    is_last: bool | None = None
+
+
+class EndedMany(BaseModel):
+    """An answer for each task, in their order."""
+
+    results: list[Ended]
+
+
+class RenewedMany(BaseModel):
+    """An answer for each task, in their order."""
+
+    results: list[Renewed]
