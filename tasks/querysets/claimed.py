@@ -266,41 +266,35 @@ class ClaimedTask:
     @classmethod
     def held(cls, task: Task) -> Self:
         """``task``, read by its holder with COLUMNS, those of its term, and ``now``: to end it."""
-        assert task.acquired_at is not None
-        term = ClaimTerm(
-            task.holder,
-            task.ttl,
-            task.acquired_at,
-            task.expires_at,
-            task.now,
-            0.0,
-            database_of(task),
-        )
-        claimed = cls(term, {}, *(getattr(task, name) for name in COLUMNS))
-        claimed._task = task
-        return claimed
+        return cls._under(task, {}, 0.0)
 
     @classmethod
     def of(cls, task: Task) -> Self:
         """``task``, which was just claimed."""
-        assert task.acquired_at is not None
-        term = ClaimTerm(
-            task.holder,
-            task.ttl,
-            task.acquired_at,
-            task.expires_at,
-            task.now,
-            task.sent_at,
-            database_of(task),
-        )
-        columns = {name: getattr(task, name) for name in COLUMNS}
-        columns["grant_id"] = str(task.grant_id)
-        claimed = cls(term, task.task_data, *columns.values())
+        claimed = cls._under(task, task.task_data, task.sent_at)
         if not task.get_deferred_fields():
             claimed._created = _microseconds(task.created_at)
             claimed._started = _microseconds(task.started_at)
         if points.tracer is not None:
             claimed.trace_context = task.trace_context
+        return claimed
+
+    @classmethod
+    def _under(cls, task: Task, task_data: dict[str, Any], sent_at: float) -> Self:
+        """Return the term of ``task`` with what the row has of COLUMNS."""
+        assert task.acquired_at is not None
+        term = ClaimTerm(
+            task.holder,
+            task.ttl,
+            task.acquired_at,
+            task.expires_at,
+            task.now,
+            sent_at,
+            database_of(task),
+        )
+        columns = {name: getattr(task, name) for name in COLUMNS}
+        columns["grant_id"] = str(task.grant_id)
+        claimed = cls(term, task_data, *columns.values())
         claimed._task = task
         return claimed
 

@@ -88,7 +88,8 @@ def test_after_an_error_it_is_looked_for_if_that_can_be_why(error: Error, reason
 
 OURS = sorted(name for name, app in get_commands().items() if app in ("leasing", "tasks"))
 #: Arguments without which a command is refused before it looks.
-ARGUMENTS = dict.fromkeys(("leases", "queues", "schedules", "tasks", "workers"), ["list"])
+LISTING = ("api_tokens", "leases", "queues", "schedules", "tasks", "workers")
+ARGUMENTS = dict.fromkeys(LISTING, ["list"])
 ARGUMENTS["run_as_leader"] = ["race", "--", "true"]
 
 
