@@ -73,12 +73,13 @@ class HolderRows(LeaseRows[Row]):
         """``release`` each of ``held``, on PostgreSQL in one statement. Returns the losses by key;
         all other rows are released."""
         key = attrgetter(self.model._meta.pk.attname)
-        left = {key(row): row for row in held}
-        rows = self.home(next(iter(left.values()), None))
+        held = list(held)
+        rows = self.home(held[0] if held else None)
         # Rows of ours that were read from one database are written to one.
-        if not is_ours(self.model) or len({row._state.db for row in left.values()}) != 1:
-            for row in left.values():
+        if not is_ours(self.model) or len({row._state.db for row in held}) != 1:
+            for row in held:
                 rows.refuse_elsewhere(row, rows.db)
+        left = {key(row): row for row in held}
         if type(rows).release is HolderRows.release:
             with ending(rows.db, left.values()) as standing:
                 for row in rows._release_in_one(list(left.values())):

@@ -256,7 +256,8 @@ def _of_call(node: ast.Call) -> Iterator[Change]:
     if name == "lock" and node.args:
         yield node.args[0], f"without the lock of {ast.unparse(node.args[0])}"
         for keyword in node.keywords:
-            bent = ast.Call(node.func, node.args, [])
+            others = [other for other in node.keywords if other is not keyword]
+            bent = ast.Call(node.func, node.args, others)
             yield bent, f"without {ast.unparse(keyword)} of lock"
 
 

@@ -202,9 +202,13 @@ def test_a_row_is_not_leased_in_a_database_that_is_not_its_own(order: Order) -> 
 
 @with_shard
 def test_rows_that_are_released_together_are_of_one_database(order: Order) -> None:
-    leases: list[Lease] = [LeaseFactory(), Lease.objects.using("shard").acquire("crane:1")]
+    near: Lease = LeaseFactory()
+    far = Lease.objects.using("shard").acquire("crane:1")
+    while far.pk == near.pk:
+        near = LeaseFactory()
     with pytest.raises(ValueError, match="read from the database 'shard'"):
-        Lease.objects.release_many(leases)
+        Lease.objects.release_many([near, far])
+    assert Lease.objects.get(pk=near.pk).released_at is None
 
     Order.objects.create(article="default")
     orders = [Order.objects.acquire(each) for each in Order.objects.all()]

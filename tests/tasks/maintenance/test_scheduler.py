@@ -354,10 +354,11 @@ def test_a_schedule_that_another_serves_is_not_waited_for(other_session: OtherSe
 
     with connection.cursor() as cursor:
         cursor.execute("SET lock_timeout = '1s'")
-        assert Schedule.objects.serve(row.pk) == 0
+        served = Schedule.objects.serve(row.pk)
         cursor.execute("RESET lock_timeout")
 
     other_session.commit()
+    assert served == 0
 
 
 def test_each_schedule_is_resumed_by_its_own_rule(database_clock: DatabaseClock) -> None:

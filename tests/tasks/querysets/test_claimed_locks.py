@@ -87,6 +87,7 @@ def test_a_claim_locks_no_row_by_which_its_tasks_are_chosen(other_session: Other
     other_session.begin()
     other_session.run(lambda: list(task.attempt_set.select_for_update()))
 
-    assert Task.objects.filter(attempt_set__number=1).claim("ann") == [task]
+    claimed = Task.objects.filter(attempt_set__number=1).claim("ann")
 
     other_session.commit()
+    assert claimed == [task]
