@@ -49,6 +49,9 @@ class Document(OpenAPISchema):
     def operation_details(self, operation: Operation) -> dict[str, Any]:
         details: dict[str, Any] = super().operation_details(operation)
         parameters, responses = details["parameters"], details["responses"]
+        for each in parameters:
+            if each["name"] == "cursor":  # no text but that of an answer is one
+                each["schema"]["format"] = "cursor"
         for status in RETRIED & responses.keys():
             responses[status]["headers"] = {"Retry-After": RETRY_AFTER}
         if operation.methods == ["GET"] and 200 in responses:

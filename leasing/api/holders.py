@@ -192,12 +192,12 @@ def judged(term: Term, lease: Lease | None) -> Lease:
     InvalidResource.
     """
     check_name(term.resource, "resource")
+    if term.holder is not None:
+        check_name(term.holder, "holder")
     if term.lease_key is not None:
         check_lease_key(lease, term.lease_key)
-    else:
-        holder = check_name(term.holder, "holder")
-        if lease is None or lease.holder != holder or lease.released_at is not None:
-            raise HttpError(404, f"{holder} does not hold {term.resource}.")
+    elif lease is None or lease.holder != term.holder or lease.released_at is not None:
+        raise HttpError(404, f"{term.holder} does not hold {term.resource}.")
     assert lease is not None
     return lease
 

@@ -155,6 +155,16 @@ def test_nobody_but_the_holder_is_told_the_key(
     assert key not in caplog.text
 
 
+@pytest.mark.once
+@EACH_VERB
+def test_a_name_beside_a_key_must_be_one(client: Client, method: str, path: str) -> None:
+    made = acquired(client)
+    body = {"resource": "crane:1", "lease_key": made["lease_key"]}
+    path = path.format(id=made["id"])
+    assert call(client, method, path, {**body, "holder": ""}).status == 400
+    assert call(client, method, path, body).status in (200, 201)
+
+
 # The same request again
 
 
