@@ -90,6 +90,7 @@ def test_a_spoofed_header_opens_nothing(
         {"X-Forwarded-For": "127.0.0.1"},
         {"X-Forwarded-For": f"127.0.0.1, {PROXY}"},
         {"X-Forwarded-For": "127.0.0.1,,"},
+        {"X_Forwarded_For": "127.0.0.1"},
         {"Forwarded": "for=127.0.0.1"},
         {"X-Real-IP": "127.0.0.1", "Via": "1.1 near"},
         {},

@@ -66,6 +66,15 @@ def test_leases_and_tasks_are_counted_together() -> None:
     assert Task.objects.filter(grants__gt=0).count() == 2
 
 
+def test_a_claim_of_several_takes_room_for_what_it_got() -> None:
+    request = coming(3)
+    TaskFactory()
+    assert len(claim(request, 3)) == 1
+    assert TokenGrant.objects.count() == 1
+    for number in range(2):
+        acquire(request, f"crane:{number}")
+
+
 def test_what_ended_makes_room() -> None:
     request = coming(3)
     TaskFactory()

@@ -18,7 +18,7 @@ EXPLAINED: dict[str, str] = {
         "One notification more, in the microsecond in which the last who waits gives up."
     ),
     "leasing.querysets.token_grants.TokenGrantQuerySet.reserve:"
-    " own.count() + wanted >= bound for own.count() + wanted > bound": (
+    " taken + wanted >= bound for taken + wanted > bound": (
         "What ended is forgotten although there was room for one more."
     ),
     "leasing.querysets.token_grants._held:"
