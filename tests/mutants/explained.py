@@ -25,6 +25,9 @@ EXPLAINED: dict[str, str] = {
     " without pk__in=[each.key for each in grants] in .filter": (
         "A grant is of one row: the keys are for the index."
     ),
+    "tasks.fleet.hand_back.hand_back: without .running()": (
+        "What has ended has no deadline ahead, and both verbs look: this is for the index."
+    ),
     "tasks.querysets.base.TaskRows.prunable:"
     " unique_until__lt=DbNow() for unique_until__lte=DbNow()": (
         "A task is pruned a microsecond later."

@@ -49,6 +49,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
         "tests/leasing/querysets/",
         "tests/leasing/test_prune.py",
     ),
+    "tasks/fleet/hand_back.py": ("tests/tasks/fleet/test_hand_back.py",),
     **{
         f"tasks/querysets/{name}.py": (*nearest, "tests/tasks/querysets/")
         for name, nearest in {
@@ -72,7 +73,10 @@ NEAREST: dict[str, tuple[str, ...]] = {
             "outbox": ("tests/tasks/outbox/", "tests/tasks/celery/"),
             "producer": ("tests/tasks/querysets/test_enqueue", "tests/tasks/test_producer.py"),
             "queues": (),
-            "recovery": ("tests/tasks/querysets/test_recover.py",),
+            "recovery": (
+                "tests/tasks/querysets/test_recover.py",
+                "tests/tasks/fleet/test_hand_back.py",
+            ),
             "relay": ("tests/tasks/celery/",),
             "schedule": ("tests/tasks/maintenance/test_scheduler.py", "tests/tasks/scheduling/"),
             "claim_request": (

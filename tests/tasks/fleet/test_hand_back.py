@@ -173,6 +173,19 @@ def test_a_claim_that_was_on_its_way_is_found_by_the_second_look(moments: Clock)
     assert moments.now >= 1
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_log_says_what_was_handed_back_and_nothing_where_nothing_was(
+    moments: Clock, caplog: pytest.LogCaptureFixture, begun: bool
+) -> None:
+    (task,) = running(1, holder="ann")
+
+    hand_back._write(remains(task) if begun else remains(), until=30)
+
+    said = [line for line in caplog.messages if "is gone" in line]
+    counts = "given back: 0; lost: 1" if begun else "given back: 1; lost: 0"
+    assert said == [f"ann is gone; {counts}"]
+
+
 def test_the_worker_is_shown_as_stopped(moments: Clock) -> None:
     dead, alive = WorkerFactory(name="ann"), WorkerFactory(name="bob")
 
@@ -213,7 +226,7 @@ def test_after_the_ttl_it_gives_up(
 
     hand_back._write(remains(), until=3)
 
-    assert 3 <= moments.now < 4
+    assert moments.now == 3
     assert "left to recovery" in caplog.text
 
 
