@@ -82,7 +82,6 @@ BARS = [
     Bar("idle worker (connections)", 3, at_most=True),
     Bar("idle worker (% of a core)", 0.5, at_most=True),
     Bar("batches of 100 over HTTP, 1 gunicorn worker (tasks/s)", 3000),
-    Bar("CPU of the HTTP worker in batches (us a task)", 300, at_most=True),
     Bar("acquire, renew, release over HTTP (cycles/s)", 0.6, "limit"),
     Bar("lists of the API, long to short, the slowest (ratio)", 1.5, at_most=True),
     Bar("kill -9 to running elsewhere, p99, beyond the ttl (s)", 2, at_most=True),
