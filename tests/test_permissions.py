@@ -62,8 +62,8 @@ VERBS: dict[str, tuple[str, ...]] = {
 }
 #: What everybody may call.
 OPEN = {"healthz"}
-#: Addresses that the document does not describe: itself, and those of no verb.
-UNDESCRIBED = {"openapi-json", "api-root", None}
+#: Addresses that the document does not describe: its own, and those of no verb.
+UNDESCRIBED = {"openapi-json", "openapi-view", "api-root", None}
 #: What routes ask for in addition to let a client see more.
 MORE = {"leasing_tasks.view_payload"}
 
@@ -87,8 +87,11 @@ class Verb(NamedTuple):
         return None if self.method == "GET" else {}
 
 
-#: The document itself.
-DOCUMENT = Verb("GET", "/openapi.json", "openapi-json", ("leasing.view_lease",), frozenset())
+#: The document itself, and its page.
+DOCUMENTS = [
+    Verb("GET", "/openapi.json", "openapi-json", ("leasing.view_lease",), frozenset()),
+    Verb("GET", "/docs", "openapi-view", ("leasing.view_lease",), frozenset()),
+]
 
 
 def documented() -> Iterator[Verb]:
@@ -109,7 +112,7 @@ def documented() -> Iterator[Verb]:
 ALL = list(documented())
 EACH = pytest.mark.parametrize(
     "verb",
-    [DOCUMENT, *(verb for verb in ALL if verb.name not in OPEN)],
+    [*DOCUMENTS, *(verb for verb in ALL if verb.name not in OPEN)],
     ids=lambda verb: verb.name,
 )
 
