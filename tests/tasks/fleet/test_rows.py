@@ -24,13 +24,13 @@ def test_a_worker_says_its_parent_and_takes_the_place_of_its_predecessor() -> No
     WorkerFactory(name="other", fleet="another", fleet_index=1, state="stopped")
     WorkerFactory(name="bare", state="stopped")
 
-    with working(name="fleet:1:x", fleet=("fleet", 1), until=Until.ONCE) as worker:
+    with working(name="fleet:1:x", fleet=("fleet", 1, 3), until=Until.ONCE) as worker:
         wait_for(ended(worker))
 
     names = ["bare", "beside", "fleet:1:x", "late", "other"]
     assert list(Worker.objects.order_by("name").values_list("name", flat=True)) == names
     row = Worker.objects.get(name="fleet:1:x")
-    assert (row.fleet, row.fleet_index) == ("fleet", 1)
+    assert (row.fleet, row.fleet_index, row.fleet_restarts) == ("fleet", 1, 3)
 
 
 def test_a_bare_worker_has_no_parent_and_leaves_rows_alone() -> None:
