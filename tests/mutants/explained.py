@@ -196,4 +196,9 @@ EXPLAINED: dict[str, str] = {
     "tasks.querysets.base.TaskRows.prunable: without .ended()": (
         "A constraint of the table says it: what has not ended has no processed_at."
     ),
+    "leasing.querysets.lease.LeaseQuerySet._announce_free: lease.wanted_until and "
+    "lease.wanted_until > lease.released_at for lease.wanted_until and lease.released_at and "
+    "(lease.wanted_until > lease.released_at)": (
+        "What is announced has been released or revoked, and has released_at: this is for types."
+    ),
 }
