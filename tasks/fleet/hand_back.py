@@ -33,6 +33,7 @@ from leasing.management import console
 from leasing.runtime.callbacks import apart, receiver_threads
 from leasing.runtime.clock import clock
 from leasing.runtime.exit_codes import ExitCode
+from leasing.runtime.outage import Streak
 from tasks.fleet import birth
 from tasks.log import log
 from tasks.models import Task, Worker
@@ -108,8 +109,9 @@ def run(remains: Remains, until: float) -> NoReturn:
 
 
 def _write(remains: Remains, until: float) -> None:
+    failures = Streak()
     for pause in (SECOND_LOOK, 0.0):
-        while not _try(remains):
+        while not _try(remains, failures):
             if clock() >= until:
                 log.fleet_hand_back_left(worker=remains.holder)
                 return
@@ -117,14 +119,16 @@ def _write(remains: Remains, until: float) -> None:
         time.sleep(pause)
 
 
-def _try(remains: Remains) -> bool:
+def _try(remains: Remains, failures: Streak) -> bool:
     try:
         given, lost = hand_back(remains)
         Worker.objects.sign_off_dead(remains.holder, remains.reason.removeprefix("its worker "))
     except Error as error:
-        log.fleet_hand_back_failed(worker=remains.holder, error=error)
+        failures.failed(error)
+        log.fleet_hand_back_failed(level=failures.level, worker=remains.holder, error=error)
         connections[leasing_settings.DATABASE].close()
         return False
+    failures.succeeded()
     if given or lost:
         log.fleet_handed_back(worker=remains.holder, given_back=given, lost=lost)
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections import defaultdict
@@ -196,8 +197,9 @@ def test_the_worker_is_shown_as_stopped(moments: Clock) -> None:
 
 
 def test_while_the_database_is_away_it_tries_again(
-    moments: Clock, monkeypatch: pytest.MonkeyPatch
+    moments: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log says so once, not four times a second."""
     (task,) = running(1, holder="ann")
     hand, tries = hand_back.hand_back, [OperationalError("away")] * 3
     monkeypatch.setattr(hand_back, "connections", kept)
@@ -212,6 +214,8 @@ def test_while_the_database_is_away_it_tries_again(
     hand_back._write(remains(), until=30)
 
     assert row_of(task)["status"] == TaskStatus.READY
+    warned = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert ["could not be handed back" in each.getMessage() for each in warned] == [True, False]
 
 
 def test_after_the_ttl_it_gives_up(
