@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from django.db import models, transaction
-from django.db.models import Case, Value, When
+from django.db.models import Case, Exists, OuterRef, Value, When
 
 from leasing.db.dialects import take_write_lock
 from leasing.db.routing import RoutedQuerySet
@@ -63,6 +63,14 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
     def present(self) -> WorkerQuerySet:
         """Return the workers that were seen recently and have not stopped."""
         return self.filter(stopped_at=None, last_seen_at__gte=DbNow() - Worker.GONE_AFTER)
+
+    def latest_of(self, fleet: str) -> WorkerQuerySet:
+        """Return the workers of the parent called ``fleet``, of each number the latest: one before
+        it that has not signed off was killed together with an earlier parent of that name."""
+        same = self.model._default_manager.using(self.db).filter(
+            fleet=fleet, fleet_index=OuterRef("fleet_index"), pk__gt=OuterRef("pk")
+        )
+        return self.filter(~Exists(same), fleet=fleet)
 
     def register(
         self, name: str, *, process: str = "", instead_of: Worker | None = None, **what: Any

@@ -41,7 +41,7 @@ class Command(SubcommandsCommand):
         rows: Any = Worker.objects.home().with_state()
         worker = next(iter(with_tasks(rows.filter(name=options["name"]))), None)
         if worker is None:
-            self._check_fleet(options, rows.filter(fleet=options["name"], stopped_at=None))
+            self._check_fleet(options, rows.latest_of(options["name"]).filter(stopped_at=None))
             return
         text = f"{plain(worker.worker.name)} is {worker.state}, seen {_seen(worker)}."
         self.print_result(options, _facts(worker), text)

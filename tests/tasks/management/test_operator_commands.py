@@ -150,6 +150,23 @@ def test_a_check_of_a_parent_exits_with_0_only_while_all_of_its_workers_are_live
 
 
 @pytest.mark.once
+def test_a_check_of_a_parent_leaves_out_what_was_killed_together_with_its_predecessor(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody has signed these off: not to be live for a day would be no fault of the new one."""
+    for fleet, index, state in (
+        *(("web", 1, "gone"), ("web", 2, "late"), ("web", 1, "live"), ("web", 2, "live")),
+        *(("mail", 1, "live"), ("web", 3, "live")),
+    ):
+        WorkerFactory(fleet=fleet, fleet_index=index, state=state)
+
+    call_command("workers", "check", "web")
+
+    told = "Of web worker 1 is live, worker 2 is live, worker 3 is live.\n"
+    assert capsys.readouterr().out == told
+
+
+@pytest.mark.once
 def test_a_check_of_an_unknown_worker_exits_with_1() -> None:
     with pytest.raises(CommandError, match="no worker ann") as refused:
         said("workers", "check", "ann")
