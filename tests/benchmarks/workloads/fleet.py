@@ -193,8 +193,8 @@ def drain(bench: Bench, count: int, commands: list[list[str]]) -> float:
     fill_paused(count)
     Worker.objects.all().delete()
     started = [bench.worker(*args) for args in commands]
-    # Forked workers are up at the same moment, bare ones one after the other: none is measured while
-    # it still starts.
+    # Forked workers are up at the same moment, bare ones one after the other: none is measured
+    # while it still starts.
     settled = Worker.objects.filter(started_at__lt=DbNow() - timedelta(seconds=3))
     until(lambda: settled.all().count() == 2, "workers are up", timeout=60)
     Queue.objects.resume("default")
