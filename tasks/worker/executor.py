@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 from typing import ClassVar
@@ -271,7 +271,8 @@ class Executor:
         self._running.update((id(execution), execution) for execution in executions)
         count = len(executions)
         if self.is_outranked or self._moved:
-            executions = [each for each in executions if not self._overtakes(each)]
+            lowest = self._lowest_waiting()
+            executions = [each for each in executions if not self._overtakes(each, lowest)]
         self._waiting.extend(executions)
         self._begin(count)
 
@@ -295,14 +296,25 @@ class Executor:
             self._moved &= set(map(id, self._waiting.copy()))
         return len(self._moved)
 
-    def _overtakes(self, execution: Execution) -> bool:
+    def _lowest_waiting(self) -> dict[str, int]:
+        """Return the lowest priority of what waits, by queue."""
+        lowest: dict[str, int] = {}
+        for each in self._waiting.copy():
+            queue, priority = each.claimed.queue, each.claimed.priority
+            lowest[queue] = min(priority, lowest.get(queue, priority))
+        return lowest
+
+    def _overtakes(self, execution: Execution, lowest: Mapping[str, int]) -> bool:
         """Put ``execution`` before the first of its queue that waits and has a lower priority; one
-        that is next, before all. Return False if it goes behind all."""
+        that is next, before all. Return False if it goes behind all, as most do: no priority that
+        waits in its queue is below the ``lowest``."""
         if id(execution) in self._moved:
             # Behind those for which a slot is free.
             self._waiting.insert(max(0, self.slots - len(self._begun)), execution)
             return True
         queue, priority = execution.claimed.queue, execution.claimed.priority
+        if priority <= lowest.get(queue, priority):
+            return False
         for place, each in enumerate(self._waiting.copy()):
             if _goes_before(queue, priority, each):
                 self._waiting.insert(place, execution)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError
@@ -651,6 +652,27 @@ def test_what_goes_before_what_waits_has_no_more_wait_than_twice_as_many(
     assert len(line.tasks) == most
     line.executor.look_for_room()
     assert line.executor.look_at == most - 1
+
+
+@pytest.mark.once
+def test_of_what_is_claimed_only_what_is_more_urgent_is_compared_with_each_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand that go behind a thousand would take a tenth of a second, as others come."""
+    line = Line(monkeypatch, 4)
+    waiting, compare = list(line.executor._waiting), Mock(wraps=executors._goes_before)
+    monkeypatch.setattr(line.executor, "_begin", lambda count: None)
+    monkeypatch.setattr(executors, "_goes_before", compare)
+    line.executor.is_outranked = True
+
+    claimed: list[Any] = [
+        SimpleNamespace(claimed=SimpleNamespace(sent_at=line.now, queue=queue, priority=priority))
+        for queue, priority in (("default", 1), ("default", 0), ("default", -1), ("mail", 9))
+    ]
+    line.executor.submit(claimed)
+
+    assert list(line.executor._waiting) == [claimed[0], *waiting, *claimed[1:]]
+    assert [call.args[1] for call in compare.mock_calls] == [1]
 
 
 @pytest.mark.once
