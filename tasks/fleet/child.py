@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from leasing.runtime.clock import clock
@@ -65,7 +65,12 @@ def reporting(birth: Birth, worker: Stoppable) -> Iterator[None]:
     marks.current = birth.marks
     start_thread("fleet", lambda: _report(birth, worker, obedience))
     with on_stop_signal(obedience.hear_signal, numbers=(signal.SIGTERM,)):
-        yield
+        try:
+            yield
+        finally:
+            # It may have served and ended since its latest report, which was no failed start.
+            with suppress(OSError):
+                send_report(birth.channel, _vitals(birth, worker))
 
 
 def _vitals(birth: Birth, worker: Stoppable) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,6 +103,24 @@ def test_a_child_reports_obeys_and_stops_when_its_parent_is_gone(
         wait_for(lambda: worker.stopped == 1)
 
     assert heard[0] == {"ready": True}
+
+
+def test_a_child_that_ends_soon_after_it_served_reports_that_it_did(
+    channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To end before would be a failed start."""
+    monkeypatch.setattr("tasks.runtime.marks.current", None)
+    monkeypatch.setattr(child, "READY_EVERY", 60.0)
+    ours, theirs = channel
+    heard: list[Mapping[str, Any]] = []
+    reader, vitals = ReportReader(ours, heard.append), {"ready": False}
+    worker = SimpleNamespace(stop=lambda: None, vitals=vitals.copy)
+    with child.reporting(Birth("fleet", 1, "ann", theirs, Marks(1, 1)), worker):
+        wait_for(lambda: reader.read() and heard)
+        worker.vitals = {"ready": True}.copy
+
+    wait_for(lambda: reader.read() and len(heard) == 2)
+    assert heard == [{"ready": False}, {"ready": True}]
 
 
 def test_a_report_to_a_parent_that_is_gone_is_an_error(channel: Channel) -> None:
