@@ -8,7 +8,7 @@ by one query and written together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from django.http import HttpRequest
 from ninja import Router
@@ -44,6 +44,7 @@ TERM = ("id", "status", "grant_id", "fencing_token", "released_at", *OF_TERM)
 
 #: The reason why a task of a batch is left alone: a status and a text.
 Refusal = tuple[int, str]
+Item = TypeVar("Item", bound=One)
 
 
 @router.put(
@@ -89,17 +90,18 @@ def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
 def complete_tasks(request: HttpRequest, body: Completions) -> EndedMany:
     """End several tasks well and keep their outputs: on PostgreSQL by one statement."""
     batch = Batch(request, body, body.tasks, columns=(*TERM, *COLUMNS))
-    outputs = {each.id: each.task_output for each in body.tasks[::-1]}
-    proven = {each.id for each in body.tasks if each.lease_key is not None}
+
+    def output_of(task: Task) -> Any:
+        return batch.said(task).task_output
 
     def again(task: Task) -> bool:
-        return task.pk in proven and is_completed(task, outputs[task.pk])
+        return batch.said(task).lease_key is not None and is_completed(task, output_of(task))
 
     for task in batch.late():
         if not again(task):
-            batch.call(task, lambda task: tasks().complete(task, outputs[task.pk], unexpired=True))
+            batch.call(task, lambda task: tasks().complete(task, output_of(task), unexpired=True))
     left = [
-        (ClaimedTask.held(task), outputs[task.pk]) for task in batch.in_time() if not again(task)
+        (ClaimedTask.held(task), output_of(task)) for task in batch.in_time() if not again(task)
     ]
     for claimed, error in tasks().complete_claimed(left):
         batch.refuse(claimed.task, error)
@@ -116,16 +118,16 @@ def fail_tasks(request: HttpRequest, body: Failures) -> EndedMany:
     """End this attempt of several tasks badly. Each is tried again, unless that was its last
     attempt."""
     batch = Batch(request, body, body.tasks)
-    errors = {each.id: each.error for each in body.tasks[::-1]}
     for task in batch.late():
-        batch.call(task, lambda task: tasks().fail(task, errors[task.pk], unexpired=True))
-    _, lost = tasks().fail_many([(task, errors[task.pk]) for task in batch.in_time()])
+        batch.call(task, lambda task: tasks().fail(task, batch.said(task).error, unexpired=True))
+    failed = [(task, batch.said(task).error) for task in batch.in_time()]
+    _, lost = tasks().fail_many(failed)
     for task, error in lost:
         batch.refuse(task, error)
     return batch.ended(lambda task: task.status)
 
 
-class Batch:
+class Batch(Generic[Item]):
     """The tasks of a request, each held by who sent it or refused.
 
     Args:
@@ -136,7 +138,7 @@ class Batch:
     """
 
     def __init__(
-        self, request: HttpRequest, body: Many, items: Sequence[One], columns: Sequence[str] = ()
+        self, request: HttpRequest, body: Many, items: Sequence[Item], columns: Sequence[str] = ()
     ) -> None:
         self._items = items
         self._refused: dict[int, Refusal] = {}
@@ -146,6 +148,8 @@ class Batch:
         found = {task.pk: task for task in rows.annotate(now=DbNow())}
         #: Those that the request may write, by their keys.
         self.held: dict[int, Task] = {}
+        #: The places of these in the request.
+        self._places: dict[int, int] = {}
         for place, each in enumerate(items):
             task = found.get(each.id)
             if each.id in self.held:
@@ -155,6 +159,12 @@ class Batch:
             else:
                 assert task is not None
                 self.held[each.id] = task
+                self._places[each.id] = place
+
+    def said(self, task: Task) -> Item:
+        """Return what the request says of ``task``, which is held: not what another item said of
+        it that was refused."""
+        return self._items[self._places[task.pk]]
 
     def in_time(self) -> list[Task]:
         """Return the held tasks whose deadline lay ahead when they were read. That decides about
@@ -179,12 +189,7 @@ class Batch:
         refusal = refusal_of(error)
         if refusal is None:
             raise error
-        place = next(
-            place
-            for place, each in enumerate(self._items)
-            if each.id == task.pk and place not in self._refused
-        )
-        self._refused[place] = refusal
+        self._refused[self._places[task.pk]] = refusal
 
     def ended(self, state_of: Callable[[Task], str]) -> EndedMany:
         """Return the answers for tasks that were ended, each with the state that it has now."""

@@ -335,6 +335,20 @@ def test_without_keys_a_batch_is_judged_by_the_name(client: Client, verb: str) -
 
 
 @pytest.mark.once
+def test_what_a_refused_item_of_a_batch_says_of_a_task_is_not_written(client: Client) -> None:
+    task, failing = claimed(client, 2)
+    wrong = {"lease_key": failing["lease_key"]}
+    forged = item(task, task_output="forged") | wrong
+    results = put_many(client, "complete", forged, item(task, task_output="proven"))
+    assert [each["status"] for each in results] == [409, 202]
+    assert row_of(task).task_output == "proven"
+    forged = item(failing, error="forged") | {"lease_key": task["lease_key"]}
+    results = put_many(client, "fail", forged, item(failing, error="proven"))
+    assert [each["status"] for each in results] == [409, 202]
+    assert "proven" in row_of(failing).last_error
+
+
+@pytest.mark.once
 def test_with_their_keys_completions_may_be_sent_again(client: Client) -> None:
     one, two = claimed(client, 2)
     items = [item(one, task_output={"n": 1}), item(two)]
