@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from django.db import DatabaseError
 from django.http import HttpRequest
@@ -13,7 +14,7 @@ from ninja.errors import HttpError
 
 from leasing.api.principals import Token, principal_of
 from leasing.models import ApiToken, Leasable, TokenGrant
-from leasing.runtime.aio import Steps, run_later
+from leasing.runtime.aio import Steps, Undoable, run_later
 
 Row = TypeVar("Row", bound=Leasable)
 
@@ -89,15 +90,31 @@ def in_room(
         request_id: The id of a request that may be sent again: it finds the room that it had.
     """
     token = _bounded_token(request)
-    return _granting(_Bounded(token, 1, request_id), steps) if token else steps
+    if token is None:
+        return steps
+    return _granting(_Bounded(token, 1, request_id), steps, may_repeat=request_id is not None)
 
 
-def _granting(room: Room, steps: Steps[Row]) -> Steps[Row]:
+def _granting(room: Room, steps: Steps[Row], *, may_repeat: bool) -> Steps[Row]:
     yield room.__enter__
+    take: Callable[[], Any] = partial(next, steps)
     try:
-        row = yield from steps
+        while True:
+            step = take()
+            try:
+                answer = yield step
+            except Exception as error:
+                take = partial(steps.throw, error)
+            else:
+                take = partial(steps.send, answer)
+    except StopIteration as end:
+        row: Row = end.value
     except GeneratorExit:
-        run_later(room.__exit__)
+        steps.close()
+        # A grant that is under way now stays, for the request that is sent again, and so does its
+        # room.
+        if not (may_repeat and isinstance(step, Undoable)):
+            run_later(room.__exit__)
         raise
     except Exception:
         yield room.__exit__

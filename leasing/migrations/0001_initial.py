@@ -178,6 +178,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('request_id', models.UUIDField()),
                 ('reserved_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
+                ('sharing', models.PositiveSmallIntegerField(default=1)),
                 ('model', models.CharField(blank=True, default='', max_length=201)),
                 ('key', models.CharField(blank=True, default='', max_length=400)),
                 ('grant_id', models.UUIDField(default=None, null=True)),

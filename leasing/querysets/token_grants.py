@@ -3,6 +3,9 @@
 reserve   under a lock on the token, within its bound: no two requests take the same room
 settle    the reservations of a request become the grants that it won
 
+A request that is sent again while the first is under way shares its reservation: either may win,
+and the last of them that won nothing leaves it.
+
 Grants that have ended are forgotten when there is no room left, so there are never more rows than
 the bound, and nothing has to be told of a release. A process that dies between the two leaves
 reservations, which take up room for RESERVED_FOR.
@@ -18,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.db import transaction
-from django.db.models import Count, Q
+from django.db.models import Count, F, Q
 
 from leasing.db.dialects import lock
 from leasing.db.routing import RoutedQuerySet
-from leasing.functions import after
+from leasing.functions import DbNow, after
 
 if TYPE_CHECKING:
     from leasing.models import ApiToken, Leasable, TokenGrant
@@ -46,7 +49,10 @@ class TokenGrantQuerySet(RoutedQuerySet["TokenGrant"]):
             mine = Count("pk", filter=Q(request_id=request_id))
             counts: dict[str, int] = own.aggregate(taken=Count("pk"), mine=mine)
             if counts["mine"]:
-                return counts["mine"]
+                again = own.filter(request_id=request_id)
+                shared = again.update(sharing=F("sharing") + 1, reserved_at=DbNow())
+                if shared:  # else the first has left it meanwhile
+                    return shared
             taken = counts["taken"]
             if taken + wanted > bound:
                 own._forget_ended()
@@ -70,8 +76,13 @@ class TokenGrantQuerySet(RoutedQuerySet["TokenGrant"]):
         if len(won) == 1 and mine.update(**_columns(won[0])) == 1:
             return
         with transaction.atomic(using=rows.db):
-            # Where it was sent twice, the other may have won.
-            (mine if won else mine.filter(grant_id=None)).delete()
+            if not won:
+                # Where it was sent twice, the other may have won, or may yet.
+                reserved = mine.filter(grant_id=None)
+                reserved.update(sharing=F("sharing") - 1)
+                reserved.filter(sharing=0).delete()
+                return
+            mine.delete()
             rows.bulk_create(
                 self.model(token=token, request_id=request_id, **_columns(row)) for row in won
             )

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -14,13 +15,14 @@ from django.http import HttpRequest
 from django.test import RequestFactory
 from ninja.errors import HttpError
 
+from leasing.api import bounds
 from leasing.api.access import Access
 from leasing.api.bounds import in_room, room_for
 from leasing.exceptions import LeaseHeld
 from leasing.functions import after
 from leasing.models import ApiToken, Lease, TokenGrant
 from leasing.querysets.token_grants import RESERVED_FOR, TokenGrantQuerySet
-from leasing.runtime.aio import Steps, adrive, drive
+from leasing.runtime.aio import Steps, Undoable, adrive, drive
 from leasing.testing.keeper import ManualKeeper
 from leasing.validation.terms import Terms
 from tasks.models import Task
@@ -129,6 +131,35 @@ def test_a_request_that_is_sent_again_has_the_room_that_it_had() -> None:
         acquire(request, "crane:2")
 
 
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_a_request_that_is_sent_again_meanwhile_leaves_the_other_its_room(
+    first_to_end: int,
+) -> None:
+    request, request_id = coming(1), uuid.uuid4()
+    under_way = [room_for(request, 1, request_id) for _ in range(2)]
+    for room in under_way:
+        assert room.__enter__().size == 1
+    under_way.pop(first_to_end).__exit__()
+    with pytest.raises(HttpError):
+        acquire(request, "crane:2")
+    under_way.pop().__exit__()
+    acquire(request, "crane:2")
+
+
+def test_a_request_that_is_sent_again_in_vain_leaves_what_the_first_won() -> None:
+    request, request_id = coming(3), uuid.uuid4()
+    TaskFactory.create_batch(2)
+    first, again = (room_for(request, 2, request_id) for _ in range(2))
+    with room_for(request, 1):
+        assert [room.__enter__().size for room in (first, again)] == [2, 2]
+        first.granted(Task.objects.claim("me", limit=2))
+        first.__exit__()
+        again.__exit__()
+        with pytest.raises(HttpError):
+            acquire(request, "crane:1")
+    acquire(request, "crane:1")
+
+
 def test_room_that_the_dead_reserved_is_free_again_later(clocks: ManualKeeper) -> None:
     request = coming(1)
     TokenGrant.objects.create(token=ApiToken.objects.get(), request_id=uuid.uuid4())
@@ -186,6 +217,28 @@ def steps_of(request: HttpRequest, name: str, wait: float) -> Steps[Lease]:
     """The steps of a request that may wait for a lease."""
     terms = Terms.check(holder="me")
     return in_room(request, Lease.objects.all().acquiring_named(name, terms, wait))
+
+
+def test_a_request_that_is_stopped_in_its_grant_keeps_its_room_for_its_repetition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounds, "run_later", lambda call: call())
+    request, request_id = coming(1), uuid.uuid4()
+    terms = replace(Terms.check(holder="me"), request_id=request_id)
+
+    def steps() -> Steps[Lease]:
+        return in_room(request, Lease.objects.all().acquiring_named("c", terms, 0), request_id)
+
+    stopped = steps()
+    for step in stopped:
+        assert callable(step)
+        step()
+        if isinstance(step, Undoable):
+            break
+    stopped.close()
+    with pytest.raises(HttpError):
+        acquire(request, "crane:2")
+    assert drive(steps()).grants == 1
 
 
 def test_a_request_that_waited_in_vain_takes_no_room() -> None:

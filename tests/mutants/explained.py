@@ -21,6 +21,8 @@ EXPLAINED: dict[str, str] = {
     " taken + wanted >= bound for taken + wanted > bound": (
         "What ended is forgotten although there was room for one more."
     ),
+    "leasing.querysets.token_grants.TokenGrantQuerySet.reserve: without request_id=request_id"
+    " in .Q": ("An update in vain, of the reservations of a request that has none."),
     "leasing.querysets.token_grants._held:"
     " without pk__in=[each.key for each in grants] in .filter": (
         "A grant is of one row: the keys are for the index."
