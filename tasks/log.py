@@ -95,7 +95,7 @@ class Log:
     task_lost = _attempt(WARNING, "Stopped task:%(task_id)s: lease lost (%(reason)s)")
     task_timed_out = _attempt(WARNING, "task:%(task_id)s timed out: %(error)s")
     task_failed_after_end = _attempt(
-        WARNING, "task:%(task_id)s: its handler failed after completing it: %(error)s"
+        WARNING, "Handler of task:%(task_id)s failed after completing the task: %(error)s"
     )
     task_progress_dropped = Event(
         "tasks.progress",
@@ -105,7 +105,7 @@ class Log:
     )
     task_result_dropped = _attempt(WARNING, "Discarded the result of task:%(task_id)s: %(reason)s")
     task_note_failed = _attempt(
-        WARNING, "Refused result of task:%(task_id)s not written to its history: %(error)s"
+        WARNING, "Could not record the refused result of task:%(task_id)s in its history: %(error)s"
     )
     task_result_delayed = _attempt(
         WARNING,
@@ -122,7 +122,7 @@ class Log:
     )
     task_return_failed = _attempt(WARNING, "task:%(task_id)s could not be given back: %(error)s")
     task_return_needless = _attempt(INFO, "Nothing to give back: %(reason)s")
-    task_not_logged = _task(ERROR, "Django's log of task:%(task_id)s failed")
+    task_not_logged = _task(ERROR, "Logging task:%(task_id)s for django.tasks failed")
     task_end_not_told = _task(ERROR, "on_end of task:%(task_id)s failed")
     task_policy_failed = Event(
         "tasks.retry", ERROR, "Retry policy %(policy)s failed; using the default policy"
@@ -144,7 +144,7 @@ class Log:
     worker_waits = _worker(
         WARNING,
         "Waiting for the name %(worker)s: pid %(pid)s of %(hostname)s has it, last seen "
-        "%(last_seen)s ago. Starts once that has signed off, or was not seen for %(limit)s",
+        "%(last_seen)s ago. Starts once that process signs off or sends no heartbeat for %(limit)s",
     )
     worker_name_taken = _worker(
         ERROR, "The name %(worker)s is taken by pid %(pid)s of %(hostname)s"
@@ -152,44 +152,45 @@ class Log:
     migrations_unread = _worker(WARNING, "Migrations could not be read; will retry: %(error)s")
     worker_too_large = _worker(
         WARNING,
-        "%(worker)s ends with the tasks that it has: it has %(mib)s MiB of memory, more than "
-        "%(limit)s",
+        "%(worker)s finishes its tasks and exits: memory of %(mib)s MiB exceeds %(limit)s MiB",
     )
     health_served = _worker(
-        INFO, "Answering probes at http://%(address)s:%(port)s/livez and /readyz"
+        INFO, "Serving health probes at http://%(address)s:%(port)s/livez and /readyz"
     )
     health_file_failed = _worker(ERROR, "Health file %(path)s could not be touched: %(error)s")
     worker_sign_off_failed = _worker(
-        WARNING, "%(worker)s could not record that it stopped: %(error)s"
+        WARNING, "%(worker)s stopped, but could not record it: %(error)s"
     )
     fleet_starts_by_exec = _worker(
-        INFO, "%(worker)s starts its workers by exec and not by fork: %(reason)s"
+        INFO, "%(worker)s cannot fork its workers and starts them by exec: %(reason)s"
     )
-    fleet_callback_failed = _worker(ERROR, "The parent of workers failed at one thing; it goes on")
+    fleet_callback_failed = _worker(ERROR, "Callback of the parent process failed; continuing")
     fleet_no_process = _worker(
-        ERROR, "No process could be started for %(worker)s; will retry: %(error)s"
+        ERROR, "Process for %(worker)s could not be started; will retry: %(error)s"
     )
-    fleet_report_failed = _worker(ERROR, "%(worker)s could not tell its parent how it is")
+    fleet_report_failed = _worker(ERROR, "%(worker)s could not report its health to its parent")
     fleet_child_started = _worker(INFO, "%(worker)s started as pid %(pid)s")
-    fleet_child_ended = _worker(INFO, "%(worker)s (pid %(pid)s) ended")
-    fleet_child_died = _worker(ERROR, "%(worker)s (pid %(pid)s) died: %(how)s")
+    fleet_child_ended = _worker(INFO, "%(worker)s (pid %(pid)s) exited cleanly")
+    fleet_child_died = _worker(ERROR, "%(worker)s (pid %(pid)s) exited unexpectedly: %(how)s")
     fleet_child_killed = _worker(
-        WARNING, "Killed %(worker)s (pid %(pid)s): it did not end in its time"
+        WARNING, "Killed %(worker)s (pid %(pid)s): it did not exit before the stop timeout"
     )
     fleet_gives_up = _worker(
-        ERROR, "Stopping %(worker)s: a worker ended %(times)s times before it was ready: %(how)s"
+        ERROR,
+        "Stopping %(worker)s: a worker exited %(times)s times in a row before it was ready: "
+        "%(how)s",
     )
     fleet_stopping = _worker(INFO, "%(worker)s stopping; workers still running: %(running)s")
-    fleet_parent_gone = _worker(WARNING, "%(worker)s stops: its parent is gone")
-    fleet_group_left = _worker(ERROR, "Process groups did not end although killed: %(groups)s")
+    fleet_parent_gone = _worker(WARNING, "Stopping %(worker)s: its parent has exited")
+    fleet_group_left = _worker(ERROR, "Process groups still running after SIGKILL: %(groups)s")
     fleet_handed_back = _worker(
-        WARNING, "%(worker)s is gone; given back: %(given_back)s; lost: %(lost)s"
+        WARNING, "Recovered tasks of %(worker)s; given back: %(given_back)s; lost: %(lost)s"
     )
     fleet_hand_back_failed = _worker(
         WARNING, "Tasks of %(worker)s could not be handed back; will retry: %(error)s"
     )
     fleet_hand_back_left = _worker(
-        ERROR, "Tasks of %(worker)s are left to recovery: the database did not answer in time"
+        ERROR, "Tasks of %(worker)s left to recovery: no answer from the database in time"
     )
     fleet_writer_failed = _worker(ERROR, "Handing back tasks failed unexpectedly; will retry")
     notifications_unsent = _worker(WARNING, "Notification of %(notification)s failed: %(error)s")
@@ -203,7 +204,7 @@ class Log:
 
     # Services
     recovery_failed = _recovery(WARNING, "Recovery sweep failed; will retry: %(error)s")
-    recovery_suspected = _recovery(WARNING, "Invalid state found (%(kind)s): %(what)s: %(rows)s")
+    recovery_suspected = _recovery(WARNING, "Invalid state found (%(kind)s), %(what)s: %(rows)s")
     schedules_failed = _schedules(WARNING, "Check for due schedules failed; will retry: %(error)s")
     schedule_failed = _schedules(ERROR, "Schedule %(schedule)s could not run: %(error)s")
     schedule_left = _schedules(
@@ -218,7 +219,7 @@ class Log:
     housekeeping_failed = _housekeeping(WARNING, "%(duty)s failed; will retry: %(error)s")
     sampling_left_to_another = _sampling(DEBUG, "Sampling is done by another process: %(reason)s")
     sampling_left_to_its_end = _sampling(
-        DEBUG, "Lease of sampling was not released; it expires by itself: %(reason)s"
+        DEBUG, "Release of the sampling lease failed; it expires by itself: %(reason)s"
     )
     sampling_failed = _sampling(WARNING, "Sampling failed; will retry: %(error)s")
     generator_leads = _generator(INFO, "%(holder)s generates tasks")

@@ -27,7 +27,7 @@ class FleetHealth:
         """Return the health of the fleet now."""
         healths = {f"Worker {index}": health for index, health in self._healths()}
         if self._parent.is_stopping:
-            healths["Parent"] = Health(closed=("It stops.",))
+            healths["Parent"] = Health(closed=("Shutting down.",))
         return Health.of_all(healths)
 
     def _healths(self) -> Iterator[tuple[int, Health]]:
@@ -51,14 +51,14 @@ class FleetHealth:
 def _of(child: ChildStatus) -> Health:
     silent_for = clock() - (child.started_at if child.beat_at is None else child.beat_at)
     if silent_for > LATE_AFTER:
-        reason = (f"It has reported nothing for {silent_for:.0f} s.",)
+        reason = (f"No report for {silent_for:.0f} s.",)
         return Health(hung=reason) if silent_for > HUNG_AFTER else Health(stalled=reason)
     if child.beat_at is None:
-        return Health(closed=("It starts.",))
+        return Health(closed=("Starting.",))
     return Health(**{name: tuple(said) for name, said in child.vitals["health"].items()})
 
 
 def _of_none(member: Member) -> Health:
     if not member.last_end:
-        return Health(closed=("It starts.",))
-    return Health(stalled=(f"It starts again: {member.last_end}.",))
+        return Health(closed=("Starting.",))
+    return Health(stalled=(f"Restarting: {member.last_end}.",))

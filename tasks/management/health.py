@@ -32,13 +32,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--health-address",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="Address to answer probes at (default 127.0.0.1; 0.0.0.0: all)",
+        help="Address to serve probes at (default 127.0.0.1; 0.0.0.0: all)",
     )
     parser.add_argument(
         "--health-file",
         type=Path,
         metavar="PATH",
-        help="Touch this file about once a second while claims, renewals and results move",
+        help="Touch this file about once a second while claims, renewals and results succeed",
     )
 
 

@@ -64,17 +64,17 @@ class WorkerHealth:
         ages |= {f"the thread for {each}": _age(self.lasting[each]) for each in self.lasting}
         for thread, seconds in ages.items():
             if seconds > limit:
-                yield f"No sign of life of {thread} for {seconds:.0f} s."
+                yield f"No sign of life from {thread} for {seconds:.0f} s."
 
     def _stalled(self) -> Iterator[str]:
         if self._claiming.is_failing:
-            yield "Claims fail."
+            yield "Claims are failing."
         elif self._claiming.is_ticking and _age(self._claiming) > LATE_AFTER:
             yield f"A claim has had no answer for {_age(self._claiming):.0f} s."
         if any(each.is_failing for each in self.lasting.values()):
-            yield "Heartbeats fail."
+            yield "Heartbeats are failing."
         if keeper.draining:
-            yield "Renewals fail or are late."
+            yield "Renewals are failing or late."
         waits_since = self._completer.waits_since
         is_late = waits_since is not None and clock() - waits_since > LATE_AFTER
         if self._completer.database_down or is_late:
@@ -82,13 +82,13 @@ class WorkerHealth:
 
     def _closed(self) -> Iterator[str]:
         if self._stopping.is_set():
-            yield "It stops."
+            yield "Shutting down."
         elif self._is_ending():
-            yield "It ends with the tasks that it has."
+            yield "Finishing its last tasks before it exits."
         elif not self._claiming.has_succeeded:
-            yield "It starts: it has claimed nothing yet."
+            yield "Starting: no claim has succeeded yet."
         if self._unapplied is None:
-            yield "It is not known yet if all migrations were applied."
+            yield "Migrations have not been checked yet."
         elif self._unapplied:
             yield self._unapplied
 

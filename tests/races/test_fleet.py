@@ -134,7 +134,10 @@ def test_a_fleet_whose_workers_do_not_start_ends(spawn: Spawn, tmp_path: Path) -
     parent = spawn(["-m", "tests.races.doomed", "no start", str(tmp_path), "--workers", "2"])
 
     assert parent.wait(PATIENCE) == 1
-    assert "ended 5 times before it was ready: its worker ended with exit code 1" in parent.output
+    assert (
+        "exited 5 times in a row before it was ready: its worker ended with exit code 1"
+        in parent.output
+    )
 
 
 @pytest.mark.rest

@@ -32,16 +32,17 @@ class Command(SubcommandsCommand):
 
     def add_actions(self, add: AddAction) -> None:
         create = add("create", "Create a token and print its secret, once")
-        create.add_argument("name", metavar="NAME", help="Name in lists and ledgers")
+        create.add_argument("name", metavar="NAME", help="Name in lists and in the audit")
         create.add_argument(
             "--scope",
             action="append",
             required=True,
             metavar="PERMISSION",
-            help="What it may do, such as leasing.change_lease; see the subcommand scopes. "
-            "Repeatable",
+            help="Permission, such as leasing.change_lease; see the subcommand scopes. Repeatable",
         )
-        create.add_argument("--prefix", default="", help="Only resources whose names begin with it")
+        create.add_argument(
+            "--prefix", default="", help="Only resources whose names begin with this"
+        )
         create.add_argument(
             "--queue", action="append", default=[], help="Only tasks of this queue. Repeatable"
         )
@@ -52,12 +53,14 @@ class Command(SubcommandsCommand):
         end.add_argument(
             "--days", type=int, default=DAYS, help=f"Days until it expires (default: {DAYS})"
         )
-        end.add_argument("--never-expires", action="store_true", help="It stays valid")
+        end.add_argument(
+            "--never-expires", action="store_true", help="Let it be valid until it is revoked"
+        )
         add_operator(create)
         listing = add("list", "List tokens, the newest first")
-        listing.add_argument("--state", choices=TokenState.values, help="Only those in this state")
+        listing.add_argument("--state", choices=TokenState.values, help="Only tokens in this state")
         add_json(listing, "array")
-        revoke = add("revoke", "Refuse a token from its next request on")
+        revoke = add("revoke", "Revoke a token: its next request is refused")
         revoke.add_argument("name", metavar="NAME", help="Name of the token")
         add_operator(revoke)
         add_json(add("scopes", "List the scopes that a token can have"), "array")

@@ -98,14 +98,14 @@ class Command(ServiceCommand):
             "--max-memory",
             type=int,
             metavar="MIB",
-            help="Exit once the worker has more than so much memory, with its tasks finished",
+            help="Finish the running tasks and exit once resident memory exceeds this many MiB",
         )
         parser.add_argument("--name", help="Name of this worker (default: host:pid:random)")
         parser.add_argument(
             "--workers",
             metavar="N|auto",
-            help="Run N such processes under a parent, which replaces those that end and hands "
-            "their tasks back at once (auto: one for each usable core; default: one process)",
+            help="Run N worker processes under a parent that restarts them and hands back "
+            "the tasks of one that dies (auto: one per usable core; default: one, no parent)",
         )
         port.add_arguments(parser)
         health.add_arguments(parser)

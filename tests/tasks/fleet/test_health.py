@@ -56,7 +56,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 
 def test_a_fleet_is_ready_once_all_of_its_workers_are(fleet: Fleet) -> None:
-    assert fleet.health == Health(closed=("Worker 1: It starts.", "Worker 2: It starts."))
+    assert fleet.health == Health(closed=("Worker 1: Starting.", "Worker 2: Starting."))
 
     fleet.report(Health(hung=("A.",), stalled=("B.",), closed=("C.",)))
     assert fleet.health == Health(("Worker 1: A.",), ("Worker 1: B.",), ("Worker 1: C.",))
@@ -77,10 +77,10 @@ def test_a_worker_that_reports_nothing_stalls_and_then_hangs(
     fleet.clock.advance(1)
     fleet.members[1].child = None  # only the first says nothing
     fleet.members[1].is_awaited = False
-    assert fleet.health == Health(stalled=("Worker 1: It has reported nothing for 11 s.",))
+    assert fleet.health == Health(stalled=("Worker 1: No report for 11 s.",))
 
     fleet.clock.advance(HUNG_AFTER - LATE_AFTER)
-    assert fleet.health == Health(hung=("Worker 1: It has reported nothing for 61 s.",))
+    assert fleet.health == Health(hung=("Worker 1: No report for 61 s.",))
 
 
 def test_a_worker_that_died_stalls_the_fleet_until_it_is_there_again(fleet: Fleet) -> None:
@@ -88,7 +88,7 @@ def test_a_worker_that_died_stalls_the_fleet_until_it_is_there_again(fleet: Flee
     first = fleet.members[0]
     first.child, first.last_end, first.is_awaited = None, "its worker was killed by signal 9", True
     (reason,) = fleet.health.stalled
-    assert reason.startswith("Worker 1: It starts again: its worker was killed")
+    assert reason.startswith("Worker 1: Restarting: its worker was killed")
 
     first.is_awaited = False  # it had nothing more to do
     assert fleet.health == Health()
@@ -99,7 +99,7 @@ def test_a_fleet_that_stops_takes_no_more_though_its_work_moves(fleet: Fleet) ->
     fleet.is_stopping = True
     fleet.members[1].child = None
 
-    assert fleet.health == Health(closed=("Parent: It stops.",))
+    assert fleet.health == Health(closed=("Parent: Shutting down.",))
 
 
 def test_the_loop_of_the_parent_answers_probes_and_touches_the_file(

@@ -204,7 +204,10 @@ def test_the_probes_of_a_parent_tell_how_its_workers_are(spawn_cold: Spawn, tmp_
     wait_for(lambda: path.stat().st_mtime, timeout=PATIENCE, process=parent)
     first = serving(parent)[0]
     os.kill(first.pid, signal.SIGKILL)
-    wait_for(lambda: probe("readyz").startswith("Worker 1: It starts"), timeout=PATIENCE)
+    wait_for(
+        lambda: probe("readyz").startswith(("Worker 1: Starting", "Worker 1: Restarting")),
+        timeout=PATIENCE,
+    )
     assert probe("livez") == "ok\n"
     wait_for(lambda: probe("readyz") == "ok\n", timeout=PATIENCE, process=parent)
     parent.terminate()

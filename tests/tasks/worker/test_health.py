@@ -86,7 +86,7 @@ def test_a_worker_is_ready_once_it_has_claimed_and_all_migrations_are_applied(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts, unknown = parts.health.closed
-    assert starts.startswith("It starts") and unknown.startswith("It is not known yet")
+    assert starts.startswith("Starting") and unknown.startswith("Migrations have not been checked")
     assert parts.health.is_moving
 
     parts.start()
@@ -134,7 +134,7 @@ def test_a_thread_that_ticks_no_more_hangs(parts: Parts) -> None:
     assert not parts.health.hung
 
     parts.clock.advance(3)
-    assert parts.health.hung == ("No sign of life of the thread for heartbeats for 62 s.",)
+    assert parts.health.hung == ("No sign of life from the thread for heartbeats for 62 s.",)
 
 
 @pytest.mark.once
@@ -151,9 +151,9 @@ def test_a_longer_time_for_answers_is_waited_for(parts: Parts, settings: Any) ->
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("claiming", "Claims fail."),
-        ("heartbeats", "Heartbeats fail."),
-        ("keeper", "Renewals fail or are late."),
+        ("claiming", "Claims are failing."),
+        ("heartbeats", "Heartbeats are failing."),
+        ("keeper", "Renewals are failing or late."),
         ("database", "Results cannot be stored."),
         ("results", "Results cannot be stored."),
     ],
@@ -178,10 +178,10 @@ def test_what_has_no_answer_stalls_the_worker_and_ends_nobodys_life(
 def test_a_worker_that_stops_or_ends_takes_no_more_though_its_work_moves(parts: Parts) -> None:
     parts.start()
     parts.is_ending = True
-    assert parts.health == Health(closed=("It ends with the tasks that it has.",))
+    assert parts.health == Health(closed=("Finishing its last tasks before it exits.",))
 
     parts.stopping.set()
-    assert parts.health == Health(closed=("It stops.",))
+    assert parts.health == Health(closed=("Shutting down.",))
     assert parts.health.is_moving
 
 
@@ -196,9 +196,9 @@ def test_a_worker_at_work_is_ready_and_one_whose_claims_fail_is_not(
         with monkeypatch.context() as patch:
             patch.setattr(worker, "_claim", lambda: Parts.fail(worker))  # type: ignore[arg-type]
             worker.poller.wake()  # an idle worker that hears notifications claims nothing
-            wait_for(lambda: worker.health.read().stalled == ("Claims fail.",))
+            wait_for(lambda: worker.health.read().stalled == ("Claims are failing.",))
         wait_for(lambda: worker.health.read() == Health())
-    assert worker.health.read().closed == ("It stops.",)
+    assert worker.health.read().closed == ("Shutting down.",)
 
 
 @pytest.mark.once
@@ -230,7 +230,7 @@ def test_a_worker_that_has_grown_too_large_ends_with_the_tasks_that_it_has(
     with working(max_memory=100) as worker:
         wait_for(lambda: worker.executions)
         size[0] = 101
-        wait_for(lambda: worker.health.read().closed[0].startswith("It ends"))
+        wait_for(lambda: worker.health.read().closed[0].startswith("Finishing"))
         later = TaskFactory(name="jobs.slow", data={})
         go_on.set()
         wait_for(worker.ended.is_set)
