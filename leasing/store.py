@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -32,6 +33,17 @@ class Grant:
     expires_at: datetime
     #: The granted row; only the store reads it.
     row: Any
+
+    @property
+    def held_row(self) -> Any:
+        """Return the row under this grant, for writes that prove it: a copy where the holder has
+        read the row again, which may be under the grant of somebody else by now."""
+        if self.row.grant_id == self.grant_id:
+            return self.row
+        row = copy(self.row)
+        row.grant_id, row.fencing_token = self.grant_id, self.fencing_token
+        row.holder, row.expires_at = self.holder, self.expires_at
+        return row
 
 
 @dataclass(frozen=True, slots=True)

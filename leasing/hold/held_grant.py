@@ -269,7 +269,7 @@ class HeldGrant:
 
     def refused(self, verb: str, reason: str) -> None:
         """Record that the target refused a late write under this grant."""
-        self.store.refused(self.grant.row, verb, reason)
+        self.store.refused(self.grant.held_row, verb, reason)
 
     # What the keeper calls
 

@@ -216,7 +216,7 @@ class Hold:
         end; nothing is written then.
         """
         self.ensure()
-        return self._store.proving(self._held.grant.row)
+        return self._store.proving(self._held.grant.held_row)
 
     def refused(self, verb: str, reason: str) -> None:
         """Record that the target refused a late write under this hold."""

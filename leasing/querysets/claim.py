@@ -96,7 +96,7 @@ class Claim(list[Row]):
         """Give back what is held. Returns how those were lost that were, by their keys."""
         abandon_all(kept)  # first: a renewal would find the row released
         try:
-            losses = self._store.release_rows([held.row for held in kept])
+            losses = self._store.release_rows([held.held_row for held in kept])
         except Exception as failure:
             for held in kept:
                 held.note_unreleased(failure)

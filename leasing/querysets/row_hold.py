@@ -43,6 +43,11 @@ class RowHold(HeldGrant):
         return self._made
 
     @property
+    def held_row(self) -> Any:
+        """Return the row as ``Grant.held_row`` does."""
+        return self.row if self.row.grant_id == self._grant_id else self.grant.held_row
+
+    @property
     def granted_until(self) -> float:
         return self._granted_until
 

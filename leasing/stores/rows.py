@@ -65,7 +65,7 @@ class RowStore:
             raise
 
     def release(self, grant: Grant) -> None:
-        self._rows().release(grant.row)
+        self._rows().release(grant.held_row)
 
     def release_rows(self, rows: Iterable[Any]) -> dict[Any, LeaseLost]:
         """Release the grants of these ``rows``. Returns how those were lost that were, by their
@@ -77,9 +77,10 @@ class RowStore:
         # Never from here: this thread tells every loss of this process, and the database that
         # was silent about the renewal may be as silent about the note.
         rows = self._rows().home()
-        note = partial(rows.record, "lost", grant.row, reason=reason)
+        row = grant.held_row
+        note = partial(rows.record, "lost", row, reason=reason)
         keeper.soon(partial(_write_bounded, self.using, note), self.abort)
-        signals.send(signals.lost, grant.row, reason=reason)
+        signals.send(signals.lost, row, reason=reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
         """Arguments are those of ``Store.refused``."""

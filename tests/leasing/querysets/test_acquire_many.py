@@ -252,6 +252,37 @@ def test_a_row_that_is_read_again_in_the_block_leaves_the_hold_its_term(
         assert not hold.valid
 
 
+def test_a_row_that_is_read_again_and_somebody_elses_is_neither_released_nor_proved(
+    clocks: ManualKeeper,
+) -> None:
+    """Before a renewal tells of it: what is ended is the grant of the block."""
+    with (
+        pytest.raises(LeaseLost, match="a was lost"),
+        Lease.objects.acquire_many(["a", "b"], holder="ann") as leases,
+    ):
+        usurp(leases[0])
+        leases[0].refresh_from_db()
+        (hold, _) = leases.holds
+        with pytest.raises(LeaseLost), hold.still_mine():
+            pytest.fail("the body must not run")
+
+    assert (resources("active"), resources("released")) == (["a"], ["b"])
+
+
+def test_a_hold_whose_row_is_read_again_and_somebody_elses_is_not_released(
+    clocks: ManualKeeper,
+) -> None:
+    with Lease.objects.acquire_many(["a"], holder="ann") as leases:
+        usurp(leases[0])
+        leases[0].refresh_from_db()
+        with pytest.raises(LeaseLost, match="a was lost"):
+            leases.holds[0].release()
+
+    assert resources("active") == ["a"]
+    refused = LeaseEvent.objects.get(resource="a", kind="refused")
+    assert refused.holder == "ann"
+
+
 def test_without_the_block_nobody_renews_them(clocks: ManualKeeper) -> None:
     Lease.objects.acquire_many(["a", "b"], ttl=10)
     clocks.advance(10)
