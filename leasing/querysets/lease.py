@@ -300,7 +300,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             if current is None:
                 self._create_free([resource])
                 continue
-            if whole and terms.granted(current):
+            if terms.granted(current):
                 if reason := self.why_over(current, current.grant_id):
                     raise LeaseLost(resource, reason)
                 current.sent_at = sent_at

@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
 from leasing.api.principals import Token
+from leasing.functions import DbNow
 from leasing.models import ApiToken, Lease
 from leasing.testing.keeper import ManualKeeper
 from tasks.models import Task
@@ -176,3 +177,27 @@ def test_queues_cover_tasks_and_a_prefix_none(settings: Settings) -> None:
     assert list(limited.leases(Lease.objects.all())) == []
     assert prefixed.tasks(Task.objects.all()).count() == 2
     assert prefixed.leases(Task.objects.all()).count() == 0
+
+
+def test_a_token_is_usable_expired_or_revoked() -> None:
+    """What was revoked is so for good, whatever its end."""
+    now = ApiToken.objects.annotate(at=DbNow())
+    past, ahead = timedelta(seconds=-1), timedelta(hours=1)
+    for name, end in {
+        "endless": None,
+        "fresh": ahead,
+        "late": past,
+        "back": ahead,
+        "both": past,
+    }.items():
+        issue(name)
+        at = now.get(name=name).at
+        ApiToken.objects.filter(name=name).update(expires_at=None if end is None else at + end)
+    ApiToken.objects.filter(name__in=["back", "both"]).revoke()
+
+    def named(rows: Any) -> set[str]:
+        return set(rows.values_list("name", flat=True))
+
+    assert named(ApiToken.objects.usable()) == {"endless", "fresh"}
+    assert named(ApiToken.objects.expired()) == {"late"}
+    assert named(ApiToken.objects.revoked()) == {"back", "both"}

@@ -203,4 +203,19 @@ EXPLAINED: dict[str, str] = {
     "(lease.wanted_until > lease.released_at)": (
         "What is announced has been released or revoked, and has released_at: this is for types."
     ),
+    "leasing.querysets.lease.LeaseQuerySet._attempt: terms.preempt_after is not None"
+    " for terms.preempt_after is not None or terms.request_id is not None": (
+        "What was not read with the row is read once it is asked for."
+    ),
+    "leasing.querysets.lease.LeaseQuerySet._attempt: terms.request_id is not None"
+    " for terms.preempt_after is not None or terms.request_id is not None": (
+        "What was not read with the row is read once it is asked for."
+    ),
+    "tasks.querysets.worker._claim_for: without .running()": (
+        "What has ended has no deadline ahead: this is for the index."
+    ),
+    "leasing.querysets.api_tokens.ApiTokenQuerySet.expired:"
+    " expires_at__lt=DbNow() for expires_at__lte=DbNow()": (
+        "A token is listed as expired a microsecond later; what is refused is judged elsewhere."
+    ),
 }

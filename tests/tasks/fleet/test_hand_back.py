@@ -182,9 +182,9 @@ def test_the_log_says_what_was_handed_back_and_nothing_where_nothing_was(
 
     hand_back._write(remains(task) if begun else remains(), until=30)
 
-    said = [line for line in caplog.messages if "is gone" in line]
+    said = [line for line in caplog.messages if "Recovered" in line]
     counts = "given back: 0; lost: 1" if begun else "given back: 1; lost: 0"
-    assert said == [f"ann is gone; {counts}"]
+    assert said == [f"Recovered tasks of ann; {counts}"]
 
 
 def test_the_worker_is_shown_as_stopped(moments: Clock) -> None:
@@ -211,11 +211,13 @@ def test_while_the_database_is_away_it_tries_again(
 
     monkeypatch.setattr(hand_back, "hand_back", try_again)
 
-    hand_back._write(remains(), until=30)
+    with caplog.at_level(logging.INFO):
+        hand_back._write(remains(), until=30)
 
     assert row_of(task)["status"] == TaskStatus.READY
     warned = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert ["could not be handed back" in each.getMessage() for each in warned] == [True, False]
+    assert any("succeed again" in line for line in caplog.messages)
 
 
 def test_after_the_ttl_it_gives_up(
