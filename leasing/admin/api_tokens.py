@@ -61,7 +61,7 @@ REVOKE_TOKENS = OperatorAction(
 
 
 class TokenStateFilter(StateFilter):
-    """By the state of the token."""
+    """A filter by the state of the token."""
 
     states = {state.value: methodcaller(state.value) for state in TokenState}
 

@@ -71,7 +71,8 @@ def may(request: HttpRequest, permission: str) -> bool:
 
 
 def caller(request: HttpRequest) -> str:
-    """Under what name the ledgers remember the client of ``request``, whom its route has let in."""
+    """Return the name under which ledgers record the client of ``request``, whom its route let
+    in."""
     return principal_of(request).name
 
 

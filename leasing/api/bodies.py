@@ -1,4 +1,4 @@
-"""JSON in and out of the API: what a request's body may be, and how answers are spelled."""
+"""JSON in and out of the API: limits of a request's body, and names of the fields of answers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ _BODILESS = ("GET", "HEAD")
 def refuse_body(request: HttpRequest) -> None:
     """Raise HttpError if the headers already say that the body is too large or no JSON.
 
-    A form is refused before anybody reads it: any page of any site may send one without asking
-    the browser's leave.
+    A form is refused unread: a page of any other site can send one without a preflight request.
     """
     length = _content_length(request)
     if length > MAX_BODY:
@@ -92,8 +91,7 @@ class BodyParser(Parser):
 
 
 def _body_of(request: HttpRequest) -> bytes:
-    """Return the body, of which no more is read than it may have: its length need not have been
-    announced."""
+    """Return the body. Reads at most the allowed size, since Content-Length may be missing."""
     if not hasattr(request, "_body"):
         allowed = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         if allowed is not None and _content_length(request) > allowed:
@@ -190,14 +188,14 @@ Name = Annotated[
 
 
 def document_fields(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    """Say in the ``schema`` of a body if it may have further fields."""
+    """Declare in the ``schema`` of a body if unknown fields are allowed."""
     if leasing_settings.API_ACCESS != "compatible":
         schema["additionalProperties"] = False
 
 
 class Request(BaseModel):
-    """A body. A string is a string and a number a number: nothing is converted. Fields that it does
-    not have are refused, but in the compatible mode: its clients may send some."""
+    """A request body. Values are not converted between strings and numbers. Unknown fields are
+    refused, except in the compatible mode, whose clients may send some."""
 
     model_config = ConfigDict(strict=True, json_schema_extra=document_fields)
 
@@ -225,13 +223,13 @@ def _names_in(model: type[BaseModel]) -> frozenset[str]:
 
 
 class Error(BaseModel):
-    """The body of every refusal."""
+    """The body of every error."""
 
     error: str
 
 
 class Notice(BaseModel):
-    """The body of an answer that has nothing to show but a message."""
+    """The body of an answer that contains only a message."""
 
     message: str
 

@@ -1,4 +1,4 @@
-"""Errors of the lease and the task routes: one API, one shape of errors, one table of them."""
+"""Errors of the lease and the task routes: their statuses and texts, in one format."""
 
 from __future__ import annotations
 
@@ -229,13 +229,13 @@ class LeasingAPI(NinjaAPI):
 
 
 def try_again_in(response: HttpResponseBase, seconds: float) -> None:
-    """Tell the client of ``response`` to try again in so many ``seconds``, in one at least."""
+    """Set Retry-After of ``response`` to ``seconds``, at least one."""
     response.headers["Retry-After"] = str(max(1, math.ceil(seconds)))
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """For ``handler400`` of the project's addresses: what a middleware has refused before any
-    view, such as an unknown Host, is told in JSON below an API, and by Django elsewhere."""
+    """Answer what a middleware refused before any view, such as an unknown Host: in JSON below an
+    API, as Django does elsewhere. Set it as ``handler400`` of the root URLconf."""
     try:
         view = resolve(request.path_info, getattr(request, "urlconf", None)).func
     except Resolver404:
@@ -267,7 +267,7 @@ def _unless_known(request: HttpRequest, response: Any) -> HttpResponseBase:
 
 
 def _what_is_wrong(error: ValidationError) -> str:
-    """All complaints in one line, each with the field that it is about."""
+    """Return all validation errors in one line, each with its field."""
     complaints = (
         f"{_field_of(each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
         for each in error.errors

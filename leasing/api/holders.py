@@ -73,8 +73,8 @@ OF_LEASE: dict[str, dict[str, Any]] = {
     openapi_extra=IDEMPOTENT | linked(201, **OF_TERM, **OF_LEASE),
 )
 def acquire_lease(request: HttpRequest, body: Acquire) -> Any:
-    """Take a lease. 409 while anybody holds it, the same holder too, unless it is the same request
-    sent again under its Idempotency-Key; 409 as well when that grant has ended."""
+    """Acquire a lease. 409 while anyone holds it, including the same holder, unless this is a retry
+    with the same Idempotency-Key; also 409 once that grant has ended."""
     check_resource(request, body.resource)
     terms = Terms.check(holder=body.holder, ttl=body.ttl)
     if (again := request_id(request, body)) is not None:
@@ -98,14 +98,13 @@ def _granted(lease: Lease) -> Status[GrantOut]:
     openapi_extra=linked(201, **OF_TERM),
 )
 def renew_lease(request: HttpRequest, body: Term) -> Status[GrantOut]:
-    """Move the deadline to the lease's ttl from now."""
+    """Renew a lease: its deadline is one ttl from now."""
     return Status(201, renewed(body, term_of(request, body)))
 
 
 @router.put("/leases/renew/batch", auth=may_change, response=answers({200: RenewedMany}, *BAD_BODY))
 def renew_leases(request: HttpRequest, body: RenewMany) -> RenewedMany:
-    """Renew several leases in one statement, each on its own: one that is refused leaves the
-    others."""
+    """Renew several leases in one statement. A refused one does not affect the others."""
     names = [term.resource for term in body.leases]
     known = {
         lease.resource: lease for lease in Lease.objects.all().home().filter(resource__in=names)
@@ -129,8 +128,7 @@ def renew_leases(request: HttpRequest, body: RenewMany) -> RenewedMany:
     "/leases/release", auth=may_change, response=answers({201: LeaseOut}, *BAD_BODY, 404, 409)
 )
 def release_lease(request: HttpRequest, body: Term) -> Status[LeaseOut]:
-    """Give a lease back at once. With its lease_key the same request sent again is answered the
-    same."""
+    """Release a lease. A retry with its lease_key gets the same answer."""
     lease = term_of(request, body)
     release(body, lease)
     return Status(201, LeaseOut.of(lease))

@@ -71,7 +71,7 @@ class HoldersRequest(Request):
         repr=False,
         max_length=100,
         examples=["f3Qh0bW7m2rZ1cVx9yTnLk5sJ8dPgA4uEoRiHvBqXwM"],
-        description="The lease_key that was told with the grant: the request is judged by it. Only "
+        description="The lease_key from the answer to the grant: it alone proves the request. Only "
         "the compatible mode does without.",
     )
 
@@ -82,17 +82,17 @@ class TermOut(BaseModel):
     lease_key: str = Field(
         repr=False,
         examples=["f3Qh0bW7m2rZ1cVx9yTnLk5sJ8dPgA4uEoRiHvBqXwM"],
-        description="Proves the grant: send it with every later request about it.",
+        description="Proof of the grant: send it with every later request for it.",
     )
-    ttl: float = Field(description="Seconds by which a renewal moves the deadline.", examples=[30])
+    ttl: float = Field(description="Seconds for which a renewal is valid.", examples=[30])
     remaining: float = Field(
         description="Seconds until the deadline, by the database's clock. Count them from before "
         "you sent the request, on a clock that nobody sets."
     )
     yield_to: str = Field(
-        description="Who asked for the lease with a higher priority; empty: nobody."
+        description="The caller with a higher priority who asked for the lease, or empty."
     )
-    is_last: bool = Field(description="No renewal can move the deadline any further.")
+    is_last: bool = Field(description="True if no renewal can extend the deadline any further.")
 
 
 def term_shown(row: Leasable, now: datetime) -> dict[str, Any]:

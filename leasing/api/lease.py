@@ -30,7 +30,7 @@ may_revoke = Access("leasing.revoke_lease")
 
 @router.get("/leases/{lease_id}", auth=may_see, response=answers({200: LeaseOut}, 404))
 def get_lease(request: HttpRequest, lease_id: str) -> LeaseOut:
-    """One lease: 17 is a named one, task:17 that of a task."""
+    """Return one lease: 17 is a named lease, task:17 the lease of a task."""
     return LeaseOut.of(find(request, lease_id))
 
 
@@ -40,7 +40,7 @@ def get_lease(request: HttpRequest, lease_id: str) -> LeaseOut:
     response=answers({200: Notice}, *BAD_BODY, 404, 409),
 )
 def release_lease_by_id(request: HttpRequest, lease_id: str, body: Term) -> Notice:
-    """Give back the lease with that id, if it is the holder's one of that resource."""
+    """Release the lease with that id, if the holder has it under that resource."""
     lease = term_of(request, body)
     if lease.lease_id != lease_id:
         raise HttpError(404, f"The lease {lease_id} does not belong to {body.resource}.")
@@ -54,7 +54,7 @@ def release_lease_by_id(request: HttpRequest, lease_id: str, body: Term) -> Noti
     response=answers({200: LeaseOut}, *BAD_BODY, 404, 409),
 )
 def revoke_lease(request: HttpRequest, lease_id: str, body: Revoke) -> LeaseOut:
-    """Take a lease from its holder, whose later writes are refused. 409 if nobody holds it."""
+    """Revoke a lease: later writes of its holder are refused. 409 if nobody holds it."""
     row = find(request, lease_id)
     model, name = type(row), caller(request)
     with audit.recording(
@@ -70,14 +70,15 @@ def revoke_lease(request: HttpRequest, lease_id: str, body: Revoke) -> LeaseOut:
 def list_lease_events(
     request: HttpRequest, lease_id: str, limit: Limit = 100, cursor: At = ""
 ) -> EventList:
-    """What happened to a lease. Renewals are only counted; a task has attempts instead."""
+    """List the events of a lease. Renewals are only counted; a task has attempts instead."""
     events = LeaseEvent.objects.using(leasing_settings.DATABASE).about(find(request, lease_id))
     rows, following = page_at(cursor, limit, Source(events))
     return EventList(events=[EventOut.model_validate(each) for each in rows], next=following)
 
 
 def find(request: HttpRequest, lease_id: str) -> Leasable:
-    """The row of that lease. Raises Http404 if there is none, or the client may not see it."""
+    """Return the row of that lease. Raises Http404 if there is none, or the client may not see
+    it."""
     if lease_id.isprintable():
         row = find_row(lease_id)
         every = rows_of(type(row))

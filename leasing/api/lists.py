@@ -27,7 +27,10 @@ from leasing.web.paging import cursor_of, page_of
 
 #: Where a page of a list begins.
 At = Annotated[
-    str, Query(max_length=4000, description="The next of the page before; empty: the first page.")
+    str,
+    Query(
+        max_length=4000, description="``next`` from the previous page; empty for the first page."
+    ),
 ]
 
 __all__ = ["At", "Limit", "Page", "Source", "page_at"]
@@ -37,7 +40,7 @@ class Page(BaseModel):
     """A part of a list."""
 
     next: str | None = Field(
-        None, description="The cursor of the next page. Left out at the end of the list."
+        None, description="The cursor of the next page; absent on the last page."
     )
 
     @model_serializer(mode="wrap")

@@ -26,7 +26,7 @@ LENGTHS: Final = (("minLength", "maxLength", "characters"), ("minItems", "maxIte
 
 @dataclass(frozen=True)
 class Field:
-    """A parameter, or a field of a body or an answer."""
+    """A parameter, or a field of a body or a response."""
 
     name: str
     kind: str
@@ -38,7 +38,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of an operation."""
+    """A response of an operation."""
 
     status: int
     description: str
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Operation:
-    """What can be asked of an address."""
+    """An operation: a method and a path."""
 
     key: str
     method: str
@@ -65,7 +65,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Group:
-    """Operations about one thing."""
+    """The operations of one tag."""
 
     name: str
     operations: list[Operation]

@@ -1,4 +1,4 @@
-"""Those who call the API, each with what it may do.
+"""The clients of the API, each with its permissions.
 
 | who | comes with | may do |
 |---|---|---|
@@ -27,7 +27,7 @@ Rows = TypeVar("Rows", bound=QuerySet[Any])
 
 
 class Principal:
-    """Somebody who has been let in, and is limited to no resources or queues."""
+    """An admitted client, limited to no resources or queues."""
 
     #: The queues whose tasks it may use; None: all.
     queues: list[str] | None = None

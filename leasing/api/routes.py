@@ -55,7 +55,7 @@ def healthz(request: HttpRequest) -> Notice:
     openapi_extra=turning("list_leases"),
 )
 def list_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
-    """Leases in any state."""
+    """List leases in any state."""
     return leases_in(request, "all", cursor, limit)
 
 
@@ -66,7 +66,7 @@ def list_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> Le
     openapi_extra=turning("list_active_leases"),
 )
 def list_active_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
-    """Leases that are held now."""
+    """List leases that are held now."""
     return leases_in(request, "active", cursor, limit)
 
 
@@ -77,7 +77,7 @@ def list_active_leases(request: HttpRequest, limit: Limit = 100, cursor: At = ""
     openapi_extra=turning("list_expired_leases"),
 )
 def list_expired_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
-    """Leases that their holder did not renew or release in time."""
+    """List leases that expired: their holder did not renew or release them in time."""
     return leases_in(request, "expired", cursor, limit)
 
 
@@ -88,7 +88,7 @@ def list_expired_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "
     openapi_extra=turning("list_renewed_leases"),
 )
 def list_renewed_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
-    """Leases whose latest grant was renewed, in any state."""
+    """List leases whose latest grant was renewed, in any state."""
     return leases_in(request, "renewed", cursor, limit)
 
 
@@ -99,7 +99,7 @@ def list_renewed_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "
     openapi_extra=turning("list_released_leases"),
 )
 def list_released_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
-    """Leases that were given back, or taken back by an operator."""
+    """List leases that were released, or revoked by an operator."""
     return leases_in(request, "released", cursor, limit)
 
 
@@ -108,7 +108,7 @@ def get_named_lease(
     request: HttpRequest,
     resource: Annotated[Name, Query(description="The name of the resource.")],
 ) -> LeaseOut:
-    """The lease of a resource, by its name."""
+    """Return the lease of a resource, by its name."""
     principal_of(request).check_resource(resource)
     lease = Lease.objects.all().home().filter(resource=check_name(resource, "resource")).first()
     if lease is None:

@@ -1,4 +1,4 @@
-"""The JSON of leases: what is asked, what is answered."""
+"""Schemas of requests and responses about leases."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_REASON = 500
 
 
 class Term(HoldersRequest):
-    """A term: of which resource, and whose. It is proven by its lease_key, or in the compatible
-    mode by the holder's name."""
+    """A term of a lease, proven by its lease_key, or in the compatible mode by the holder's
+    name."""
 
     resource: Name = Field(examples=["report:42"])
     holder: Name | None = Field(None, examples=["web-1"])
@@ -47,28 +47,28 @@ class Acquire(Request):
 
 
 class RenewMany(Request):
-    """Terms that go on. What is wrong in their form refuses all; what else is wrong with one, that
-    one."""
+    """Leases to renew. A malformed request is refused as a whole; any other error affects one
+    lease."""
 
     leases: list[Term] = Field(min_length=1, max_length=MAX_BATCH)
 
 
 class Revoke(Request):
-    """Why an operator takes a lease away: stored with the event and in the audit."""
+    """The reason for revoking a lease: stored with the event and in the audit."""
 
     reason: str = Field(min_length=1, max_length=MAX_REASON, examples=["its host is gone"])
 
 
 class LeaseOut(BothSpellings):
-    """A lease. Times are null while there is nothing to say: ``expires_at`` too, of a lease
-    that nobody ever had."""
+    """A lease. Times are null until they apply: ``expires_at`` is null for a lease that was never
+    granted."""
 
     id: int | str = Field(examples=[17, "task:17"])
     resource: str = Field(examples=["report:42"])
     holder: str = Field(examples=["web-1"])
     created_at: Moment | None = Field(description="The time of the latest grant.")
     renewed_at: Moment | None = Field(description="The time of its latest renewal.")
-    released_at: Moment | None = Field(description="When it was released or revoked.")
+    released_at: Moment | None = Field(description="The time of its release or revocation.")
     expires_at: Moment | None = Field(description="The deadline.")
     fencing_token: int = Field(
         description="Increases with every grant and never decreases.", examples=[1769860800000000]
@@ -77,7 +77,7 @@ class LeaseOut(BothSpellings):
 
     @classmethod
     def of(cls, row: Leasable) -> LeaseOut:
-        """The lease of ``row``, of any model."""
+        """Return the lease of ``row``, of any model."""
         return cls(
             id=row.pk if isinstance(row, Lease) else row.lease_id,
             resource=row.lease_resource,
@@ -92,16 +92,16 @@ class LeaseOut(BothSpellings):
 
 
 class GrantOut(LeaseOut, TermOut):
-    """A lease, for its holder."""
+    """A lease, as its holder sees it."""
 
     @classmethod
     def to_holder(cls, lease: Lease, now: datetime) -> GrantOut:
-        """The lease for the client that holds it, as it was written ``now``."""
+        """Return the lease for the client that holds it, as of ``now``."""
         return cls(**vars(LeaseOut.of(lease)), **term_shown(lease, now))
 
 
 class Renewed(BaseModel):
-    """The answer for one lease of a batch: as it would have been answered alone."""
+    """The result for one lease of a batch, as for a single request."""
 
     status: int = Field(description="201 renewed; 400, 404, 409 an error.")
     lease: GrantOut | None = None
@@ -109,14 +109,14 @@ class Renewed(BaseModel):
 
 
 class RenewedMany(BaseModel):
-    """The answers for the leases of a batch, in their order."""
+    """The results of a batch, in the order of the request."""
 
     results: list[Renewed]
 
 
 class LeaseList(Page):
-    """Some leases. Named ones are in the order in which they were first acquired, those of rows in
-    the order of their latest grant, the newest first; they are mixed by the time of the grant."""
+    """A page of leases, newest first: named leases by their first grant, leases of rows by their
+    latest one, merged by the time of the grant."""
 
     leases: list[LeaseOut]
 
@@ -134,14 +134,14 @@ class EventOut(BothSpellings):
     fencing_token: int
     at: Moment
     previous_expired_at: Moment | None = Field(
-        description="When the term before expired, of a takeover; when the term would have, of a "
-        "revocation."
+        description="Takeover: the expiry of the previous term. Revocation: the time at "
+        "which the revoked term would have expired."
     )
     reason: str
     actor: str
 
 
 class EventList(Page):
-    """Some events of a lease, newest first."""
+    """A page of the events of a lease, newest first."""
 
     events: list[EventOut]

@@ -33,12 +33,12 @@ NO_PLACE = 1
 Wait = Annotated[
     float,
     Between(0, "API_MAX_WAIT"),
-    Field(description="Seconds to wait, at most, if there is nothing now."),
+    Field(description="Maximum seconds to wait if nothing is available now."),
 ]
 
 
 class Waiting(HttpResponse):
-    """Stands for an answer that is not there yet.
+    """An answer that is not available yet.
 
     Args:
         steps: Bring the result.
@@ -57,7 +57,7 @@ def answer_with(
     steps: Callable[[float], Steps[Any]],
     answer: Callable[[Any], Any],
 ) -> Any:
-    """Return what a view returns that may wait.
+    """Return the result of a view that may wait.
 
     Args:
         request: The client's request.

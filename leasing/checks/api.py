@@ -1,4 +1,4 @@
-"""Check what the API is open to behind proxies and by tokens: ``manage.py check --deploy``."""
+"""Checks of the API's exposure, behind proxies and by tokens: ``manage.py check --deploy``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def register_all() -> None:
 
 
 def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Report proxies that many could pretend to be, and sessions that a proxy with TLS breaks."""
+    """Report trusted networks that are too wide, and sessions that a TLS-terminating proxy
+    breaks."""
     trusted = leasing_settings.API_TRUSTED_PROXIES
     if not trusted:
         return
@@ -59,7 +60,7 @@ def _is_crowd(text: str) -> bool:
 
 
 def check_tokens(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Report tokens that stay valid for ever, if the database of leases is asked."""
+    """Report tokens that never expire, if the database of leases is checked."""
     if leasing_settings.DATABASE not in (databases or ()):
         return []
     tokens: Any = apps.get_model("leasing", "ApiToken")._default_manager

@@ -1,4 +1,4 @@
-"""System checks: settings that cannot mean what was meant, and databases set up to lose."""
+"""System checks: invalid settings, and databases configured to lose acknowledged writes."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _is_network(text: object) -> bool:
 
 
 def check_api_access(**kwargs: Any) -> list[CheckMessage]:
-    """Say so when the API answers without credentials."""
+    """Warn if the API answers without credentials."""
     if leasing_settings.API_ACCESS != "compatible":
         return []
     hosts = ", ".join(leasing_settings.API_COMPATIBLE_HOSTS)
@@ -219,7 +219,7 @@ def _check_model(model: type[Leasable]) -> Iterator[CheckMessage]:
 
 
 def _unfit_key(model: type[Leasable]) -> str:
-    """Why no lease can go by the primary key of ``model``; empty when one can."""
+    """Return why the primary key of ``model`` cannot name a lease; empty if it can."""
     from leasing.models import MAX_KEY
 
     if isinstance(model._meta.pk, models.CompositePrimaryKey):
@@ -297,7 +297,7 @@ def check_transactions(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Ask the database itself whether it keeps what it acknowledges."""
+    """Check that the database keeps what it acknowledges."""
     using = postgresql_of(databases)
     return [*_check_durability(using), *_check_notifications(using)] if using else []
 

@@ -1,4 +1,4 @@
-"""Migrations of ours that the database has not seen: `migrate` was forgotten."""
+"""Migrations of our apps that were not applied to the database."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def add_json(parser: ArgumentParser, what: str = "object") -> None:
 
 
 def add_operator(parser: ArgumentParser, **reason: Any) -> None:
-    """Add who acts and why, which are stored in the audit, and --json."""
+    """Add --by, --reason (both stored in the audit) and --json."""
     parser.add_argument("--by", help="Name of the operator (default: the current user)")
     options = {"default": "", "help": "Reason, stored in the audit"} | reason
     parser.add_argument("--reason", **options)

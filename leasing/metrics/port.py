@@ -1,4 +1,4 @@
-"""``--metrics-port``: a process shows at a port of its own what it counts."""
+"""``--metrics-port``: serve the metrics of a process on a separate port."""
 
 from __future__ import annotations
 

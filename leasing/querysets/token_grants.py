@@ -1,4 +1,5 @@
-"""What a token with a bound holds at once, counted by grants that were made through it.
+"""The number of grants that a token with a bound holds at once, counted by grants that were made
+through it.
 
 reserve   under a lock on the token, within its bound: no two requests take the same room
 settle    the reservations of a request become the grants that it won

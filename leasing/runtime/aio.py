@@ -33,7 +33,7 @@ on_callers_thread = False
 
 
 class Pause(Protocol):
-    """A wait that both worlds know how to do."""
+    """A wait, which threads and event loops each do in their own way."""
 
     def wait(self) -> object: ...
     async def await_(self) -> object: ...

@@ -1,5 +1,5 @@
-"""The exit codes of the commands that run something. The table of docs/commands.md has them for
-whoever writes a supervisor's unit."""
+"""The exit codes of the commands that run something. docs/commands.md has them as a table, for the
+configuration of supervisors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class ExitCode(IntEnum):
-    """The end of a process, for its supervisor."""
+    """The exit code of a process, for its supervisor."""
 
     #: It was asked to stop, or has done what it was to do.
     DONE = 0

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, for processes that end in good order."""
+"""Clean shutdown on SIGTERM and SIGINT."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class QueueAdmin(ReadOnlyAdmin):
 
 
 class WorkerStateFilter(StateFilter):
-    """By what the last sign of life says."""
+    """A filter by the state of the process, judged by its last heartbeat."""
 
     states = {each: partial(_in_state, each) for each in WorkerState.values}
 

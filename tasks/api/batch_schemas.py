@@ -1,4 +1,4 @@
-"""The JSON of batches of tasks: what is asked of each, what is answered for each."""
+"""Schemas of requests and responses about batches of tasks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Completion(One):
 
 
 class Failure(One):
-    """Why a task did not end well."""
+    """The error with which an attempt of a task failed."""
 
     error: str = Field(min_length=1, examples=["the printer is out of paper"])
 
 
 class Many(Request):
-    """Tasks of one holder, or of several that prove their grants."""
+    """Tasks of one holder, or of several that each prove their grants."""
 
     processor: Name | None = Field(
         None,
@@ -40,29 +40,29 @@ class Many(Request):
 
 
 class Heartbeats(Many):
-    """Tasks to be renewed."""
+    """Tasks whose leases to renew."""
 
     tasks: list[One] = Field(min_length=1, max_length=MAX_BATCH)
 
 
 class Completions(Many):
-    """Tasks that have ended well."""
+    """Tasks to complete."""
 
     tasks: list[Completion] = Field(min_length=1, max_length=MAX_BATCH)
 
 
 class Failures(Many):
-    """Tasks that did not end well."""
+    """Tasks of which an attempt failed."""
 
     tasks: list[Failure] = Field(min_length=1, max_length=MAX_BATCH)
 
 
 class Result(BaseModel):
-    """The answer for one task."""
+    """The result for one task."""
 
     id: int
     status: int = Field(
-        description="As it would have been answered alone: 202 done; 200 not found, or not "
+        description="As for a single request: 202 done; 200 not found, or not "
         "assigned to the processor; 409 ended, lost, or a wrong lease_key; 400."
     )
     message: str | None = None
@@ -70,31 +70,32 @@ class Result(BaseModel):
 
 
 class Ended(Result):
-    """The answer for one task that was to end."""
+    """The result of completing or failing one task."""
 
     state: str | None = Field(None, description="The status of the task afterwards.")
 
 
 class Renewed(Result):
-    """The answer for one heartbeat."""
+    """The result of one heartbeat."""
 
     ttl: float | None = None
     remaining: float | None = Field(
         None, description="Seconds until the deadline, by the database's clock."
     )
     yield_to: str | None = Field(
-        None, description="Who asked to cancel the task; empty: nobody. The holder should stop."
+        None,
+        description="The user who asked to cancel the task, or empty. The holder should then stop.",
     )
     is_last: bool | None = None
 
 
 class EndedMany(BaseModel):
-    """An answer for each task, in their order."""
+    """The results of a batch, in the order of the request."""
 
     results: list[Ended]
 
 
 class RenewedMany(BaseModel):
-    """An answer for each task, in their order."""
+    """The results of a batch, in the order of the request."""
 
     results: list[Renewed]

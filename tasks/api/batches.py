@@ -54,7 +54,7 @@ Item = TypeVar("Item", bound=One)
     exclude_none=True,
 )
 def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
-    """Move the deadlines of several tasks, each to its ttl from now."""
+    """Renew the leases of several tasks: each deadline is one ttl from now."""
     batch = Batch(request, body, body.tasks, columns=TERM)
     grants = {key: task.grant_id for key, task in batch.held.items() if task.grant_id}
     renewed = tasks().renew_many(grants)
@@ -88,7 +88,7 @@ def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
     exclude_none=True,
 )
 def complete_tasks(request: HttpRequest, body: Completions) -> EndedMany:
-    """End several tasks well and keep their outputs: on PostgreSQL by one statement."""
+    """Complete several tasks and store their outputs: on PostgreSQL in one statement."""
     batch = Batch(request, body, body.tasks, columns=(*TERM, *COLUMNS))
 
     def output_of(task: Task) -> Any:
@@ -115,7 +115,7 @@ def complete_tasks(request: HttpRequest, body: Completions) -> EndedMany:
     exclude_none=True,
 )
 def fail_tasks(request: HttpRequest, body: Failures) -> EndedMany:
-    """End this attempt of several tasks badly. Each is tried again, unless that was its last
+    """Fail the current attempt of several tasks. Each is retried, unless that was its last
     attempt."""
     batch = Batch(request, body, body.tasks)
     for task in batch.late():

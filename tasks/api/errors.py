@@ -1,4 +1,4 @@
-"""Which errors of tasks a client is told of, and with which status."""
+"""The errors of tasks that clients are told of, with their statuses."""
 
 from __future__ import annotations
 

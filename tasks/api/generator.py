@@ -20,7 +20,7 @@ router = Router(tags=["generator"])
 
 
 class GeneratorOut(BothSpellings):
-    """The desired state of the generator, and its actual one."""
+    """The desired and the actual state of the generator."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -46,14 +46,15 @@ def start(request: HttpRequest) -> Status[GeneratorOut]:
     response=answers({200: GeneratorOut, 409: GeneratorOut}),
 )
 def stop(request: HttpRequest) -> Status[GeneratorOut]:
-    """Set the desired state to stopped: once this is answered, none are. 409 if someone
+    """Set the desired state to stopped: no task is generated after the answer. 409 if someone
     started it again at the same moment."""
     return _answer(stop_generator(by=caller(request), via="api"), wanted=False)
 
 
 @router.get("/generator/status", auth=may_see, response=answers({200: GeneratorOut}))
 def status(request: HttpRequest) -> Status[GeneratorOut]:
-    """STARTED is to run and does not produce yet, RUNNING producing, STOPPED otherwise."""
+    """Return the status: STARTED is desired but not generating yet, RUNNING is generating, else
+    STOPPED."""
     seen = generator_status()
     return _answer(seen, wanted=seen.status != "STOPPED")
 

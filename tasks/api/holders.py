@@ -72,7 +72,10 @@ class Claim(Request):
 
     processor: Name = Field(description="The name of the holder.", examples=["worker-9"])
     limit: int | None = Field(
-        None, ge=1, le=MAX_BATCH, description="Claim up to so many. The answer has a list then."
+        None,
+        ge=1,
+        le=MAX_BATCH,
+        description="Claim up to this many tasks; the answer is then a list.",
     )
     queues: list[Name] | None = Field(
         None,
@@ -90,7 +93,7 @@ class Claim(Request):
 
 
 class Holder(HoldersRequest):
-    """The holder of a task: proven by its lease_key, or in the compatible mode its name."""
+    """The holder of a task, proven by its lease_key, or in the compatible mode by its name."""
 
     processor: Name | None = Field(
         None, description="The name of the holder.", examples=["worker-9"]
@@ -120,7 +123,7 @@ class Complete(Holder):
 
 
 class Fail(Holder):
-    """Why a task did not end well."""
+    """The error with which an attempt of a task failed."""
 
     error: str = Field(min_length=1, examples=["the printer is out of paper"])
 
@@ -129,12 +132,14 @@ class Progress(Holder):
     """The progress of a task."""
 
     progress: Any = Field(
-        None, description="Any JSON; null: it is moving.", examples=[{"done": 3, "total": 10}]
+        None,
+        description="Any JSON; null reports only that the task makes progress.",
+        examples=[{"done": 3, "total": 10}],
     )
 
 
 class Checkpoint(Progress):
-    """The state from which the next attempt of a task is to continue."""
+    """The state from which the next attempt of a task continues."""
 
     state: Any = Field(description="Any JSON.", examples=[{"next_row": 18}])
 
@@ -146,8 +151,8 @@ class Checkpoint(Progress):
     openapi_extra=IDEMPOTENT | linked(202, **OF_HOLDER, **OF_TASK),
 )
 def claim_next_task(request: HttpRequest, body: Claim) -> Any:
-    """Lease the next task that is due, of any of the queues, to the processor; with `limit`
-    several, by one statement. With `wait` an enqueue ends the wait early."""
+    """Claim the next due task of the queues for the processor; with `limit` several, in one
+    statement. With `wait` an enqueue ends the wait early."""
     principal = principal_of(request)
     for queue in body.queues or ():
         principal.check_queue(queue)
@@ -187,7 +192,7 @@ _ANSWERS = answers({202: TaskOut, **_REFUSED}, *BAD_BODY)
     openapi_extra=linked(202, **OF_HOLDER),
 )
 def heartbeat_task(request: HttpRequest, task_id: str, body: Holder) -> Status[Any]:
-    """Move the deadline to the lease's ttl from now."""
+    """Renew the lease of a task: its deadline is one ttl from now."""
 
     def heartbeat(task: Task) -> TaskOut:
         return shown_to_holder(request, tasks().heartbeat(task))
@@ -197,8 +202,7 @@ def heartbeat_task(request: HttpRequest, task_id: str, body: Holder) -> Status[A
 
 @router.put("/tasks/{task_id}/complete", auth=may_change, response=_ANSWERS)
 def complete_task(request: HttpRequest, task_id: str, body: Complete) -> Status[Any]:
-    """End the task well and keep its output. With its lease_key the same request sent again is
-    answered the same."""
+    """Complete a task and store its output. A retry with its lease_key gets the same answer."""
 
     def complete(task: Task) -> TaskOut:
         if not (body.lease_key is not None and is_completed(task, body.task_output)):
@@ -210,7 +214,7 @@ def complete_task(request: HttpRequest, task_id: str, body: Complete) -> Status[
 
 @router.put("/tasks/{task_id}/fail", auth=may_change, response=_ANSWERS)
 def fail_task(request: HttpRequest, task_id: str, body: Fail) -> Status[Any]:
-    """End this attempt badly. The task is tried again, unless that was its last attempt."""
+    """Fail the current attempt. The task is retried, unless that was its last attempt."""
 
     def fail(task: Task) -> TaskOut:
         return shown(request, tasks().fail(task, body.error, unexpired=True), task.holder)
@@ -220,8 +224,8 @@ def fail_task(request: HttpRequest, task_id: str, body: Fail) -> Status[Any]:
 
 @router.put("/tasks/{task_id}/progress", auth=may_change, response=_ANSWERS)
 def report_progress(request: HttpRequest, task_id: str, body: Progress) -> Status[Any]:
-    """Store the progress of the task, for operators to see. It moves no deadline but that of
-    progress_timeout."""
+    """Store the progress of a task, for operators. Restarts its progress_timeout, but does not
+    renew its lease."""
 
     def progress(task: Task) -> TaskOut:
         return shown(request, tasks().progress(task, body.progress), task.holder)
@@ -231,8 +235,8 @@ def report_progress(request: HttpRequest, task_id: str, body: Progress) -> Statu
 
 @router.put("/tasks/{task_id}/checkpoint", auth=may_change, response=_ANSWERS)
 def store_checkpoint(request: HttpRequest, task_id: str, body: Checkpoint) -> Status[Any]:
-    """Store the state from which the next attempt is to continue: its holder is told it with the
-    claim."""
+    """Store the state from which the next attempt continues: the answer to its claim contains
+    it."""
 
     def checkpoint(task: Task) -> TaskOut:
         stored = tasks().checkpoint(task, body.state, progress=body.progress)

@@ -1,4 +1,4 @@
-"""Routes that show tasks: lists, one task, its attempts, and why it is where it is.
+"""Routes that show tasks: lists, one task, its attempts and its diagnosis.
 
 A list is in the order of an index. What no index serves (a queue, a name, begun and not done) is
 searched for among so many rows a page: see ``leasing.api.lists``.
@@ -55,7 +55,7 @@ class AttemptList(Page):
 
 
 class StuckList(Page):
-    """Some stuck tasks, newest first."""
+    """A page of stuck tasks, newest first."""
 
     tasks: list[StuckTask]
 
@@ -74,8 +74,8 @@ def list_tasks(
     queue: Filter = None,
     name: Filter = None,
 ) -> TaskList:
-    """Tasks, the newest first; of one `status` in the order of the pages: waiting ones by their
-    start, the next first, ended ones by their end, the latest first."""
+    """List tasks, newest first. With a `status` as on the pages: waiting tasks by their start, the
+    earliest first; ended tasks by their end, the latest first."""
     conditions = []
     if queue is not None:
         conditions.append(Q(queue=check_name(queue, "queue")))
@@ -93,7 +93,8 @@ def list_tasks(
     openapi_extra=turning("list_started_tasks"),
 )
 def list_started_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> TaskList:
-    """Tasks that were begun and are not done; between two attempts too. The newest first."""
+    """List tasks that have started and not ended, including those between two attempts, newest
+    first."""
     begun = search_of(request, Q(started_at__isnull=False, processed_at=None))
     return page(request, Source(tasks(), search=begun), cursor, limit)
 
@@ -105,7 +106,7 @@ def list_started_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = ""
     openapi_extra=turning("list_processed_tasks"),
 )
 def list_processed_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> TaskList:
-    """Tasks that have ended, in any way. The newest first."""
+    """List tasks that have ended, in any state, newest first."""
     ended = search_of(request, Q(processed_at__isnull=False))
     return page(request, Source(tasks(), search=ended), cursor, limit)
 
@@ -117,8 +118,8 @@ def list_processed_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = 
     openapi_extra=turning("list_stuck_tasks", "/tasks/0/task/id"),
 )
 def list_stuck_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> StuckList:
-    """Running tasks that recovery is to take from their holders: the deadline has passed, or they
-    report no progress. Each with its diagnosis."""
+    """List running tasks that recovery is about to take back, each with its diagnosis: their
+    deadline has passed, or they report no progress."""
     source = Source(tasks().lapsed(), search=search_of(request))
     found, following = page_at(cursor, limit, source)
     around = look_around(found) if found else None
@@ -134,7 +135,7 @@ def list_stuck_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") 
 
 @router.get("/tasks/{task_id}", auth=may_see, response=answers({200: TaskAnswer}, 404))
 def get_task(request: HttpRequest, task_id: str) -> TaskAnswer:
-    """One task."""
+    """Return one task."""
     return TaskAnswer(task=shown(request, find(request, task_id)))
 
 
@@ -144,7 +145,7 @@ def get_task(request: HttpRequest, task_id: str) -> TaskAnswer:
 def list_attempts(
     request: HttpRequest, task_id: str, limit: Limit = 100, cursor: At = ""
 ) -> AttemptList:
-    """The attempts of a task that did not succeed: the good one is the task itself."""
+    """List the unsuccessful attempts of a task. The successful one is the task itself."""
     task = find(request, task_id)
     rows: Any = TaskAttempt.objects.using(task._state.db).filter(task_id=task.pk)
     found, following = page_at(cursor, limit, Source(rows))
@@ -153,7 +154,7 @@ def list_attempts(
 
 @router.get("/tasks/{task_id}/diagnosis", auth=may_see, response=answers({200: DiagnosisOut}, 404))
 def diagnose_task(request: HttpRequest, task_id: str) -> DiagnosisOut:
-    """Why a task is where it is, what happens next, and what can be done."""
+    """Diagnose a task: the reason for its state, what happens next, and what can be done."""
     task = find(request, task_id)
     return DiagnosisOut(id=task.pk, **diagnose(task).as_json())
 

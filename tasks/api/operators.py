@@ -46,13 +46,13 @@ ANSWERS = answers({200: TaskOut}, *BAD_BODY, 404, 409)
 
 
 class Reasoned(Request):
-    """Why an operator acts: stored in the audit."""
+    """The reason for an operator's action: stored in the audit."""
 
     reason: str = Field("", max_length=REASON_LENGTH)
 
 
 class Reason(Request):
-    """Why an operator acts: stored with the task and in the audit."""
+    """The reason for an operator's action: stored with the task and in the audit."""
 
     reason: str = Field(min_length=1, max_length=REASON_LENGTH)
 
@@ -68,13 +68,13 @@ class Reschedule(Reasoned):
 @router.put("/tasks/{task_id}/cancel", auth=Access(ACTIONS["cancel"].permission), response=ANSWERS)
 def cancel_task(request: HttpRequest, task_id: str, body: Reason) -> TaskOut:
     """End a waiting task at once, and ask the holder of a running one to stop: until it does,
-    `status` stays running and `cancel_requested_at` tells."""
+    `status` stays running and `cancel_requested_at` is set."""
     return act(request, task_id, ACTIONS["cancel"], {"reason": body.reason})
 
 
 @router.put("/tasks/{task_id}/retry", auth=Access(ACTIONS["retry"].permission), response=ANSWERS)
 def retry_task(request: HttpRequest, task_id: str, body: Reasoned) -> TaskOut:
-    """Set a failed or cancelled task ready, with one more attempt where all were used."""
+    """Set a failed or cancelled task ready, with one more attempt if all were used."""
     return act(request, task_id, ACTIONS["retry"], {"reason": body.reason})
 
 
@@ -97,8 +97,8 @@ def reschedule_task(request: HttpRequest, task_id: str, body: Reschedule) -> Tas
 
 @router.put("/tasks/{task_id}/revoke", auth=Access(REVOCATION.permission), response=ANSWERS)
 def revoke_task(request: HttpRequest, task_id: str, body: Reason) -> TaskOut:
-    """Take a running task from its holder, as recovery would, without waiting for the deadline.
-    The late result of that holder is refused."""
+    """Take a running task from its holder now, as recovery does after the deadline. A late result
+    of that holder is refused."""
     return act(request, task_id, REVOCATION, {"reason": body.reason})
 
 

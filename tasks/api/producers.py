@@ -43,7 +43,7 @@ NOTHING: Final = Request()
 
 
 class Enqueue(Request):
-    """A task to be."""
+    """A task to enqueue."""
 
     name: Name = Field(description="Name of a registered handler.", examples=["sample.sleep"])
     data: dict[str, Any] | None = Field(
@@ -60,7 +60,7 @@ class Enqueue(Request):
         None, ge=0, le=LONGEST, description="The same in seconds from now, by the database's clock."
     )
     unique_key: Name | None = Field(
-        None, description="At most one task has it at a time.", examples=["report:2026-01"]
+        None, description="At most one task can have it at a time.", examples=["report:2026-01"]
     )
     unique_for: Literal["waiting", "running", "finished"] | Seconds = Field(
         "finished",
@@ -78,10 +78,13 @@ class Enqueue(Request):
         None, description="Seconds without progress after which an attempt is lost."
     )
     concurrency_key: Name | None = Field(
-        None, description="Tasks with this key are limited together.", examples=["printer:3"]
+        None, description="Tasks with this key share one limit.", examples=["printer:3"]
     )
     concurrency_limit: int | None = Field(
-        None, ge=1, le=32767, description="Tasks of that key that run at a time."
+        None,
+        ge=1,
+        le=32767,
+        description="Maximum number of tasks with that key that run at a time.",
     )
 
     def options(self) -> dict[str, Any]:
@@ -91,14 +94,14 @@ class Enqueue(Request):
 
 
 class EnqueueMany(Request):
-    """Tasks to be. What is wrong in their form refuses all; what else is wrong with one, that
-    one."""
+    """Tasks to enqueue. A malformed request is refused as a whole; any other error affects one
+    task."""
 
     tasks: list[Enqueue] = Field(min_length=1, max_length=MAX_BATCH)
 
 
 class Enqueued(BaseModel):
-    """The answer for one task of a batch: as it would have been answered alone."""
+    """The result for one task of a batch, as for a single request."""
 
     status: int = Field(description="201 stored; 200 a task has the unique key; 400, 409 an error.")
     id: int | None = None
@@ -106,7 +109,7 @@ class Enqueued(BaseModel):
 
 
 class EnqueuedMany(BaseModel):
-    """The answers for the tasks of a batch, in their order."""
+    """The results of a batch, in the order of the request."""
 
     results: list[Enqueued]
 
@@ -118,9 +121,8 @@ class EnqueuedMany(BaseModel):
     openapi_extra=IDEMPOTENT | linked(201, **OF_TASK),
 )
 def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
-    """Store a task. 200 and the task that is there already, while another has the same unique
-    key. With the header Idempotency-Key (a UUID) the same request sent again answers 201 and the
-    same task."""
+    """Enqueue a task. 200 with the existing task while one has the same unique key. With the header
+    Idempotency-Key (a UUID) a retry gets 201 with the same task."""
     key = idempotency_key(request)
     try:
         task = stored(request, body, key)
@@ -139,8 +141,8 @@ def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
     exclude_none=True,
 )
 def enqueue_tasks(request: HttpRequest, body: EnqueueMany) -> EnqueuedMany:
-    """Store several tasks, each on its own: one that is refused leaves the others. Tasks that
-    differ in their data alone, and have no key, are stored by one statement."""
+    """Enqueue several tasks. A refused one does not affect the others. Tasks that differ only in
+    their data, and have no key, are stored in one statement."""
     key = idempotency_key(request)
     if key:
         pairs = [(each, f"{key}:{place}") for place, each in enumerate(body.tasks)]

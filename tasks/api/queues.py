@@ -1,4 +1,4 @@
-"""Routes of queues: what waits in each, and whether it is paused."""
+"""Routes of queues: their waiting tasks, pause and resume."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ router = Router(tags=["queues"])
 
 
 class Resume(Request):
-    """Nothing needs to be said."""
+    """The optional reason for resuming a queue."""
 
     reason: str = Field("", max_length=REASON_LENGTH)
 
 
 class QueueOut(BaseModel):
-    """A queue. Of more than 10,000 waiting tasks the numbers are those of the latest sample."""
+    """A queue. With more than 10,000 waiting tasks, its numbers are those of the latest sample."""
 
     name: str
     state: Literal["open", "paused", "unserved"]
     ready: int = Field(description="Tasks that could be claimed now.")
-    scheduled: int = Field(description="Tasks whose time has not come.")
+    scheduled: int = Field(description="Tasks whose start is in the future.")
     running: int
-    due_since: Moment | None = Field(description="Since when the next task has been due.")
-    workers: int = Field(description="Workers that serve it and were seen lately.")
+    due_since: Moment | None = Field(description="The time since which the next task has been due.")
+    workers: int = Field(description="Workers that serve it and were seen recently.")
     paused_at: Moment | None
     paused_by: str
     reason: str
@@ -69,7 +69,7 @@ class QueueOut(BaseModel):
 
 
 class QueueList(BaseModel):
-    """All queues that are known or have tasks, by name."""
+    """All queues that are known or have tasks, sorted by name."""
 
     queues: list[QueueOut]
 
@@ -79,7 +79,7 @@ ANSWERS = answers({200: QueueOut}, *BAD_BODY, 404, 409)
 
 @router.get("/queues", auth=may_see, response=answers({200: QueueList}))
 def list_queues(request: HttpRequest) -> QueueList:
-    """All queues."""
+    """List all queues."""
     queues = principal_of(request).queues
     return QueueList(
         queues=[
@@ -92,13 +92,13 @@ def list_queues(request: HttpRequest) -> QueueList:
 
 @router.put("/queues/{path:name}/pause", auth=may_pause, response=ANSWERS)
 def pause_queue(request: HttpRequest, name: str, body: Reason) -> QueueOut:
-    """Claim nothing from the queue until it is resumed. Running tasks continue."""
+    """Pause a queue: nothing is claimed from it until it is resumed. Running tasks continue."""
     return act(request, name, "pause", {"reason": body.reason})
 
 
 @router.put("/queues/{path:name}/resume", auth=may_resume, response=ANSWERS)
 def resume_queue(request: HttpRequest, name: str, body: Resume) -> QueueOut:
-    """Claim from the queue again."""
+    """Resume a queue."""
     return act(request, name, "resume", {"reason": body.reason})
 
 

@@ -34,7 +34,7 @@ class ScheduleOut(BaseModel):
     why: str = Field(description="The reason, where it is not active.")
     rule: str
     task_name: str
-    queue: str = Field(description="Empty: that of the handler.")
+    queue: str = Field(description="Empty for the queue of the handler.")
     priority: int
     declared: bool = Field(description="True if code declares it.")
     paused_at: Moment | None
@@ -69,7 +69,7 @@ class ScheduleOut(BaseModel):
 
 
 class ScheduleList(Page):
-    """Some schedules, newest first."""
+    """A page of schedules, newest first."""
 
     schedules: list[ScheduleOut]
 
@@ -79,7 +79,7 @@ ANSWERS = answers({200: ScheduleOut}, *BAD_BODY, 404, 409)
 
 @router.get("/schedules", auth=may_see, response=answers({200: ScheduleList}, 400))
 def list_schedules(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> ScheduleList:
-    """All schedules."""
+    """List all schedules."""
     rows = schedules_of(request)
     now = database_now(rows.db)
     found, following = page_at(cursor, limit, Source(rows.with_last()))
@@ -88,13 +88,13 @@ def list_schedules(request: HttpRequest, limit: Limit = 100, cursor: At = "") ->
 
 @router.put("/schedules/{path:name}/pause", auth=may_change, response=ANSWERS)
 def pause_schedule(request: HttpRequest, name: str, body: Reasoned) -> ScheduleOut:
-    """Enqueue nothing until it is resumed."""
+    """Pause a schedule: it enqueues nothing until it is resumed."""
     return act(request, name, "pause", body)
 
 
 @router.put("/schedules/{path:name}/resume", auth=may_change, response=ANSWERS)
 def resume_schedule(request: HttpRequest, name: str, body: Reasoned) -> ScheduleOut:
-    """Go on at its next due time; those of the pause are skipped."""
+    """Resume a schedule at its next due time. Times during the pause are skipped."""
     return act(request, name, "resume", body)
 
 
@@ -104,7 +104,7 @@ def resume_schedule(request: HttpRequest, name: str, body: Reasoned) -> Schedule
     response=answers({201: ScheduleOut}, *BAD_BODY, 404, 409),
 )
 def run_schedule(request: HttpRequest, name: str, body: Reasoned) -> Status[ScheduleOut]:
-    """Enqueue its task once, now, in addition to its rule. `last_task` is the id of the task."""
+    """Run a schedule once, now, in addition to its rule. `last_task` is the id of the new task."""
     return Status(201, act(request, name, "run_now", body))
 
 

@@ -1,4 +1,4 @@
-"""The JSON of tasks and the generator: what is asked, what is answered."""
+"""Schemas of responses about tasks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TaskOut(BothSpellings):
     )
     must_heartbeat_before: Moment | None = Field(description="The deadline of the lease.")
     started_at: Moment | None = Field(description="The first claim.")
-    processed_at: Moment | None = Field(description="When it ended, in any way.")
+    processed_at: Moment | None = Field(description="The time at which it ended, in any state.")
     task_output: Any
     progress: Any = Field(description="The latest progress of its handler.")
     last_error: str
@@ -113,13 +113,13 @@ class TaskOut(BothSpellings):
 
 
 class HeldTask(TaskOut, TermOut):
-    """A task, for its holder."""
+    """A task, as its holder sees it."""
 
 
 class ClaimedTask(HeldTask):
     """A task, for the client that has just claimed it."""
 
-    checkpoint: Any = Field(description="The state that the latest attempt has stored.")
+    checkpoint: Any = Field(description="The state stored by the latest attempt.")
 
 
 class ClaimedTasks(BaseModel):
@@ -135,7 +135,7 @@ class TaskAnswer(BaseModel):
 
 
 class TaskList(Page):
-    """Some tasks."""
+    """A page of tasks."""
 
     tasks: list[TaskOut]
 
@@ -152,7 +152,7 @@ class ActionOut(BaseModel):
 
 
 class DiagnosisOut(BaseModel):
-    """Why a task is where it is."""
+    """The diagnosis of a task: the reason for its state, and what can be done."""
 
     id: int
     code: str
@@ -166,14 +166,14 @@ class DiagnosisOut(BaseModel):
 
 
 class StuckTask(BaseModel):
-    """A stuck task, and why it is."""
+    """A stuck task with its diagnosis."""
 
     task: TaskOut
     diagnosis: DiagnosisOut
 
 
 class AttemptOut(BaseModel):
-    """An attempt that did not succeed."""
+    """An unsuccessful attempt."""
 
     number: int
     outcome: str = Field(description="failed, lost, returned, snoozed or cancelled.")

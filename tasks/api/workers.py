@@ -25,7 +25,9 @@ class SlotsOut(BaseModel):
 
     total: int
     busy: int
-    blocked: int = Field(description="Slots that take no task although they run none.")
+    blocked: int = Field(
+        description="Slots blocked by a handler that still runs although its task has ended."
+    )
 
 
 class WorkerOut(BaseModel):
@@ -69,13 +71,13 @@ class WorkerOut(BaseModel):
 
 
 class WorkerList(Page):
-    """Some workers, newest first."""
+    """A page of workers, newest first."""
 
     workers: list[WorkerOut]
 
 
 @router.get("/workers", auth=may_see, response=answers({200: WorkerList}, 400))
 def list_workers(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> WorkerList:
-    """Workers, relays and generators that were seen within the last day."""
+    """List workers, relays and generators seen within the last day."""
     rows, following = page_at(cursor, limit, Source(Worker.objects.home().with_state()))
     return WorkerList(workers=[WorkerOut.of(row) for row in with_tasks(rows)], next=following)

@@ -114,7 +114,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_no_script_of_its_own(
 def test_the_page_tells_bounds_scopes_and_an_example(admin_client: Client) -> None:
     text = page(admin_client).text
     assert "Number from 1 to 86400 or null" in text
-    assert "scope of a token: leasing.revoke_lease" in text
+    assert "token scope: leasing.revoke_lease" in text
     assert "curl -X POST \\ http://testserver/api/leases" in text
     assert """-d '{"resource": "report:42", "holder": "web-1"}'""" in text
     assert "Authorization: Bearer TOKEN" in text
