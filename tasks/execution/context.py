@@ -17,7 +17,7 @@ from leasing.runtime.clock import clock
 from tasks.execution.cancellation import Interruption
 from tasks.execution.completing import Completing
 from tasks.execution.progress import Progress
-from tasks.querysets.claimed import ClaimedTask
+from tasks.querysets.claimed import ClaimedTask, instance_of
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -51,7 +51,7 @@ class Context:
     @property
     def task(self) -> Task:
         """The task, as it was claimed."""
-        return self._given.task if isinstance(self._given, ClaimedTask) else self._given
+        return instance_of(self._given)
 
     @property
     def claimed(self) -> Task | ClaimedTask:
@@ -225,7 +225,7 @@ class Context:
     @property
     def _progress(self) -> Progress:
         if self._words is None:
-            self._words = Progress(self.task)
+            self._words = Progress(self._given)
         return self._words
 
     @property

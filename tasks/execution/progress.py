@@ -19,6 +19,7 @@ from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
 from tasks.log import log
 from tasks.payload import check_json
+from tasks.querysets.claimed import ClaimedTask, instance_of
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -30,9 +31,9 @@ EVERY = 1.0
 class Progress:
     """The progress that one attempt of ``task`` reports."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._using = database_of(task)
+    def __init__(self, task: Task | ClaimedTask) -> None:
+        self._given = task
+        self._using = database_of(instance_of(task))
         self._every = EVERY
         if task.progress_timeout is not None:
             # A report that waits here must not look like a stalled handler.
@@ -69,8 +70,8 @@ class Progress:
         except (LeaseLost, Error) as error:
             # A loss has been logged already.
             level = INFO if isinstance(error, LeaseLost) else WARNING
-            log.task_progress_dropped(self._task, level=level, error=error)
+            log.task_progress_dropped(instance_of(self._given), level=level, error=error)
 
     def _write(self) -> None:
-        rows = type(self._task).objects.using(self._using)
-        rows.progress(self._task, self.take())
+        task = instance_of(self._given)
+        type(task).objects.using(self._using).progress(task, self.take())

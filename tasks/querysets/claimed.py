@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -215,7 +216,12 @@ class ClaimedTask:
 
     @property
     def task(self) -> Task:
-        """The model instance of this term."""
+        """The model instance of this term: a copy under its grant where the handler has read that
+        which it got again, which may be under the grant of somebody else by now."""
+        if self._task is not None and str(self._task.grant_id) != str(self.grant):
+            self._task = copy(self._task)
+            self._task.grant_id, self._task.holder = self.grant_id, self.holder
+            self._task.fencing_token = self.fencing_token
         if self._task is None:
             model: type[Task] = apps.get_model("leasing_tasks", "Task")
             of_term = {name: getattr(self.term, name) for name in OF_TERM}
@@ -297,6 +303,11 @@ class ClaimedTask:
         claimed = cls(term, task_data, *columns.values())
         claimed._task = task
         return claimed
+
+
+def instance_of(task: Task | ClaimedTask) -> Task:
+    """Return the model instance of ``task``."""
+    return task.task if isinstance(task, ClaimedTask) else task
 
 
 class Completed:

@@ -35,6 +35,7 @@ from tasks.execution.context import Context
 from tasks.execution.runner import call_handler
 from tasks.models import Task
 from tasks.payload import OUTPUT, check_json
+from tasks.querysets.claimed import ClaimedTask
 from tasks.runtime.connection import handlers_limited
 
 
@@ -79,7 +80,7 @@ class Answer:
 class Attempt:
     """The child's side of one attempt."""
 
-    task: Task
+    claimed: ClaimedTask
     hold: HeldGrant
     interruption: Interruption = field(default_factory=Interruption)
     trace: str | None = None
@@ -93,7 +94,7 @@ class Attempt:
         hold.trusted_until = job.trusted_until
         interruption = Interruption(timeout=job.timeout)
         interruption.start_timeout()
-        return cls(job.task, hold, interruption, job.trace)
+        return cls(ClaimedTask.of(job.task), hold, interruption, job.trace)
 
     def hear(self, news: News) -> None:
         if news.grant_id != self.hold.grant_id:
@@ -115,9 +116,9 @@ class Attempt:
 
     def _run(self) -> Answer:
         close_old_connections()
-        context = Context(self.task, self.hold, self.interruption.stopping, self.interruption)
+        context = Context(self.claimed, self.hold, self.interruption.stopping, self.interruption)
         try:
-            output = call_handler(registry.find(self.task.name), context, self.task.task_data)
+            output = call_handler(registry.find(self.claimed.name), context, self.claimed.task_data)
             dropped = context.completed or context.given_back is not None
             answer = Answer(None if dropped else check_json(output, OUTPUT), context.given_back)
         except BaseException as error:

@@ -19,7 +19,7 @@ from leasing.functions import database_now
 from leasing.keeper import Keeper
 from leasing.runtime.clock import clock as holder_clock
 from tasks import registry
-from tasks.exceptions import GiveUp, UnknownTask
+from tasks.exceptions import GiveUp, Snooze, TaskCancelled, UnknownTask
 from tasks.execution import outcome_store, runner
 from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
@@ -37,6 +37,7 @@ from tests.tasks.support import (
     names_of,
     refusals,
     row_of,
+    take_over,
 )
 
 pytestmark = pytest.mark.django_db
@@ -386,6 +387,46 @@ def test_the_failure_of_a_task_that_was_lost_is_refused_and_noted(run: Run) -> N
 
     assert refusals(task) == ["fail"]
     assert attempts(task) == [(1, "lost")]
+
+
+def give_back(ctx: Any) -> None:
+    ctx.give_back("mine")
+
+
+def complete(ctx: Any) -> None:
+    with ctx.completing():
+        pass
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda ctx: {"late": "result"},
+        lambda ctx: raising(ValueError("too late"))(ctx),
+        lambda ctx: raising(Snooze(5))(ctx),
+        lambda ctx: raising(TaskCancelled("no"))(ctx),
+        lambda ctx: ctx.progress(done=1),
+        lambda ctx: ctx.checkpoint({"page": 7}),
+        give_back,
+        complete,
+    ],
+    ids=["return", "raise", "snooze", "cancel", "progress", "checkpoint", "give back", "complete"],
+)
+def test_a_handler_that_reads_its_task_again_ends_no_attempt_of_somebody_else(
+    end: Callable[..., Any], run: Run
+) -> None:
+    """Its writes prove its own grant, whatever grant the row has by now."""
+
+    def handler(ctx: Any, **data: Any) -> Any:
+        ctx.progress()
+        take_over(ctx.task)
+        ctx.task.refresh_from_db()
+        return end(ctx)
+
+    task = run(handler)
+
+    assert (task.status, task.holder) == (TaskStatus.RUNNING, "thief")
+    assert (task.task_output, task.progress, task.checkpoint) == (None, None, None)
 
 
 @pytest.mark.once
