@@ -18,8 +18,9 @@ from leasing.conf import UNIX_SOCKET, leasing_settings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: Headers of proxies: a request with one was passed on, or pretends to be.
-FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
+#: Headers of proxies, or their beginnings: a request with one was passed on, or pretends to be.
+#: Many a proxy is told to send X-Forwarded-Proto and nothing else.
+FORWARDED = ("forwarded", "x-forwarded-", "x-real-ip", "via")
 
 
 def client_address(request: HttpRequest) -> Address | None:
@@ -37,7 +38,7 @@ def client_address(request: HttpRequest) -> Address | None:
 
 def is_forwarded(request: HttpRequest) -> bool:
     """Return True if ``request`` says that a proxy passed it on."""
-    return any(name in request.headers for name in FORWARDED)
+    return any(name.lower().startswith(FORWARDED) for name in request.headers)
 
 
 def is_in(address: Address, networks: Iterable[str]) -> bool:

@@ -115,7 +115,11 @@ class TestCompatible:
         assert call(client, "GET", "/leases", REMOTE_ADDR="127.0.0.1").status == 403
 
     @pytest.mark.parametrize(
-        "header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "X-Forwarded-Host", "Via"]
+        "header",
+        [
+            *("X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Server"),
+            *("Forwarded", "X-Real-IP", "Via"),
+        ],
     )
     def test_what_came_through_a_proxy_is_refused(self, client: Client, header: str) -> None:
         assert call(client, "GET", "/leases", headers={header: "127.0.0.1"}).status == 403
