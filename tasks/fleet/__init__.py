@@ -1,7 +1,7 @@
 """A fleet: several worker processes under one parent, ``run_worker --workers N``.
 
-parent    starts children and replaces those that end; one thread, no connection (``parent``)
-children  worker processes, each like a bare one with a pipe to the parent and a map of marks
+parent    starts children and restarts those that exit; one thread, no connection (``parent``)
+children  worker processes, each with a channel to the parent and marks in shared memory
           (``child``, ``tasks.runtime.marks``)
-writer    a process that ends at once: hands back the tasks of a child that died (``hand_back``)
+writer    a short-lived process that hands back the tasks of a child that died (``hand_back``)
 """

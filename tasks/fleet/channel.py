@@ -1,5 +1,4 @@
-"""The channel between the parent and a child: a line of JSON for each report, a word for each
-order."""
+"""The channel between parent and child: reports as lines of JSON, orders as single bytes."""
 
 from __future__ import annotations
 
@@ -9,23 +8,25 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-#: Orders of the parent: stop; and wait for nothing more.
-STOP, HURRY = b"s", b"h"
-#: Seconds between two reports: of a child, and of one that does not serve yet.
+#: Orders of the parent: stop when the running tasks have ended; stop without waiting for them.
+STOP, STOP_NOW = b"s", b"h"
+#: Seconds between two reports of a child: once it is ready, and before.
 REPORT_EVERY, READY_EVERY = 1.0, 0.05
 
 
 class ReportReader:
-    """The parent's end."""
+    """The parent's end of the channel."""
 
-    def __init__(self, channel: socket.socket, hear: Callable[[Mapping[str, Any]], object]) -> None:
+    def __init__(
+        self, channel: socket.socket, on_report: Callable[[Mapping[str, Any]], object]
+    ) -> None:
         channel.setblocking(False)
         self.channel = channel
-        self._hear = hear
+        self._on_report = on_report
         self._received = b""
 
     def read(self) -> bool:
-        """Take in what has come. Return False once the child has closed its end."""
+        """Read the reports that have arrived. Return False once the child has closed its end."""
         try:
             data = self.channel.recv(65_536)
         except BlockingIOError:
@@ -34,15 +35,15 @@ class ReportReader:
             return False
         *lines, self._received = (self._received + data).split(b"\n")
         for line in lines:
-            self._hear(json.loads(line))
+            self._on_report(json.loads(line))
         return bool(data)
 
     def order(self, word: bytes) -> None:
-        """Send an order. A child that is gone, or reads nothing, does not hear it."""
+        """Send an order. It is dropped if the child has exited, or does not read."""
         with suppress(OSError):
             self.channel.send(word)
 
 
 def send_report(channel: socket.socket, report: Mapping[str, Any]) -> None:
-    """Send a report to the parent. Raises OSError when it is gone."""
+    """Send a report to the parent. Raises OSError if the parent has exited."""
     channel.sendall(json.dumps(report).encode() + b"\n")

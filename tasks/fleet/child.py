@@ -1,9 +1,9 @@
-"""A child: a worker process that reports to a parent and obeys it.
+"""A child: a worker process that reports to a parent and follows its orders.
 
-It is told to stop over the channel. SIGTERM is for whoever sends it to one child, or to all
-processes of a service: one SIGTERM in addition to the parent's order is no second signal. Ctrl-C
-reaches the whole group of the terminal, so the parent alone minds it. When the parent is gone the
-channel ends, and the child stops.
+The parent stops it over the channel. It also handles SIGTERM, which may be sent to one child, or to
+all processes of a service: a SIGTERM in addition to the parent's order does not count as a second
+signal. Ctrl-C reaches the whole process group of the terminal, so only the parent handles it. When
+the parent exits, the channel closes and the child stops.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from leasing.runtime.clock import clock
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.runtime.threads import start_thread
-from tasks.fleet.birth import Birth
-from tasks.fleet.channel import HURRY, READY_EVERY, REPORT_EVERY, STOP, send_report
+from tasks.fleet.channel import READY_EVERY, REPORT_EVERY, STOP, STOP_NOW, send_report
+from tasks.fleet.child_start import ChildContext
 from tasks.log import log
 from tasks.runtime import marks
 
@@ -31,8 +31,8 @@ class Stoppable(Protocol):
     def vitals(self) -> Mapping[str, Any]: ...
 
 
-class Obedience:
-    """Turns orders and signals into ``stop``, which does not wait when it is called twice."""
+class StopRequests:
+    """Turns orders and signals into calls of ``stop``; the second call does not wait for tasks."""
 
     def __init__(self, stop: Callable[[], object]) -> None:
         self._stop = stop
@@ -40,16 +40,16 @@ class Obedience:
         self._stopped = 0
         self._signals = 0
 
-    def hear_signal(self) -> None:
-        """Stop; at the second signal, at once."""
+    def on_signal(self) -> None:
+        """Stop on the first signal; on the second, do not wait for tasks."""
         with self._lock:
             self._signals += 1
             self._reach(min(2, self._signals))
 
-    def hear_order(self, word: bytes) -> None:
-        """Do as the parent says."""
+    def on_order(self, word: bytes) -> None:
+        """Carry out an order of the parent."""
         with self._lock:
-            self._reach(2 if word == HURRY else 1)
+            self._reach(2 if word == STOP_NOW else 1)
 
     def _reach(self, times: int) -> None:
         while self._stopped < times:
@@ -58,36 +58,36 @@ class Obedience:
 
 
 @contextmanager
-def reporting(birth: Birth, worker: Stoppable) -> Iterator[None]:
-    """A block in which this process is the child of a fleet: its tasks are marked, it reports, and
-    it obeys."""
-    obedience = Obedience(worker.stop)
-    marks.current = birth.marks
-    start_thread("fleet", lambda: _report(birth, worker, obedience))
-    with on_stop_signal(obedience.hear_signal, numbers=(signal.SIGTERM,)):
+def reporting(context: ChildContext, worker: Stoppable) -> Iterator[None]:
+    """Make this process the child of a fleet during the block: it marks its tasks, sends reports
+    and follows orders."""
+    requests = StopRequests(worker.stop)
+    marks.current = context.marks
+    start_thread("fleet", lambda: _report(context, worker, requests))
+    with on_stop_signal(requests.on_signal, numbers=(signal.SIGTERM,)):
         try:
             yield
         finally:
-            # It may have served and ended since its latest report, which was no failed start.
+            # It may have become ready and exited since its latest report: not a failed start.
             with suppress(OSError):
-                send_report(birth.channel, _vitals(birth, worker))
+                send_report(context.channel, _vitals(context, worker))
 
 
-def _vitals(birth: Birth, worker: Stoppable) -> Mapping[str, Any]:
+def _vitals(context: ChildContext, worker: Stoppable) -> Mapping[str, Any]:
     try:
         return worker.vitals()
     except Exception:  # the channel is for orders, too
-        log.fleet_report_failed(worker=birth.name, exc_info=True)
+        log.fleet_report_failed(worker=context.name, exc_info=True)
         return {}
 
 
-def _report(birth: Birth, worker: Stoppable, obedience: Obedience) -> None:
-    channel, due_at = birth.channel, clock()
+def _report(context: ChildContext, worker: Stoppable, requests: StopRequests) -> None:
+    channel, due_at = context.channel, clock()
     while True:
         try:
             if clock() >= due_at:
-                vitals = _vitals(birth, worker)
-                # The parent is to know soon when it serves: an end before that is a failed start.
+                vitals = _vitals(context, worker)
+                # The parent must know soon that it is ready: an exit before that is a failed start.
                 due_at = clock() + (REPORT_EVERY if vitals.get("ready") else READY_EVERY)
                 if vitals:
                     send_report(channel, vitals)
@@ -98,8 +98,8 @@ def _report(birth: Birth, worker: Stoppable, obedience: Obedience) -> None:
         except OSError:
             words = b""
         if not words:
-            log.fleet_parent_gone(worker=birth.name)
-            obedience.hear_order(STOP)
+            log.fleet_parent_gone(worker=context.name)
+            requests.on_order(STOP)
             return
         for word in words:
-            obedience.hear_order(bytes([word]))
+            requests.on_order(bytes([word]))

@@ -1,4 +1,4 @@
-"""The number of processes that run at a time here: ``--workers auto``."""
+"""The number of usable processor cores, for ``--workers auto``."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import math
 import os
 from pathlib import Path
 
-#: The files of a quota, of both generations of cgroups, as a container sees them.
+#: The folder of the CPU quota, of cgroups v1 and v2, as a container sees it.
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroup: Path = CGROUP) -> int:
-    """Return the number of processor cores that this process may use: those it may be scheduled
-    on, or the quota of its cgroup where that is less; at least 1."""
+    """Return the number of cores that this process may use: its CPU affinity, or the quota of its
+    cgroup if that is lower; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = [quota for folder in _folders(cgroup) if (quota := _quota(folder)) is not None]
     return max(1, math.floor(min([cores or 1, *quotas]) + 0.5))
 
 
 def _folders(cgroup: Path) -> list[Path]:
-    """Return the folders with the quotas of this process: its own and those above."""
+    """Return the folders with the quotas of this process: its own cgroup and the parents of
+    that."""
     folders = [cgroup, cgroup / "cpu"]
     for line in own_cgroups():
         _, controllers, path = line.split(":", 2)
@@ -31,8 +32,7 @@ def _folders(cgroup: Path) -> list[Path]:
 
 
 def own_cgroups() -> list[str]:
-    """Return the lines of the kernel about the cgroups of this process; none where there are
-    none."""
+    """Return the lines of /proc/self/cgroup; empty if there is no such file."""
     try:
         return Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -40,7 +40,7 @@ def own_cgroups() -> list[str]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Return how many cores ``folder`` grants; None: as many as there are."""
+    """Return the quota of ``folder`` in cores; None if it is unlimited."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):

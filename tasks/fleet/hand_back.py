@@ -1,15 +1,13 @@
-"""Hand back the tasks of a worker that died: in a process of its own, which ends at once.
+"""Hand-back of the tasks of a worker that died, in a separate, short-lived process.
 
-The parent starts it when the worker has been reaped and what its handlers ran in is gone. Whatever
-runs under the worker's name, which no other process has, is one of two:
+The parent starts it once the worker was reaped and the process groups of its handlers have exited.
+A task that still runs under the worker's name, which no other process has, is in one of two states:
 
-    not marked   its handler was not called: ready again at once, and no attempt is spent
-    marked       it is lost as by recovery: ready after its back-off, or failed after its last
-                 attempt
+    not marked   its handler was not called: ready again at once, without spending an attempt
+    marked       lost, as by recovery: ready after its back-off, or failed after its last attempt
 
-A claim may have been on its way to the database when the worker died. So it looks again a second
-later. While the database is away it tries again, as long as the leases last; then recovery has
-them.
+A claim may have been in flight when the worker died, so it checks again a second later. While the
+database is unavailable it retries until the leases have expired; then recovery takes over.
 """
 
 from __future__ import annotations
@@ -34,20 +32,20 @@ from leasing.runtime.callbacks import apart, receiver_threads
 from leasing.runtime.clock import clock
 from leasing.runtime.exit_codes import ExitCode
 from leasing.runtime.outage import Streak
-from tasks.fleet import birth
+from tasks.fleet import child_start
 from tasks.log import log
 from tasks.models import Task, Worker
 from tasks.runtime.connection import lasting_connection
 
-#: Seconds until the second look, and between tries while the database is away.
+#: Seconds until the second check, and between retries while the database is unavailable.
 SECOND_LOOK, RETRY_EVERY = 1.0, 0.25
-#: Seconds that receivers of signals have to end.
+#: Seconds that receivers of signals have to finish.
 RECEIVERS_PATIENCE = 5.0
-#: The number of tasks that one statement gives back.
+#: Maximum number of tasks that one statement gives back.
 TOGETHER = 500
 
 
-#: Starts it where the parent cannot be forked.
+#: Code of the writer where the parent cannot fork.
 START = (
     "import sys; sys.path[:] = {path!r}; import django; django.setup(); "
     "from tasks.fleet.hand_back import main; main({descriptor})"
@@ -55,49 +53,49 @@ START = (
 
 
 @dataclass(frozen=True)
-class Remains:
-    """The remains of a worker that has died."""
+class DeadWorker:
+    """A worker that died, and the tasks that it had begun."""
 
     #: Its name.
     holder: str
-    #: How it died, for the history of its tasks.
+    #: The reason of its exit, for the history of its tasks.
     reason: str
     #: The grants of the tasks whose handlers it had called.
     begun: frozenset[uuid.UUID]
 
     def as_json(self, until: float) -> str:
-        """Return this and a moment, for another process."""
+        """Return this, the deadline and the verbosity as JSON, for another process."""
         begun = [grant.hex for grant in self.begun]
         return json.dumps([self.holder, self.reason, begun, until, console.verbosity_shown])
 
 
 def main(descriptor: int) -> NoReturn:
-    """Be the writer, in a Python of its own: of the remains in this file."""
+    """Run the writer as a new Python process, for the worker described in this file."""
     with open(descriptor) as file:
         file.seek(0)
         holder, reason, begun, until, verbosity = json.load(file)
-    remains = Remains(holder, reason, frozenset(map(uuid.UUID, begun)))
+    dead = DeadWorker(holder, reason, frozenset(map(uuid.UUID, begun)))
     with nullcontext() if verbosity is None else console.shown(verbosity):
-        run(remains, until)
+        run(dead, until)
 
 
-def run(remains: Remains, until: float) -> NoReturn:
-    """Hand back now and once more, and end this process: with 0 unless it died of something that
-    another may not die of.
+def run(dead: DeadWorker, until: float) -> NoReturn:
+    """Hand back twice, a second apart, and exit: with 0, unless it failed in a way that a retry may
+    avoid.
 
     Args:
-        remains: What is to be handed back.
-        until: The moment at which the last lease of the worker is over.
+        dead: The worker whose tasks to hand back.
+        until: The moment at which the last lease of the worker expires.
     """
     code: int = ExitCode.FAILED
     try:
-        # The parent is asked to stop, and waits for this.
+        # When the parent is asked to stop, it waits for this process.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, birth.SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, child_start.SIGNALS)
         callbacks = receiver_threads()
         with lasting_connection(), apart(callbacks):
-            _write(remains, until)
+            _write(dead, until)
         callbacks.stop(RECEIVERS_PATIENCE)
         code = ExitCode.DONE
     except BaseException:
@@ -108,43 +106,43 @@ def run(remains: Remains, until: float) -> NoReturn:
         os._exit(code)
 
 
-def _write(remains: Remains, until: float) -> None:
+def _write(dead: DeadWorker, until: float) -> None:
     failures = Streak()
     for pause in (SECOND_LOOK, 0.0):
-        while not _try(remains, failures):
+        while not _try(dead, failures):
             if clock() >= until:
-                log.fleet_hand_back_left(worker=remains.holder)
+                log.fleet_hand_back_left(worker=dead.holder)
                 return
             time.sleep(RETRY_EVERY)
         time.sleep(pause)
 
 
-def _try(remains: Remains, failures: Streak) -> bool:
+def _try(dead: DeadWorker, failures: Streak) -> bool:
     try:
-        given, lost = hand_back(remains)
-        Worker.objects.sign_off_dead(remains.holder, remains.reason.removeprefix("its worker "))
+        given, lost = hand_back(dead)
+        Worker.objects.sign_off_dead(dead.holder, dead.reason.removeprefix("its worker "))
     except Error as error:
         failures.failed(error)
-        log.fleet_hand_back_failed(level=failures.level, worker=remains.holder, error=error)
+        log.fleet_hand_back_failed(level=failures.level, worker=dead.holder, error=error)
         connections[leasing_settings.DATABASE].close()
         return False
     failures.succeeded()
     if given or lost:
-        log.fleet_handed_back(worker=remains.holder, given_back=given, lost=lost)
+        log.fleet_handed_back(worker=dead.holder, given_back=given, lost=lost)
     return True
 
 
-def hand_back(remains: Remains) -> tuple[int, int]:
-    """Hand back what runs under the name of the worker. Returns the number of tasks that had not
-    begun, and of those that are lost."""
-    mine = Task.objects.home().running().filter(holder=remains.holder)
-    unbegun = [row for row in mine.unexpired() if row.grant_id not in remains.begun]
+def hand_back(dead: DeadWorker) -> tuple[int, int]:
+    """Hand back the running tasks of the worker. Returns the numbers of tasks that were given back,
+    not begun, and of those that are lost."""
+    mine = Task.objects.home().running().filter(holder=dead.holder)
+    unbegun = [row for row in mine.unexpired() if row.grant_id not in dead.begun]
     given = 0
     for start in range(0, len(unbegun), TOGETHER):
         some = unbegun[start : start + TOGETHER]
-        back, _ = Task.objects.using(mine.db).give_back_many(some, remains.reason, begun=False)
+        back, _ = Task.objects.using(mine.db).give_back_many(some, dead.reason, begun=False)
         given += len(back)
-    if not remains.begun:
+    if not dead.begun:
         return given, 0
-    lost = mine.filter(grant_id__in=remains.begun)
-    return given, lost.take_from_dead(remains.reason, timedelta(seconds=leasing_settings.GRACE))
+    lost = mine.filter(grant_id__in=dead.begun)
+    return given, lost.take_from_dead(dead.reason, timedelta(seconds=leasing_settings.GRACE))

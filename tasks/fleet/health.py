@@ -1,5 +1,5 @@
-"""The health of a fleet: that of its parent, whose loop goes on as long as it answers, and of all
-its children by their reports."""
+"""The health of a fleet: its parent is alive if it answers at all, its children by their
+reports."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tasks.fleet.status import ChildStatus, Member
 from tasks.runtime.health import Health, HealthFile
 from tasks.runtime.health_server import HealthServer
 
-#: Seconds without a report after which the work of a child counts as stalled, and as hung.
+#: Seconds without a report after which a child counts as stalled, and as hung.
 LATE_AFTER, HUNG_AFTER = 10.0, 60.0
-#: Seconds between touches of the file, and between looks at clients that hang.
+#: Seconds between touches of the file, and between checks for hanging clients.
 LOOK_EVERY = 1.0
 
 
@@ -38,13 +38,13 @@ class FleetHealth:
                 yield member.index, _of_none(member)
 
     def tell_at(self, address: str, port: int) -> HealthServer:
-        """Answer probes on the loop of the parent. Raises OSError."""
+        """Serve probes on the loop of the parent. Raises OSError."""
         server = HealthServer(address, port, self.read, self._parent.loop)
         self._parent.loop.repeat(LOOK_EVERY, server.cut_off)
         return server
 
     def tell_by(self, file: HealthFile) -> None:
-        """Touch ``file`` while the work of all children moves."""
+        """Touch ``file`` while all children make progress."""
         self._parent.loop.repeat(LOOK_EVERY, lambda: file.note(self.read()))
 
 

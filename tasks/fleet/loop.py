@@ -1,7 +1,7 @@
 """The event loop of the parent: one thread that waits for descriptors, signals and timers.
 
-It is a few lines and not asyncio's, since the parent forks: nothing of it may be left at work in a
-child, which closes what is registered here (``abandon``) and goes on as another program.
+It is not asyncio's, since the parent forks: nothing of it may stay active in a child, which closes
+what is registered here (``abandon``) and runs as a worker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Protocol
 from leasing.runtime.clock import clock
 from tasks.log import log
 
-#: Seconds between two looks at the clock: a machine that was suspended wakes nobody in time.
+#: Maximum seconds between two readings of the clock: a timeout may not count the time for which the
+#: machine was suspended.
 LONGEST_WAIT = 5.0
 
 
@@ -41,13 +42,13 @@ class Timer:
     is_cancelled: bool = field(default=False, compare=False)
 
     def cancel(self) -> None:
-        """Have it not called any more."""
+        """Cancel the call."""
         self.is_cancelled = True
 
 
 class Loop:
-    """Calls back, on the thread that calls ``step``. A callback must end at once: while it runs,
-    the parent notices nothing."""
+    """Runs callbacks on the thread that calls ``step``. A callback must return quickly: it blocks
+    the parent."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -58,27 +59,27 @@ class Loop:
         self._is_abandoned = False
 
     def add_reader(self, file: Readable, callback: Callable[[], object]) -> None:
-        """Call ``callback`` whenever ``file`` can be read, or has ended. A forked child closes
+        """Call ``callback`` whenever ``file`` is readable or at its end. A forked child closes
         ``file``."""
         self._selector.register(file, selectors.EVENT_READ, callback)
 
     def add_writer(self, file: Readable, callback: Callable[[], object]) -> None:
-        """Call ``callback`` whenever ``file`` can be written, instead of when it can be read."""
+        """Call ``callback`` whenever ``file`` is writable, in place of readable."""
         self._selector.modify(file, selectors.EVENT_WRITE, callback)
 
     def remove(self, file: Readable) -> None:
-        """Forget ``file``, which stays open."""
+        """Unregister ``file``, which stays open."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(file)
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
-        """Call ``callback`` once, in so many seconds."""
+        """Call ``callback`` once, after ``seconds``."""
         timer = Timer(clock() + seconds, callback)
         heapq.heappush(self._timers, timer)
         return timer
 
     def repeat(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Call ``callback`` now, and again whenever so many seconds have passed."""
+        """Call ``callback`` now, and then every ``seconds``."""
 
         def call() -> None:
             self.call_later(seconds, call)
@@ -87,7 +88,7 @@ class Loop:
         call()
 
     def step(self) -> None:
-        """Wait until something is due, and call what is."""
+        """Wait until a callback is due, and run all that are."""
         wait = min(LONGEST_WAIT, self._next_at() - clock())
         for key, _ in self._selector.select(max(0.0, wait)):
             if self._selector.get_map().get(key.fd) is key:  # no callback has removed it meanwhile
@@ -105,7 +106,7 @@ class Loop:
     # Signals
 
     def on_signal(self, numbers: Iterable[int], callback: Callable[[], object]) -> None:
-        """Call ``callback`` once for each signal of ``numbers`` that has come."""
+        """Call ``callback`` once for each signal of ``numbers`` that arrives."""
         if self._woken is None:
             self._woken, waker = socket.socketpair()
             self._woken.setblocking(False)
@@ -114,7 +115,7 @@ class Loop:
             self.add_reader(self._woken, self._hear)
         for number in numbers:
             self._signals[number] = callback
-            # No SIG_IGN: what is started would inherit it.
+            # Not SIG_IGN: started processes would inherit it.
             self._before[number] = signal.signal(number, lambda number, frame: None)
 
     def _hear(self) -> None:
@@ -126,8 +127,8 @@ class Loop:
     # The end
 
     def abandon(self) -> None:
-        """Close what is registered, and have signals do what they did before. In a forked child it
-        leaves the parent as it is. A second call changes nothing."""
+        """Close what is registered, and restore the signal handlers. In a forked child this does
+        not affect the parent. A second call does nothing."""
         if self._is_abandoned:
             return
         self._is_abandoned = True
@@ -137,7 +138,7 @@ class Loop:
                 signal.signal(number, handler or signal.SIG_DFL)  # type: ignore[arg-type]
             os.close(waker)
         files = [key.fileobj for key in self._selector.get_map().values()]
-        # First: what is closed before would stay in a set that the parent shares.
+        # First: a file closed before it would stay in the selector that the parent shares.
         self._selector.close()
         for file in files:
             file.close()  # type: ignore[union-attr]
@@ -147,5 +148,5 @@ class Loop:
 def _call(callback: Callable[[], object]) -> None:
     try:
         callback()
-    except Exception:  # of one thing: the parent has others to see to
+    except Exception:  # the parent has other work to do
         log.fleet_callback_failed(exc_info=True)

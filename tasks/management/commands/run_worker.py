@@ -22,9 +22,9 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import MAX_NAME, check_name, check_ttl
 from tasks.exceptions import NameTaken, UnknownQueue
 from tasks.execution.chaos import Chaos
-from tasks.fleet import birth
-from tasks.fleet.birth import Birth
+from tasks.fleet import child_start
 from tasks.fleet.child import reporting
+from tasks.fleet.child_start import ChildContext
 from tasks.fleet.cores import usable_cores
 from tasks.fleet.parent import Parent, Plan
 from tasks.log import log
@@ -121,28 +121,28 @@ class Command(ServiceCommand):
             # Runs it on a second thread: the main one gets the signals and ends at a change.
             autoreload.run_with_reloader(lambda: _reloaded(self._made(options)))
             return
-        born = birth.born or (self._lead(options) if options["workers"] else None)
-        if born is not None:
-            _leave_with(self._serve, options, born)
+        child = child_start.current or (self._lead(options) if options["workers"] else None)
+        if child is not None:
+            _leave_with(self._serve, options, child)
         elif not options["workers"]:
             self._serve(options)
 
-    def _lead(self, options: dict[str, Any]) -> Birth | None:
-        """Be the parent. Returns None when the fleet has ended well, and in each child its birth.
-        Raises SystemExit."""
+    def _lead(self, options: dict[str, Any]) -> ChildContext | None:
+        """Run the parent. Returns None once the fleet has stopped cleanly, and in each child its
+        context. Raises SystemExit."""
         worker = self._made(options)
         parent = Parent(_plan(options, worker))
         health.serve_fleet(options, parent)
         del worker
-        born = parent.run()
-        if born is None and parent.exit_code:
+        child = parent.run()
+        if child is None and parent.exit_code:
             raise SystemExit(parent.exit_code)
-        return born
+        return child
 
-    def _serve(self, options: dict[str, Any], born: Birth | None = None) -> None:
-        """Be a worker; the child of a fleet if there is a birth."""
-        worker = self._made(options) if born is None else _measured(options, born)
-        obeying = on_stop_signal(worker.stop) if born is None else reporting(born, worker)
+    def _serve(self, options: dict[str, Any], child: ChildContext | None = None) -> None:
+        """Run a worker, as the child of a fleet if ``child`` is given."""
+        worker = self._made(options) if child is None else _measured(options, child)
+        obeying = on_stop_signal(worker.stop) if child is None else reporting(child, worker)
         with exit_if_taken(), obeying, collected_seldom():
             worker.run()
             if worker.executions:
@@ -232,7 +232,7 @@ def _plan(options: dict[str, Any], worker: WorkerProcess) -> Plan:
     )
 
 
-def _worker(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess:
+def _worker(options: dict[str, Any], child: ChildContext | None = None) -> WorkerProcess:
     same = (
         *("queues", "threads", "coroutines", "processes", "ttl", "stop_timeout"),
         *("max_tasks", "max_memory"),
@@ -244,8 +244,8 @@ def _worker(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess
         )
     until = Until.ONCE if options["once"] else Until.DRAINED if options["drain"] else Until.STOPPED
     own = {"name": options["name"]}
-    if born is not None:
-        own = {"name": born.name, "fleet": (born.fleet, born.index, born.restarts)}
+    if child is not None:
+        own = {"name": child.name, "fleet": (child.fleet, child.index, child.restarts)}
     return WorkerProcess(
         **{name: options[name] for name in same},
         **own,
@@ -254,15 +254,15 @@ def _worker(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess
     )
 
 
-def _measured(options: dict[str, Any], born: Birth | None = None) -> WorkerProcess:
+def _measured(options: dict[str, Any], child: ChildContext | None = None) -> WorkerProcess:
     """The worker, which shows its metrics and its health if it was asked to."""
-    worker = _worker(options, born)
+    worker = _worker(options, child)
     if options["metrics_port"] is not None:
-        port.serve(options, health.page_of(worker), index=None if born is None else born.index)
+        port.serve(options, health.page_of(worker), index=None if child is None else child.index)
         from tasks.metrics import process
 
         process.watch(worker.executors)
-    if born is None:
+    if child is None:
         health.serve(options, worker)
     return worker
 
@@ -279,11 +279,14 @@ def _reloaded(worker: WorkerProcess) -> None:
         os._exit(error.EXIT_CODE)
 
 
-def _leave_with(serve: Callable[..., None], options: dict[str, Any], born: Birth) -> NoReturn:
-    """Be the child of a fleet, and end this process: its parent was in the middle of something."""
+def _leave_with(
+    serve: Callable[..., None], options: dict[str, Any], child: ChildContext
+) -> NoReturn:
+    """Run the child of a fleet and exit the process: below it on the stack is a frame of the
+    parent."""
     code: int = ExitCode.FAILED
     try:
-        serve(options, born)
+        serve(options, child)
         code = ExitCode.DONE
     except CommandError as error:
         sys.stderr.write(f"{error}\n")

@@ -1,4 +1,4 @@
-"""A child's obedience, and its channel to the parent."""
+"""A child's requests, and its channel to the parent."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tasks.fleet import child
-from tasks.fleet.birth import Birth
-from tasks.fleet.channel import HURRY, STOP, ReportReader, send_report
-from tasks.fleet.child import Obedience
+from tasks.fleet.channel import STOP, STOP_NOW, ReportReader, send_report
+from tasks.fleet.child import StopRequests
+from tasks.fleet.child_start import ChildContext
 from tasks.runtime.marks import Marks
 from tests.processes import wait_for
 
@@ -32,22 +32,22 @@ Channel = tuple[socket.socket, socket.socket]
         # systemd sends it to every process of a service.
         (["stop", "signal"], 1),
         (["signal", "stop"], 1),
-        (["stop", "hurry"], 2),
-        (["hurry"], 2),
+        (["stop", "stop now"], 2),
+        (["stop now"], 2),
         (["signal", "stop", "signal"], 2),
     ],
 )
-def test_a_child_stops_once_and_hurries_when_it_is_asked_again(
+def test_a_child_stops_once_and_at_once_when_it_is_asked_again(
     heard: list[str], stops: int
 ) -> None:
     called: list[int] = []
-    obedience = Obedience(lambda: called.append(1))
+    requests = StopRequests(lambda: called.append(1))
 
     for each in heard:
         if each == "signal":
-            obedience.hear_signal()
+            requests.on_signal()
         else:
-            obedience.hear_order(STOP if each == "stop" else HURRY)
+            requests.on_order(STOP if each == "stop" else STOP_NOW)
 
     assert len(called) == stops
 
@@ -97,7 +97,7 @@ def test_a_child_reports_obeys_and_stops_when_its_parent_is_gone(
     ours, theirs = channel
     heard: list[Mapping[str, Any]] = []
     reader, worker = ReportReader(ours, heard.append), Worker()
-    with child.reporting(Birth("fleet", 1, "ann", theirs, Marks(1, 1)), worker):
+    with child.reporting(ChildContext("fleet", 1, "ann", theirs, Marks(1, 1)), worker):
         wait_for(lambda: reader.read() and heard)
         ours.close()
         wait_for(lambda: worker.stopped == 1)
@@ -115,7 +115,7 @@ def test_a_child_that_ends_soon_after_it_served_reports_that_it_did(
     heard: list[Mapping[str, Any]] = []
     reader, vitals = ReportReader(ours, heard.append), {"ready": False}
     worker = SimpleNamespace(stop=lambda: None, vitals=vitals.copy)
-    with child.reporting(Birth("fleet", 1, "ann", theirs, Marks(1, 1)), worker):
+    with child.reporting(ChildContext("fleet", 1, "ann", theirs, Marks(1, 1)), worker):
         wait_for(lambda: reader.read() and heard)
         worker.vitals = {"ready": True}.copy
 

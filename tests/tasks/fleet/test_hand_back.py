@@ -16,7 +16,7 @@ from pytest_django import Settings
 
 from leasing.functions import database_now
 from tasks.fleet import hand_back
-from tasks.fleet.hand_back import Remains
+from tasks.fleet.hand_back import DeadWorker
 from tasks.models import Task, TaskStatus, Worker
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import expire
@@ -27,15 +27,15 @@ pytestmark = pytest.mark.django_db
 WHY = "its worker was killed by signal 9"
 
 
-def remains(*begun: Task, holder: str = "ann") -> Remains:
+def dead_worker(*begun: Task, holder: str = "ann") -> DeadWorker:
     grants = [task.grant_id for task in begun]
-    return Remains(holder, WHY, frozenset(filter(None, grants)))
+    return DeadWorker(holder, WHY, frozenset(filter(None, grants)))
 
 
 def test_what_had_not_begun_is_ready_at_once_and_no_attempt_is_spent() -> None:
     (task,) = running(1, holder="ann", max_attempts=1)
 
-    assert hand_back.hand_back(remains()) == (1, 0)
+    assert hand_back.hand_back(dead_worker()) == (1, 0)
 
     row = row_of(task)
     assert (row["status"], row["attempts"], row["last_error"]) == (TaskStatus.READY, 0, "")
@@ -47,7 +47,7 @@ def test_what_had_begun_is_lost_and_waits_for_its_back_off(settings: Settings) -
     settings.TASK_QUEUE = {**settings.TASK_QUEUE, "BACKOFF": {"base": 60, "cap": 60}}
     (task,) = running(1, holder="ann", max_attempts=2)
 
-    assert hand_back.hand_back(remains(task)) == (0, 1)
+    assert hand_back.hand_back(dead_worker(task)) == (0, 1)
 
     row = row_of(task)
     assert (row["status"], row["attempts"], row["last_error"]) == (TaskStatus.READY, 1, WHY)
@@ -59,7 +59,7 @@ def test_what_had_begun_with_its_last_attempt_fails(reported: Reported) -> None:
     (task,) = running(1, holder="ann", max_attempts=1)
     reported.clear()
 
-    hand_back.hand_back(remains(task))
+    hand_back.hand_back(dead_worker(task))
 
     assert row_of(task)["status"] == TaskStatus.FAILED
     assert names_of(reported) == ["recovered", "failed"]
@@ -71,7 +71,7 @@ def test_the_lock_delay_is_the_shortest_pause_of_what_had_begun(settings: Settin
     settings.LEASING = {**settings.LEASING, "GRACE": 100}
     begun, unbegun = running(2, holder="ann")
 
-    hand_back.hand_back(remains(begun))
+    hand_back.hand_back(dead_worker(begun))
 
     now = database_now("default")
     assert (row_of(begun)["scheduled_at"] - now).total_seconds() > 90
@@ -83,7 +83,7 @@ def test_tasks_of_others_are_left_alone() -> None:
     and not a key."""
     (others,) = running(1, holder="bob")
     (taken,) = running(1, holder="ann")
-    marked = remains(taken)
+    marked = dead_worker(taken)
     take_over(taken)
     rows = row_of(others), row_of(taken)
 
@@ -94,7 +94,7 @@ def test_tasks_of_others_are_left_alone() -> None:
 
 def test_a_task_that_begins_anew_under_the_same_name_is_not_lost_by_an_old_mark() -> None:
     (task,) = running(1, holder="ann")
-    marked = remains(task)
+    marked = dead_worker(task)
     Task.objects.give_back(task, "so")
     grant_to(task, "ann")
 
@@ -107,7 +107,7 @@ def test_what_ended_before_the_worker_died_stays_ended() -> None:
     Task.objects.fail(failed, "no luck")
     rows = row_of(done), row_of(failed)
 
-    assert hand_back.hand_back(remains(done)) == (0, 0)
+    assert hand_back.hand_back(dead_worker(done)) == (0, 0)
 
     assert (row_of(done), row_of(failed)) == rows
 
@@ -118,7 +118,7 @@ def test_what_has_expired_is_left_to_recovery_unless_it_had_begun() -> None:
     for task in (begun, unknown):
         expire(task)
 
-    assert hand_back.hand_back(remains(begun)) == (0, 1)
+    assert hand_back.hand_back(dead_worker(begun)) == (0, 1)
 
     assert row_of(unknown)["status"] == TaskStatus.RUNNING
 
@@ -127,7 +127,7 @@ def test_what_someone_asked_to_cancel_is_cancelled() -> None:
     begun, unbegun = running(2, holder="ann")
     Task.objects.filter(pk__in=[begun.pk, unbegun.pk]).cancel(by="olga")
 
-    hand_back.hand_back(remains(begun))
+    hand_back.hand_back(dead_worker(begun))
 
     assert {row_of(task)["status"] for task in (begun, unbegun)} == {TaskStatus.CANCELLED}
 
@@ -136,7 +136,7 @@ def test_many_are_handed_back_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hand_back, "TOGETHER", 2)
     tasks = running(5, holder="ann")
 
-    assert hand_back.hand_back(remains(tasks[0])) == (4, 1)
+    assert hand_back.hand_back(dead_worker(tasks[0])) == (4, 1)
 
 
 #: In place of the connections: that of a test is to stay.
@@ -168,7 +168,7 @@ def test_a_claim_that_was_on_its_way_is_found_by_the_second_look(moments: Clock)
     task = TaskFactory(state="ready")
     moments.between = [lambda: grant_to(task, "ann")]
 
-    hand_back._write(remains(), until=30)
+    hand_back._write(dead_worker(), until=30)
 
     assert (row_of(task)["status"], row_of(task)["attempts"]) == (TaskStatus.READY, 0)
     assert moments.now >= 1
@@ -180,7 +180,7 @@ def test_the_log_says_what_was_handed_back_and_nothing_where_nothing_was(
 ) -> None:
     (task,) = running(1, holder="ann")
 
-    hand_back._write(remains(task) if begun else remains(), until=30)
+    hand_back._write(dead_worker(task) if begun else dead_worker(), until=30)
 
     said = [line for line in caplog.messages if "Recovered" in line]
     counts = "given back: 0; lost: 1" if begun else "given back: 1; lost: 0"
@@ -190,7 +190,7 @@ def test_the_log_says_what_was_handed_back_and_nothing_where_nothing_was(
 def test_the_worker_is_shown_as_stopped(moments: Clock) -> None:
     dead, alive = WorkerFactory(name="ann"), WorkerFactory(name="bob")
 
-    hand_back._write(remains(), until=30)
+    hand_back._write(dead_worker(), until=30)
 
     assert Worker.objects.get(pk=dead.pk).stopped_at is not None
     assert Worker.objects.get(pk=alive.pk).stopped_at is None
@@ -204,7 +204,7 @@ def test_while_the_database_is_away_it_tries_again(
     hand, tries = hand_back.hand_back, [OperationalError("away")] * 3
     monkeypatch.setattr(hand_back, "connections", kept)
 
-    def try_again(given: Remains) -> tuple[int, int]:
+    def try_again(given: DeadWorker) -> tuple[int, int]:
         if tries:
             raise tries.pop()
         return hand(given)
@@ -212,7 +212,7 @@ def test_while_the_database_is_away_it_tries_again(
     monkeypatch.setattr(hand_back, "hand_back", try_again)
 
     with caplog.at_level(logging.INFO):
-        hand_back._write(remains(), until=30)
+        hand_back._write(dead_worker(), until=30)
 
     assert row_of(task)["status"] == TaskStatus.READY
     warned = [each for each in caplog.records if each.levelno >= logging.WARNING]
@@ -225,22 +225,22 @@ def test_after_the_ttl_it_gives_up(
 ) -> None:
     monkeypatch.setattr(hand_back, "connections", kept)
 
-    def fail(given: Remains) -> tuple[int, int]:
+    def fail(given: DeadWorker) -> tuple[int, int]:
         raise OperationalError("away")
 
     monkeypatch.setattr(hand_back, "hand_back", fail)
 
-    hand_back._write(remains(), until=3)
+    hand_back._write(dead_worker(), until=3)
 
     assert moments.now == 3
     assert "left to recovery" in caplog.text
 
 
-def test_the_remains_reach_a_process_of_its_own(
+def test_the_dead_worker_is_described_to_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "remains"
-    given = Remains("ann", WHY, frozenset({uuid.uuid4(), uuid.uuid4()}))
+    file = tmp_path / "dead"
+    given = DeadWorker("ann", WHY, frozenset({uuid.uuid4(), uuid.uuid4()}))
     file.write_text(given.as_json(12.5))
     found: list[Any] = []
     monkeypatch.setattr(hand_back, "run", lambda *args: found.append(args))

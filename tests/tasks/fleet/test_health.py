@@ -41,7 +41,7 @@ class Fleet:
     def report(self, health: Health = Health()) -> None:  # noqa: B008
         for member in self.members:
             if member.child is not None:
-                member.child.hear({"health": asdict(health if member.index == 1 else Health())})
+                member.child.receive({"health": asdict(health if member.index == 1 else Health())})
 
     @property
     def health(self) -> Health:

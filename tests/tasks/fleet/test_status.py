@@ -8,7 +8,7 @@ import pytest
 
 from tasks.fleet import parent as parent_module
 from tasks.fleet import status
-from tasks.fleet.parent import Parent, Plan, how_it_ended
+from tasks.fleet.parent import Parent, Plan, exit_reason
 from tasks.fleet.status import LIVED_LONG, LONGEST_PAUSE, ChildStatus, Member
 
 pytestmark = pytest.mark.once
@@ -26,9 +26,9 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def ends(member: Member, now: list[float], *, code: int, ready: bool = True, after: float) -> float:
     """Have the member a child that ends so; returns the pause until the next."""
     child = ChildStatus(member.index, "ann", started_at=now[0])
-    child.hear({"ready": ready})
+    child.receive({"ready": ready})
     now[0] += after
-    member.note_end(child, code, how_it_ended(code))
+    member.note_end(child, code, exit_reason(code))
     return member.pause
 
 
@@ -65,10 +65,10 @@ def test_a_child_that_ended_before_it_served_counts_as_a_failed_start(now: list[
 def test_a_child_serves_from_the_first_report_that_says_so() -> None:
     child = ChildStatus(1, "ann")
 
-    child.hear({"ready": False})
+    child.receive({"ready": False})
     assert not child.is_ready
-    child.hear({"ready": True})
-    child.hear({"ready": False})
+    child.receive({"ready": True})
+    child.receive({"ready": False})
 
     assert (child.is_ready, child.beat_at) == (True, 100.0)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.fleet import birth
+from tasks.fleet import child_start
 
 pytestmark = pytest.mark.once
 
@@ -19,21 +19,21 @@ def test_other_threads_forbid_a_fork_and_are_named(monkeypatch: pytest.MonkeyPat
     thread = threading.Thread(target=ended.wait, name="the other one")
     thread.start()
     try:
-        assert "the other one" in birth.native_threads()
-        assert "the other one" in birth.reason_against_fork()
+        assert "the other one" in child_start.native_threads()
+        assert "the other one" in child_start.reason_against_fork()
     finally:
         ended.set()
         thread.join()
-    assert "the other one" not in birth.native_threads()
+    assert "the other one" not in child_start.native_threads()
 
 
 def test_one_thread_may_fork_but_on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(birth, "native_threads", list)
+    monkeypatch.setattr(child_start, "native_threads", list)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert birth.reason_against_fork() == ""
+    assert child_start.reason_against_fork() == ""
 
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert "macOS" in birth.reason_against_fork()
+    assert "macOS" in child_start.reason_against_fork()
 
 
 def test_what_set_up_has_opened_is_closed_pools_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,13 +46,13 @@ def test_what_set_up_has_opened_is_closed_pools_too(monkeypatch: pytest.MonkeyPa
 
     opened = [connection("default", pool=True), connection("other")]
     monkeypatch.setattr(
-        birth,
+        child_start,
         "connections",
         SimpleNamespace(
             close_all=lambda: closed.append("all"), all=lambda initialized_only: opened
         ),
     )
 
-    birth.close_connections()
+    child_start.close_connections()
 
     assert closed == ["all", "pool of default"]

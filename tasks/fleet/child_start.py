@@ -1,4 +1,4 @@
-"""Start a child: by a fork, or by another Python where a fork would not be safe."""
+"""Start of a child: by fork, or as a new Python process where a fork would not be safe."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from tasks.runtime.marks import Marks, size_of
 
 _START = (
     "import pickle, sys; sys.path[:] = {path!r}; import django; django.setup(); "
-    "from tasks.fleet.birth import enter; enter(*pickle.loads({message!r}))"
+    "from tasks.fleet.child_start import enter; enter(*pickle.loads({message!r}))"
 )
 PR_SET_CHILD_SUBREAPER = 36
-#: Signals that wait while a process is started, until it has handlers of its own for them.
+#: Signals that are blocked while a process starts, until it has installed its own handlers.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
 @dataclass
-class Birth:
-    """The beginning of a child, as the child has it."""
+class ChildContext:
+    """The identity of a child and its means to communicate with the parent."""
 
     fleet: str
     index: int
-    #: The name of this child and no other: the holder of its tasks.
+    #: The unique name of this child: the holder of its tasks.
     name: str
     channel: socket.socket
     marks: Marks
-    #: The number of children that had its index before it.
+    #: The number of earlier children with its index.
     restarts: int = 0
 
 
-#: The beginning of this process, if it is a child that was started by exec.
-born: Birth | None = None
+#: The context of this process, if it is a child that was started by exec.
+current: ChildContext | None = None
 
 
 def native_threads() -> list[str]:
-    """Return the names of the threads of this process besides the calling one, those that Python
-    does not know too."""
+    """Return the names of the other threads of this process, including those not started by
+    Python."""
     own = {each.native_id: each.name for each in threading.enumerate()}
     me = threading.get_native_id()
     try:
@@ -67,26 +67,26 @@ def native_threads() -> list[str]:
 
 
 def reason_against_fork() -> str:
-    """Return why a child must not be forked from this process, in words; empty if it may be."""
+    """Return the reason why this process must not fork, as text; empty if it may."""
     if sys.platform == "darwin":
         return "macOS does not allow it once its frameworks are in use"
     threads = native_threads()
     return f"this process has other threads: {', '.join(threads)}" if threads else ""
 
 
-#: True if what a child leaves behind becomes a child of this process.
+#: True if this process is the subreaper of its children's orphans.
 is_subreaper = False
 
 
 def become_subreaper() -> None:
-    """Have what a child leaves behind become a child of this process, where Linux can."""
+    """Make this process the subreaper of its children's orphans, on Linux."""
     global is_subreaper
     prctl = find_prctl()
     is_subreaper = prctl is not None and prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def close_connections() -> None:
-    """Close what set-up opened: a child would share it, and the parent needs none."""
+    """Close the connections that Django's set-up opened: a forked child would share them."""
     connections.close_all()
     for connection in connections.all(initialized_only=True):
         close_pool = getattr(connection, "close_pool", None)
@@ -96,7 +96,7 @@ def close_connections() -> None:
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """A block in which SIGNALS wait, in this process and in one that is forked from it."""
+    """Block SIGNALS during the block, in this process and in one that is forked from it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -104,18 +104,20 @@ def signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def execute(birth: Birth, map_file: int, theirs: socket.socket, options: Mapping[str, Any]) -> int:
-    """Start a child in a Python of its own. Returns its pid.
+def execute(
+    context: ChildContext, map_file: int, theirs: socket.socket, options: Mapping[str, Any]
+) -> int:
+    """Start a child as a new Python process. Returns its pid.
 
     Args:
-        birth: The beginning of the child, as the parent has it.
-        map_file: The descriptor of the map of its marks.
-        theirs: Its end of the channel.
+        context: The context of the child.
+        map_file: The descriptor of the shared file of its marks.
+        theirs: The child's end of the channel.
         options: The options of the command.
     """
     details = {
-        **{name: getattr(birth, name) for name in ("fleet", "index", "name", "restarts")},
-        **{"inside": birth.marks.inside, "groups": birth.marks.groups},
+        **{name: getattr(context, name) for name in ("fleet", "index", "name", "restarts")},
+        **{"inside": context.marks.inside, "groups": context.marks.groups},
         **{"map_file": map_file, "channel": theirs.fileno()},
     }
     code = _START.format(path=sys.path, message=pickle.dumps((dict(options), details)))
@@ -123,17 +125,17 @@ def execute(birth: Birth, map_file: int, theirs: socket.socket, options: Mapping
 
 
 def start_python(code: str, descriptors: Iterable[int]) -> int:
-    """Start a Python that runs ``code`` and has these ``descriptors``. Returns its pid: whoever
-    calls this reaps it."""
+    """Start a Python process that runs ``code`` and inherits ``descriptors``. Returns its pid; the
+    caller reaps it."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     process = subprocess.Popen([sys.executable, *flags, "-c", code], pass_fds=[*descriptors])
-    process.returncode = 0  # or Popen would look for it
+    process.returncode = 0  # or Popen would wait for it
     return process.pid
 
 
 def enter(options: Mapping[str, Any], details: Mapping[str, Any]) -> None:
-    """Be a child that was started by exec."""
-    global born
+    """Run a child that was started by exec."""
+    global current
     ignore_interrupts()
     for descriptor in (details["channel"], details["map_file"]):
         os.set_inheritable(descriptor, False)
@@ -141,18 +143,18 @@ def enter(options: Mapping[str, Any], details: Mapping[str, Any]) -> None:
     marks = Marks(details["inside"], details["groups"], details["map_file"])
     os.close(details["map_file"])  # the map stays
     known = {name: details[name] for name in ("fleet", "index", "name", "restarts")}
-    born = Birth(**known, channel=channel, marks=marks)
+    current = ChildContext(**known, channel=channel, marks=marks)
     call_command("run_worker", **options)
 
 
 def ignore_interrupts() -> None:
-    """Have Ctrl-C do nothing in this process: its parent minds it."""
-    # No SIG_IGN: what a handler starts would inherit it.
+    """Ignore Ctrl-C in this process: its parent handles it."""
+    # Not SIG_IGN: processes that a handler starts would inherit it.
     signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 def open_map_file(inside: int, groups: int) -> int:
-    """Return a descriptor of a file without a name, of the size of a map of marks."""
+    """Return a descriptor of an anonymous file of the size of the marks."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("tasks-marks")
     else:
