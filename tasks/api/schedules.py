@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from django.db.models import Q
 from django.http import Http404, HttpRequest
 from ninja import Router, Status
 from pydantic import BaseModel, Field
@@ -15,6 +16,7 @@ from leasing.api.errors import BAD_BODY, answers
 from leasing.api.lists import At, Limit, Page, Source, page_at
 from leasing.api.principals import principal_of
 from leasing.functions import database_now
+from tasks import registry
 from tasks.api.acting import perform
 from tasks.api.operators import Reasoned
 from tasks.dashboard.schedule_actions import CHANGE, SCHEDULE_ACTIONS
@@ -110,8 +112,12 @@ def run_schedule(request: HttpRequest, name: str, body: Reasoned) -> Status[Sche
 
 def schedules_of(request: HttpRequest) -> Any:
     """Return the schedules that the client of ``request`` may use: those of its queues, where it is
-    limited to some."""
-    return principal_of(request).tasks(Schedule.objects.home())
+    limited to some. One that names no queue is of that of its handler."""
+    rows, queues = Schedule.objects.home(), principal_of(request).queues
+    if queues is None:
+        return rows
+    theirs = [name for name in registry.names() if registry.find(name).queue in queues]
+    return rows.filter(Q(queue__in=queues) | Q(queue="", task_name__in=theirs))
 
 
 def act(request: HttpRequest, name: str, verb: str, body: Reasoned) -> ScheduleOut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ from django.test import Client
 from pytest_django import Settings
 
 from leasing.models import ApiToken
-from tasks.models import Task
+from tasks import registry
+from tasks.execution.context import Context
+from tasks.models import Schedule, Task
 from tests.api_calls import Answer, call
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import expire
+from tests.tasks.support import Handlers
 
 pytestmark = [
     pytest.mark.django_db,
@@ -136,6 +140,7 @@ class Program:
             *(f"leasing_tasks.{each}_task" for each in ("view", "add", "change", "cancel")),
             *("leasing_tasks.reschedule_task", "leasing_tasks.pause_queue"),
             *("leasing_tasks.view_queue", "leasing.revoke_lease"),
+            *("leasing_tasks.view_schedule", "leasing_tasks.change_schedule"),
         ]
         _, secret = ApiToken.objects.issue("robot", scopes=scopes, queues=["mail"])
         self._headers = {"Authorization": f"Bearer {secret}"}
@@ -194,6 +199,24 @@ def test_a_token_acts_on_its_queues(robot: Program) -> None:
     assert robot.call("PUT", f"/tasks/{mail.pk}/cancel", why).status == 200
     assert robot.call("PUT", "/queues/default/pause", why).status == 403
     assert robot.call("PUT", "/queues/mail/pause", why).status == 200
+
+
+def test_a_token_uses_the_schedules_of_its_queues(robot: Program, handlers: Handlers) -> None:
+    @registry.handler(name="post", queue="mail")
+    def post(ctx: Context) -> None:
+        """Send the post."""
+
+    wanted = {"said": ("jobs.echo", "mail"), "of its handler": ("post", "")}
+    others = {"elsewhere": ("post", "default"), "of another": ("jobs.echo", "")}
+    for name, (task_name, queue) in (wanted | others).items():
+        day = timedelta(days=1)
+        Schedule.objects.create(name=name, task_name=task_name, queue=queue, every=day)
+    shown = robot.call("GET", "/schedules").body["schedules"]
+    assert {each["name"] for each in shown} == wanted.keys()
+    for name in wanted:
+        assert robot.call("PUT", f"/schedules/{name}/pause", {}).status == 200
+    for name in others:
+        assert robot.call("PUT", f"/schedules/{name}/pause", {}).status == 404
 
 
 def test_a_batch_of_claims_fills_the_room_of_a_token(robot: Program) -> None:
