@@ -50,6 +50,10 @@ class Principal:
     def check_queue(self, queue: str) -> None:
         """Raise HttpError 403 if it may not use tasks of ``queue``."""
 
+    def uses_queue(self, queue: str) -> bool:
+        """Return True if it may use tasks of ``queue``."""
+        return self.queues is None or queue in self.queues
+
     def leases(self, rows: Rows) -> Rows:
         """Return those of ``rows``, of any leasable model, that it may see in lists of leases."""
         return rows

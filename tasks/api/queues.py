@@ -80,14 +80,9 @@ ANSWERS = answers({200: QueueOut}, *BAD_BODY, 404, 409)
 @router.get("/queues", auth=may_see, response=answers({200: QueueList}))
 def list_queues(request: HttpRequest) -> QueueList:
     """List all queues."""
-    queues = principal_of(request).queues
-    return QueueList(
-        queues=[
-            QueueOut.of(line)
-            for line in read_queues().lines
-            if queues is None or line.name in queues
-        ]
-    )
+    client = principal_of(request)
+    seen = [line for line in read_queues().lines if client.uses_queue(line.name)]
+    return QueueList(queues=[QueueOut.of(line) for line in seen])
 
 
 @router.put("/queues/{path:name}/pause", auth=may_pause, response=ANSWERS)

@@ -12,6 +12,7 @@ from leasing.api.access import Access
 from leasing.api.bodies import Moment
 from leasing.api.errors import answers
 from leasing.api.lists import At, Limit, Page, Source, page_at
+from leasing.api.principals import Principal, principal_of
 from tasks.dashboard.worker_rows import WorkerRow, with_tasks
 from tasks.models import Worker
 
@@ -47,8 +48,8 @@ class WorkerOut(BaseModel):
     stopped_at: Moment | None
 
     @classmethod
-    def of(cls, row: WorkerRow) -> WorkerOut:
-        """The worker as the pages show it."""
+    def of(cls, row: WorkerRow, seen_by: Principal) -> WorkerOut:
+        """The worker as the pages show it, with the tasks that the client may see."""
         worker = row.worker
         slots = {
             each.kind: SlotsOut(total=each.total, busy=each.busy, blocked=each.blocked)
@@ -63,7 +64,7 @@ class WorkerOut(BaseModel):
             pid=worker.pid,
             queues=worker.queues,
             slots=slots,
-            tasks=[task.pk for task in row.tasks],
+            tasks=[task.pk for task in row.tasks if seen_by.uses_queue(task.queue)],
             started_at=worker.started_at,
             last_seen_at=worker.last_seen_at,
             stopped_at=worker.stopped_at,
@@ -80,4 +81,6 @@ class WorkerList(Page):
 def list_workers(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> WorkerList:
     """List workers, relays and generators seen within the last day."""
     rows, following = page_at(cursor, limit, Source(Worker.objects.home().with_state()))
-    return WorkerList(workers=[WorkerOut.of(row) for row in with_tasks(rows)], next=following)
+    client = principal_of(request)
+    workers = [WorkerOut.of(row, client) for row in with_tasks(rows)]
+    return WorkerList(workers=workers, next=following)

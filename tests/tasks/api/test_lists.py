@@ -141,6 +141,7 @@ class Program:
             *("leasing_tasks.reschedule_task", "leasing_tasks.pause_queue"),
             *("leasing_tasks.view_queue", "leasing.revoke_lease"),
             *("leasing_tasks.view_schedule", "leasing_tasks.change_schedule"),
+            "leasing_tasks.view_worker",
         ]
         _, secret = ApiToken.objects.issue("robot", scopes=scopes, queues=["mail"])
         self._headers = {"Authorization": f"Bearer {secret}"}
@@ -217,6 +218,14 @@ def test_a_token_uses_the_schedules_of_its_queues(robot: Program, handlers: Hand
         assert robot.call("PUT", f"/schedules/{name}/pause", {}).status == 200
     for name in others:
         assert robot.call("PUT", f"/schedules/{name}/pause", {}).status == 404
+
+
+def test_a_token_sees_which_tasks_of_its_queues_a_worker_holds(robot: Program) -> None:
+    WorkerFactory(name="ann", state="live")
+    TaskFactory(state="running", holder="ann")
+    mail = TaskFactory(state="running", holder="ann", queue="mail")
+    (ann,) = robot.call("GET", "/workers").body["workers"]
+    assert ann["tasks"] == [mail.pk]
 
 
 def test_a_batch_of_claims_fills_the_room_of_a_token(robot: Program) -> None:
