@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from django.db import models
+from django.core.exceptions import EmptyResultSet
+from django.db import connections, models
 from django.db.models import F, Func, Q, Value
 from django.utils.dateparse import parse_datetime
 
@@ -73,14 +74,29 @@ def _beyond(model: type[models.Model], cursor: Cursor, order: Order) -> Q:
 def _end_of_reach(rows: models.QuerySet[Any], order: Order, backwards: bool) -> Cursor | None:
     """Return the end of the next REACH of ``rows``; None when they are all."""
     side = "newer" if backwards else "older"
-    label = rows.model._meta.label_lower
-    # Not their number: what is skipped in an index costs a fraction of what is counted.
-    last = rows.values_list(order.column or "pk", "pk")[REACH - 1 : REACH]
-    for at, key in last:
-        if not order.column:
-            return Cursor(label, side, key)
-        return Cursor(label, side, key, order.column, as_utc(at).isoformat())
-    return None
+    falling = order.descending != backwards
+    model = rows.model
+    reached = rows[:REACH].values(far_at=F(order.column or "pk"), far_key=F("pk"))
+    try:
+        sql, params = reached.query.get_compiler(rows.db).as_sql()
+    except EmptyResultSet:
+        return None
+    down = "ASC" if falling else "DESC"
+    with connections[rows.db].cursor() as cursor:
+        # The last of them, and how many they are, in one go.
+        cursor.execute(
+            f"SELECT far_at, far_key, COUNT(*) OVER () FROM ({sql}) reached"
+            f" ORDER BY far_at {down}, far_key {down} LIMIT 1",
+            params,
+        )
+        last = cursor.fetchone()
+    if last is None or last[2] < REACH:
+        return None
+    at, key, _ = last
+    label, key = model._meta.label_lower, model._meta.pk.to_python(key)
+    if not order.column:
+        return Cursor(label, side, key)
+    return Cursor(label, side, key, order.column, as_utc(at).isoformat())
 
 
 def _up_to(model: type[models.Model], end: Cursor, order: Order) -> Q:
