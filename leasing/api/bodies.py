@@ -16,6 +16,7 @@ from ninja.parser import Parser
 from pydantic import (
     AliasChoices,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     PlainSerializer,
     SerializerFunctionWrapHandler,
@@ -73,6 +74,7 @@ class BodyParser(Parser):
         try:
             body = json.loads(
                 _body_of(request).decode(),
+                object_pairs_hook=_object,
                 parse_constant=_refuse_constant,
                 parse_float=_float,
                 parse_int=_int,
@@ -103,6 +105,13 @@ def _body_of(request: HttpRequest) -> bytes:
 
 
 _TOO_DEEP = f"The body is nested more than {MAX_DEPTH} levels deep."
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):  # of which a proxy may have read the other
+        raise ValueError("an object has a key twice")
+    return found
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -139,6 +148,14 @@ Moment = Annotated[
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of rows.")]
 
 
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+#: Of a field that takes whole numbers: to JSON 2.0 is one, as 2 is.
+WHOLE = BeforeValidator(_whole)
+
+
 class Between:
     """The bounds of a number, of which settings of LEASING give some: as they are now, in requests
     and in the document.
@@ -172,6 +189,19 @@ class Between:
         return value
 
 
+class Keywords:
+    """Further keywords of a field in the document, for what is checked elsewhere."""
+
+    def __init__(self, **keywords: Any) -> None:
+        self._keywords = keywords
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(schema), **self._keywords}
+
+
+#: Any text that every supported database stores.
+Text = Annotated[str, Keywords(pattern=r"^[^\x00]*$")]
+
 #: The name of a resource, a holder, a queue, ...: checked where it is used.
 Name = Annotated[
     str,
@@ -181,6 +211,7 @@ Name = Annotated[
             "minLength": 1,
             "maxLength": MAX_NAME,
             "format": "printable",
+            "pattern": r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?$",
             "description": "Printable characters, no space at either end.",
         }
     ),

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from leasing.api.bodies import Between, BothSpellings, Moment, Name, Request
+from leasing.api.bodies import Between, BothSpellings, Moment, Name, Request, Text
 from leasing.api.keys import HoldersRequest, TermOut, term_shown
 from leasing.api.lists import Page
 from leasing.api.waiting import Wait
@@ -56,7 +56,7 @@ class RenewMany(Request):
 class Revoke(Request):
     """The reason for revoking a lease: stored with the event and in the audit."""
 
-    reason: str = Field(min_length=1, max_length=MAX_REASON, examples=["its host is gone"])
+    reason: Text = Field(min_length=1, max_length=MAX_REASON, examples=["its host is gone"])
 
 
 class LeaseOut(BothSpellings):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from leasing.api.bodies import Name, Request
+from leasing.api.bodies import WHOLE, Name, Request, Text
 from leasing.api.keys import HoldersRequest
 from tasks.api.holders import MAX_BATCH, output_field
 
@@ -14,7 +14,7 @@ from tasks.api.holders import MAX_BATCH, output_field
 class One(HoldersRequest):
     """A task of a batch."""
 
-    id: int = Field(ge=1, le=2**63 - 1, examples=[17])
+    id: Annotated[int, WHOLE] = Field(ge=1, le=2**63 - 1, examples=[17])
 
 
 class Completion(One):
@@ -26,7 +26,7 @@ class Completion(One):
 class Failure(One):
     """The error with which an attempt of a task failed."""
 
-    error: str = Field(min_length=1, examples=["the printer is out of paper"])
+    error: Text = Field(min_length=1, examples=["the printer is out of paper"])
 
 
 class Many(Request):
@@ -75,7 +75,7 @@ class Ended(Result):
     state: str | None = Field(None, description="The status of the task afterwards.")
 
 
-class Renewed(Result):
+class HeartbeatResult(Result):
     """The result of one heartbeat."""
 
     ttl: float | None = None
@@ -95,7 +95,7 @@ class EndedMany(BaseModel):
     results: list[Ended]
 
 
-class RenewedMany(BaseModel):
+class HeartbeatResults(BaseModel):
     """The results of a batch, in the order of the request."""
 
-    results: list[Renewed]
+    results: list[HeartbeatResult]

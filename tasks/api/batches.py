@@ -24,11 +24,11 @@ from tasks.api.batch_schemas import (
     Ended,
     EndedMany,
     Failures,
+    HeartbeatResult,
+    HeartbeatResults,
     Heartbeats,
     Many,
     One,
-    Renewed,
-    RenewedMany,
 )
 from tasks.api.errors import refusal_of
 from tasks.api.holders import is_completed, may_change
@@ -50,10 +50,10 @@ Item = TypeVar("Item", bound=One)
 @router.put(
     "/tasks/heartbeat",
     auth=may_change,
-    response=answers({200: RenewedMany}, *BAD_BODY),
+    response=answers({200: HeartbeatResults}, *BAD_BODY),
     exclude_none=True,
 )
-def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
+def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> HeartbeatResults:
     """Renew the leases of several tasks: each deadline is one ttl from now."""
     batch = Batch(request, body, body.tasks, columns=TERM)
     grants = {key: task.grant_id for key, task in batch.held.items() if task.grant_id}
@@ -64,9 +64,9 @@ def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
         if batch.call(task, tasks().heartbeat) and task.renewed_at is not None:
             task.now = task.renewed_at
             terms[task.pk] = task.renewal_now()
-    return RenewedMany(
+    return HeartbeatResults(
         results=[
-            Renewed(
+            HeartbeatResult(
                 id=key,
                 status=202,
                 ttl=batch.held[key].ttl.total_seconds(),
@@ -75,7 +75,7 @@ def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> RenewedMany:
                 is_last=terms[key].is_last,
             )
             if refusal is None
-            else Renewed(**refused(key, refusal))
+            else HeartbeatResult(**refused(key, refusal))
             for key, refusal in batch.answers()
         ]
     )

@@ -18,7 +18,7 @@ from ninja import Router, Status
 from pydantic import AliasChoices, Field, model_validator
 
 from leasing.api.access import Access
-from leasing.api.bodies import Between, Error, Name, Notice, Request
+from leasing.api.bodies import WHOLE, Between, Error, Name, Notice, Request, Text
 from leasing.api.bounds import room_for
 from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
@@ -29,7 +29,7 @@ from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import Undoable
 from leasing.validation.names import check_name
 from tasks.api.rows import find, tasks
-from tasks.api.schemas import ClaimedTask, ClaimedTasks, HeldTask, TaskOut
+from tasks.api.schemas import ClaimedTask, ClaimedTasks, HeldTask, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_claimer, shown_to_holder
 from tasks.claim_waiting import claiming
 from tasks.models import Task, TaskStatus
@@ -71,13 +71,10 @@ class Claim(Request):
     """A request for tasks."""
 
     processor: Name = Field(description="The name of the holder.", examples=["worker-9"])
-    limit: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_BATCH,
-        description="Claim up to this many tasks; the answer is then a list.",
+    limit: Annotated[int, Field(ge=1, le=MAX_BATCH), WHOLE] | None = Field(
+        None, description="Claim up to this many tasks; the answer is then a list."
     )
-    queues: list[Name] | None = Field(
+    queues: list[QueueName] | None = Field(
         None,
         min_length=1,
         max_length=MAX_BATCH,
@@ -125,7 +122,7 @@ class Complete(Holder):
 class Fail(Holder):
     """The error with which an attempt of a task failed."""
 
-    error: str = Field(min_length=1, examples=["the printer is out of paper"])
+    error: Text = Field(min_length=1, examples=["the printer is out of paper"])
 
 
 class Progress(Holder):

@@ -13,6 +13,7 @@ from django.http import HttpRequest
 from ninja import Query
 
 from leasing.api.access import Access
+from leasing.api.bodies import Name
 from leasing.api.document import linked
 from leasing.api.errors import answers
 from leasing.api.lists import At, Limit, Page, Source, page_at
@@ -32,7 +33,7 @@ may_see = Access(VIEW)
 
 #: The lists of the pages, each in the order of an index.
 State = Literal["ready", "scheduled", "retrying", "running", "succeeded", "failed", "cancelled"]
-Filter = Annotated[str | None, Query(min_length=1, max_length=200)]
+Filter = Annotated[Name | None, Query()]
 
 
 def turning(operation: str, first: str = "/tasks/0/id") -> dict[str, Any]:

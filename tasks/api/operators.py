@@ -15,14 +15,15 @@ from ninja.errors import HttpError
 from pydantic import Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import Request
+from leasing.api.bodies import Request, Text
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.principals import principal_of
 from leasing.dashboard.forms import REASON_LENGTH
 from leasing.dashboard.operator_actions import OperatorAction, Said
+from leasing.validation.names import check_name
 from tasks.api.acting import perform
 from tasks.api.rows import find, tasks
-from tasks.api.schemas import Given, TaskOut
+from tasks.api.schemas import Given, QueueName, TaskOut
 from tasks.api.visibility import shown
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.diagnosis import REVOKE
@@ -48,19 +49,19 @@ ANSWERS = answers({200: TaskOut}, *BAD_BODY, 404, 409)
 class Reasoned(Request):
     """The reason for an operator's action: stored in the audit."""
 
-    reason: str = Field("", max_length=REASON_LENGTH)
+    reason: Text = Field("", max_length=REASON_LENGTH)
 
 
 class Reason(Request):
     """The reason for an operator's action: stored with the task and in the audit."""
 
-    reason: str = Field(min_length=1, max_length=REASON_LENGTH)
+    reason: Text = Field(min_length=1, max_length=REASON_LENGTH)
 
 
 class Reschedule(Reasoned):
     """Another queue, another time, or both."""
 
-    queue: str | None = Field(None, description="The queue to move it to.")
+    queue: QueueName | None = Field(None, description="The queue to move it to.")
     scheduled_at: Given | None = Field(None, description="The earliest start.")
     at_once: bool = Field(False, description="True in place of a time: as soon as possible.")
 
@@ -91,7 +92,7 @@ def reschedule_task(request: HttpRequest, task_id: str, body: Reschedule) -> Tas
     if not (body.at_once or body.scheduled_at is not None or body.queue):
         raise HttpError(400, "Give a queue, a time, or both.")
     if body.queue:
-        principal_of(request).check_queue(body.queue)
+        principal_of(request).check_queue(check_name(body.queue, "queue"))
     return act(request, task_id, ACTIONS["reschedule"], said)
 
 

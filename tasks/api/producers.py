@@ -15,7 +15,7 @@ from ninja.errors import HttpError
 from pydantic import BaseModel, Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import Name, Request
+from leasing.api.bodies import WHOLE, Name, Request
 from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import IDEMPOTENT, request_id
@@ -24,7 +24,7 @@ from tasks import registry
 from tasks.api.errors import refusal_of
 from tasks.api.holders import MAX_BATCH, OF_TASK
 from tasks.api.rows import tasks
-from tasks.api.schemas import Given, TaskOut
+from tasks.api.schemas import Given, HandlerName, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_owner
 from tasks.delays import LONGEST_DELAY
 from tasks.models import Task
@@ -34,7 +34,8 @@ may_add = Access("leasing_tasks.add_task")
 router = Router(tags=["tasks"])
 
 LONGEST: Final = LONGEST_DELAY.total_seconds()
-Seconds = Annotated[float, Field(gt=0, le=LONGEST)]
+#: Databases store whole microseconds.
+Seconds = Annotated[float, Field(ge=0.000001, le=LONGEST)]
 
 #: Fields for which each task is a statement of its own.
 KEYED: Final = {"unique_key", "unique_for", "on_duplicate"}
@@ -45,16 +46,20 @@ NOTHING: Final = Request()
 class Enqueue(Request):
     """A task to enqueue."""
 
-    name: Name = Field(description="Name of a registered handler.", examples=["sample.sleep"])
+    name: HandlerName = Field(
+        description="Name of a registered handler.", examples=["sample.sleep"]
+    )
     data: dict[str, Any] | None = Field(
         None,
         description="Keyword arguments of the handler.",
         examples=[{"sleep_duration_seconds": 1}],
     )
-    queue: Name | None = Field(
+    queue: QueueName | None = Field(
         None, description="Default: the queue of the handler.", examples=["default"]
     )
-    priority: int = Field(0, ge=-32768, le=32767, description="Higher runs first.")
+    priority: Annotated[int, WHOLE] = Field(
+        0, ge=-32768, le=32767, description="Higher runs first."
+    )
     scheduled_at: Given | None = Field(None, description="Earliest start.")
     delay: float | None = Field(
         None, ge=0, le=LONGEST, description="The same in seconds from now, by the database's clock."
@@ -72,7 +77,7 @@ class Enqueue(Request):
         description="The effect on a waiting task that has the unique key: none, to become this "
         "one, or the same except for its time.",
     )
-    max_attempts: int | None = Field(None, ge=1, le=32767)
+    max_attempts: Annotated[int, Field(ge=1, le=32767), WHOLE] | None = None
     timeout: Seconds | None = Field(None, description="Seconds that one attempt may run.")
     progress_timeout: Seconds | None = Field(
         None, description="Seconds without progress after which an attempt is lost."
@@ -80,11 +85,8 @@ class Enqueue(Request):
     concurrency_key: Name | None = Field(
         None, description="Tasks with this key share one limit.", examples=["printer:3"]
     )
-    concurrency_limit: int | None = Field(
-        None,
-        ge=1,
-        le=32767,
-        description="Maximum number of tasks with that key that run at a time.",
+    concurrency_limit: Annotated[int, Field(ge=1, le=32767), WHOLE] | None = Field(
+        None, description="Maximum number of tasks with that key that run at a time."
     )
 
     def options(self) -> dict[str, Any]:

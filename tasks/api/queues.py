@@ -9,7 +9,7 @@ from ninja import Router
 from pydantic import BaseModel, Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import Moment, Request
+from leasing.api.bodies import Moment, Request, Text
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.principals import principal_of
 from leasing.dashboard.forms import REASON_LENGTH
@@ -33,7 +33,7 @@ router = Router(tags=["queues"])
 class Resume(Request):
     """The optional reason for resuming a queue."""
 
-    reason: str = Field("", max_length=REASON_LENGTH)
+    reason: Text = Field("", max_length=REASON_LENGTH)
 
 
 class QueueOut(BaseModel):

@@ -15,7 +15,7 @@ from pydantic import (
     Field,
 )
 
-from leasing.api.bodies import BothSpellings, Moment
+from leasing.api.bodies import BothSpellings, Keywords, Moment, Name
 from leasing.api.keys import TermOut
 from leasing.api.lists import Page
 from leasing.validation.moments import check_moment
@@ -40,8 +40,16 @@ def _storable(moment: datetime) -> datetime:
 
 
 Given = Annotated[
-    AwareDatetime, Field(strict=False), BeforeValidator(_only_text), AfterValidator(_storable)
+    AwareDatetime,
+    Field(strict=False),
+    BeforeValidator(_only_text),
+    AfterValidator(_storable),
+    Keywords(description="From 1970 to 9998, with a time zone."),
 ]
+
+#: Names that the site knows: no other text of their form is one.
+HandlerName = Annotated[Name, Keywords(format="handler")]
+QueueName = Annotated[Name, Keywords(format="queue")]
 
 
 class TaskOut(BothSpellings):

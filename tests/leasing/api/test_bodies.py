@@ -245,3 +245,12 @@ def test_json_may_name_its_encoding(client: Client, content_type: str) -> None:
 
 def test_a_list_is_shown_whatever_body_comes_with_the_question(client: Client) -> None:
     assert call(client, "GET", "/leases", b"{", content_type="text/plain").status == 200
+
+
+@pytest.mark.parametrize(
+    "body", ['{"resource": "a", "resource": "b", "holder": "me"}', '{"a": {"b": 1, "b": 1}}']
+)
+def test_a_key_twice_is_refused(body: str) -> None:
+    answer = call(Client(), "POST", "/leases", body.encode())
+    assert (answer.status, "key twice" in answer.body["error"]) == (400, True)
+    assert not Lease.objects.exists()

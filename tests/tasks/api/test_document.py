@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -45,3 +46,26 @@ def test_bounds_are_told_and_what_a_holder_does_next(admin_client: Client) -> No
     assert verbs <= links.keys()
     assert all("lease_key" in links[name]["requestBody"] for name in verbs)
     assert any(each["name"] == "Idempotency-Key" for each in claim["parameters"])
+
+
+def test_batches_of_leases_and_of_tasks_have_answers_of_their_own(admin_client: Client) -> None:
+    known = document(admin_client)
+    fields = {}
+    for path in ("/api/leases/renew/batch", "/api/tasks/heartbeat"):
+        answer = known["paths"][path]["put"]["responses"]["200"]["content"]["application/json"]
+        many = schema_of(known, answer["schema"]["$ref"].rpartition("/")[2])
+        one = many["properties"]["results"]["items"]["$ref"].rpartition("/")[2]
+        fields[path] = set(schema_of(known, one)["properties"])
+    assert "lease" in fields["/api/leases/renew/batch"]
+    assert {"id", "remaining"} <= fields["/api/tasks/heartbeat"]
+
+
+def test_the_document_says_which_texts_are_names_and_that_none_has_a_nul(
+    admin_client: Client,
+) -> None:
+    known = document(admin_client)
+    name = re.compile(schema_of(known, "Acquire")["properties"]["holder"]["pattern"])
+    assert all(name.search(each) for each in ("a", "crane 1", "K\u00f6ln/\U0001f69a"))
+    assert not any(name.search(each) for each in ("", " a", "a ", "a\x00b", "a\x1fb", "a\nb", "\n"))
+    text = re.compile(schema_of(known, "Reason")["properties"]["reason"]["pattern"])
+    assert text.search("two\nlines") and not text.search("a\x00b")

@@ -220,3 +220,12 @@ def test_workers_are_listed_with_what_they_hold(client: Client) -> None:
     assert [(each["name"], each["state"]) for each in shown] == [("bob", "gone"), ("ann", "live")]
     assert (shown[1]["id"], shown[1]["tasks"]) == (worker.pk, [task.pk])
     assert sum(each["total"] for each in shown[1]["slots"].values()) == worker.concurrency
+
+
+def test_what_is_no_name_of_a_queue_is_refused_before_anything_is_recorded(
+    admin_client: Client,
+) -> None:
+    task = TaskFactory(state="running")
+    answer = call(admin_client, "PUT", f"/tasks/{task.pk}/reschedule", {"queue": "a" * 201})
+    assert answer.status == 400
+    assert not AuditEntry.objects.exists()

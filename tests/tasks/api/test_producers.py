@@ -204,3 +204,20 @@ def test_tasks_that_are_alike_are_stored_by_one_statement(
         batch(client, *asked)
     assert len([each for each in sent() if "leasing_tasks_task" in each]) == 1
     assert Task.objects.count() == 51
+
+
+# Numbers
+
+
+def test_a_whole_number_may_have_a_point(client: Client) -> None:
+    call(client, "POST", "/tasks", {**ECHO, "priority": 7.0, "max_attempts": 2.0})
+    task = Task.objects.get()
+    assert (task.priority, task.max_attempts) == (7, 2)
+    for wrong in (7.5, True, "7"):
+        assert call(client, "POST", "/tasks", {**ECHO, "priority": wrong}).status == 400
+
+
+def test_a_time_below_a_microsecond_is_named_as_too_short(client: Client) -> None:
+    answer = call(client, "POST", "/tasks", {**ECHO, "timeout": 1e-7})
+    assert (answer.status, answer.body["error"][:8]) == (400, "timeout:")
+    assert call(client, "POST", "/tasks", {**ECHO, "timeout": 1e-6}).status == 201
