@@ -166,11 +166,14 @@ class Completer:
             if id(outcome) not in waiting:
                 self._waiting.appendleft(outcome)
 
-    def close(self) -> None:
-        """End the thread once all is stored."""
+    def close(self, patience: float = 0.0) -> None:
+        """End the thread once all is stored. Waits for that, up to ``patience`` seconds, if nothing
+        is left to be stored: it only closes its connection then."""
         with self._wakes:
-            self._closed = True
+            writer, self._closed = self._writer, True
             self._wakes.notify_all()
+        if writer is not None and patience and not self.executions:
+            writer.join(patience)
 
     def _start(self) -> bool:
         """Return True if there is a thread that stores."""

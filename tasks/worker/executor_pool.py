@@ -204,8 +204,9 @@ class ExecutorPool:
         ends = [moment for moment in moments if moment is not None]
         return max(0.0, min(ends) - clock()) if ends else None
 
-    def close(self) -> None:
-        """End what can be ended, before the process exits."""
-        self.completer.close()
+    def close(self, patience: float) -> None:
+        """End what can be ended, before the process exits; what only has to close its connection
+        within ``patience`` seconds."""
+        self.completer.close(patience)
         for executor in self.executors.values():
             executor.close()

@@ -476,7 +476,7 @@ class WorkerProcess:
                 self.poller.wait(min(0.5, max(0.0, deadline - clock())))
         give_back_all(self.executions)
         self._timekeeper.close()
-        self.executors.close()
+        self.executors.close(PATIENCE)
         self._ended.set()
         self._threads.join()
         # What its tasks left goes on no longer; what others in this process hold does.

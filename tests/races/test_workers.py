@@ -41,7 +41,7 @@ def test_two_workers_share_the_work_and_leave_in_good_order(spawn: Spawn) -> Non
     assert Task.objects.filter(attempts=1, grants=1).count() == len(tasks)
     assert all(Task.objects.get(pk=task.pk).task_output == task.task_data for task in tasks)
     assert not Worker.objects.filter(stopped_at=None).exists()
-    assert not any("Traceback" in worker.output for worker in workers.values())
+    assert not [worker.output for worker in workers.values() if "Traceback" in worker.output]
 
 
 def test_a_killed_workers_task_is_ready_for_another_within_its_ttl_and_two_seconds(

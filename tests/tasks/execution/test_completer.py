@@ -55,6 +55,21 @@ def test_results_wait_while_there_can_be_no_thread_more(
     storing.close()
 
 
+def test_it_closes_with_the_thread_that_has_stored_all(stored: list[Any]) -> None:
+    """Or the process would end with a connection open."""
+    storing = Completer(lambda: False, lambda batch: threading.Event().wait(0.2))
+    result: Any = Result()
+    storing.put(result)
+    storing.wake()
+    writer = storing._writer
+    assert writer is not None
+    wait_for(lambda: stored == [result] and not storing.executions)
+
+    storing.close(patience=30)
+
+    assert not writer.is_alive()
+
+
 @pytest.mark.django_db
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("can_start", [True, False])
