@@ -8,7 +8,7 @@ PIP := $(RUN) -m pip -qq --disable-pip-version-check
 COMBOS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test rest check mutants matrix wheel bench celery browser screenshots format clean
+.PHONY: demo test rest check mutants matrix wheel bench celery browser fuzz screenshots format clean
 
 # The demo site on http://localhost:8000; Ctrl-C stops it. PORT and DATABASE_URL may be set.
 # ENGINE=celery runs its tasks in Celery workers, over a broker of files, without a server.
@@ -73,6 +73,13 @@ celery: $(VENV)/test.stamp
 browser: $(VENV)/browser.stamp
 	@$(RUN) -m tests.browser
 
+# The HTTP API called with what schemathesis makes from its document, and with known evils, by each
+# kind of principal. SHORT=1 takes two minutes; SEED=7 repeats a run, DB=postgresql is another
+# database, ONLY="stranger" selects principals by name.
+fuzz: $(VENV)/fuzz.stamp
+	@$(RUN) -m tests.fuzz $(if $(SHORT),--short) $(if $(SEED),--seed $(SEED)) \
+		$(if $(DB),--db $(DB)) $(if $(ONLY),--only "$(ONLY)")
+
 # The pictures of docs/dashboard.md, taken from the demo. CHROMIUM names the browser.
 screenshots: $(VENV)/browser.stamp
 	@$(RUN) -m tests.browser.screenshots
@@ -107,6 +114,10 @@ $(VENV)/test.stamp: $(VENV)/venv.stamp pyproject.toml
 
 $(VENV)/browser.stamp: $(VENV)/test.stamp
 	@$(PIP) install --group browser
+	@touch $@
+
+$(VENV)/fuzz.stamp: $(VENV)/test.stamp
+	@$(PIP) install --group fuzz
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/test.stamp
