@@ -26,10 +26,11 @@ from django.core.signing import Signer
 from django.http import HttpRequest
 from django.utils.crypto import constant_time_compare
 from ninja.errors import HttpError
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from leasing.api.access import caller
 from leasing.api.bodies import Request, document_fields
+from leasing.api.principals import principal_of
 from leasing.conf import leasing_settings
 from leasing.models import Leasable
 
@@ -42,8 +43,11 @@ _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 WRONG_KEY: Final = "The lease_key is not that of the current grant."
 
 
-def _demanded(lease_key: str | None) -> str | None:
-    if lease_key is None and leasing_settings.API_ACCESS != "compatible":
+def _demanded(lease_key: str | None, info: ValidationInfo) -> str | None:
+    if lease_key is not None:
+        return lease_key
+    assert info.context is not None  # the API validates the bodies of requests
+    if principal_of(info.context["request"]).proves_grants:
         raise ValueError("required: it was told with the grant")
     return lease_key
 
@@ -72,7 +76,7 @@ class HoldersRequest(Request):
         max_length=100,
         examples=["f3Qh0bW7m2rZ1cVx9yTnLk5sJ8dPgA4uEoRiHvBqXwM"],
         description="The lease_key from the answer to the grant: it alone proves the request. Only "
-        "the compatible mode does without.",
+        "clients without credentials, in the compatible mode, may leave it out.",
     )
 
 

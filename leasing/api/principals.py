@@ -31,6 +31,9 @@ class Principal:
 
     #: The queues whose tasks it may use; None: all.
     queues: list[str] | None = None
+    #: True if it has to send the ``lease_key`` with requests of a holder. A client of the sample
+    #: service, which has none, is known by the holder's name.
+    proves_grants = False
 
     def __init__(self, name: str) -> None:
         #: Its name in the ledgers.
@@ -66,6 +69,8 @@ class Principal:
 class User(Principal):
     """A user who is signed in."""
 
+    proves_grants = True
+
     def __init__(self, user: Any) -> None:
         super().__init__(str(user.get_username()))
         self._user = user
@@ -76,6 +81,8 @@ class User(Principal):
 
 class Token(Principal):
     """A program with a token."""
+
+    proves_grants = True
 
     def __init__(self, token: ApiToken) -> None:
         super().__init__(f"token {token.name}")

@@ -12,7 +12,7 @@ from pytest_django import Settings
 
 from leasing.api.keys import WRONG_KEY, TermOut, lease_key_of
 from leasing.api.schemas import Term
-from leasing.models import Lease, LeaseEvent
+from leasing.models import ApiToken, Lease, LeaseEvent
 from tests.api_calls import Answer, call
 from tests.factories import LeaseFactory
 from tests.leasing.support import expire, usurp
@@ -107,11 +107,26 @@ def test_the_closed_mode_demands_the_key(client: Client, method: str, path: str)
 @pytest.mark.once
 @EACH_VERB
 def test_the_compatible_mode_judges_a_key_that_is_sent(
+    compatible: None, method: str, path: str
+) -> None:
+    stranger = Client()
+    acquired(stranger)
+    assert by_key(stranger, method, path, "wrong").status == 409
+    assert by_key(stranger, method, path, None).status in (200, 201)
+
+
+@pytest.mark.once
+@EACH_VERB
+def test_who_has_credentials_sends_the_key_in_the_compatible_mode_too(
     client: Client, compatible: None, method: str, path: str
 ) -> None:
+    """Who may change leases could else act for every holder, from any address."""
     acquired(client)
-    assert by_key(client, method, path, "wrong").status == 409
-    assert by_key(client, method, path, None).status in (200, 201)
+    _, secret = ApiToken.objects.issue("ci", scopes=["leasing.change_lease"])
+    for each in (client, Client(headers={"Authorization": f"Bearer {secret}"})):
+        answer = by_key(each, method, path, None)
+        assert (answer.status, "lease_key" in answer.body["error"]) == (400, True)
+    assert Lease.objects.active().exists()
 
 
 @pytest.mark.once
