@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from leasing.process.deadman import find_prctl
+from leasing.runtime.exit_codes import ExitCode
 from tasks.runtime.marks import Marks, size_of
 
 _START = (
@@ -102,6 +104,18 @@ def signals_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def setting_up() -> Iterator[None]:
+    """Exit, in a forked child, if the block fails. The error would otherwise reach the parent's
+    code, which would retry in the child as if it were the parent."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(ExitCode.FAILED)
 
 
 def execute(

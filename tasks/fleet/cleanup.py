@@ -129,6 +129,7 @@ def start_writer(loop: Loop, dead: DeadWorker, until: float) -> int:
     with child_start.signals_held_back():
         pid = os.fork()
         if pid == 0:
-            loop.abandon()
+            with child_start.setting_up():
+                loop.abandon()
             hand_back.run(dead, until)
     return pid

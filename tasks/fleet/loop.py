@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import os
 import selectors
 import signal
 import socket
@@ -55,7 +54,9 @@ class Loop:
         self._timers: list[Timer] = []
         self._signals: dict[int, Callable[[], object]] = {}
         self._before: dict[int, object] = {}
+        #: The two ends of the pair into which Python writes the number of each signal.
         self._woken: socket.socket | None = None
+        self._waker: socket.socket | None = None
         self._is_abandoned = False
 
     def add_reader(self, file: Readable, callback: Callable[[], object]) -> None:
@@ -108,10 +109,10 @@ class Loop:
     def on_signal(self, numbers: Iterable[int], callback: Callable[[], object]) -> None:
         """Call ``callback`` once for each signal of ``numbers`` that arrives."""
         if self._woken is None:
-            self._woken, waker = socket.socketpair()
+            self._woken, self._waker = socket.socketpair()
             self._woken.setblocking(False)
-            waker.setblocking(False)
-            signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
+            self._waker.setblocking(False)
+            signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
             self.add_reader(self._woken, self._hear)
         for number in numbers:
             self._signals[number] = callback
@@ -132,11 +133,11 @@ class Loop:
         if self._is_abandoned:
             return
         self._is_abandoned = True
-        if self._woken is not None:
-            waker = signal.set_wakeup_fd(-1)
+        if self._waker is not None:
+            signal.set_wakeup_fd(-1)  # it returns -1 in a child that Python 3.12 has forked
             for number, handler in self._before.items():
                 signal.signal(number, handler or signal.SIG_DFL)  # type: ignore[arg-type]
-            os.close(waker)
+            self._waker.close()
         files = [key.fileobj for key in self._selector.get_map().values()]
         # First: a file closed before it would stay in the selector that the parent shares.
         self._selector.close()

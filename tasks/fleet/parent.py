@@ -155,7 +155,8 @@ class Parent:
                 with child_start.signals_held_back():
                     pid = os.fork()
                     if pid == 0:
-                        return self._set_up_child(member, name, ours, theirs.dup(), shared)
+                        with child_start.setting_up():
+                            return self._set_up_child(member, name, ours, theirs.dup(), shared)
         status = ChildStatus(member.index, name, pid)
         member.child, member.is_awaited = status, False
         reader = ReportReader(ours, status.receive)
