@@ -24,6 +24,9 @@ WHILE_HEARING = 5.0
 #: Seconds that a worker with free slots of one kind waits for slots of another, before it asks when
 #: the next task for the free ones is due.
 ASK_AFTER = 0.02
+#: Seconds for which that answer is good, unless its moment has come: slots may become free many
+#: times a second.
+ASK_EVERY = 0.25
 
 
 class Poller:
@@ -44,6 +47,9 @@ class Poller:
         #: since the last second look.
         self._heard: dict[str, int] = {}
         self._heard_lately: dict[str, int] = {}
+        #: When a task of which kinds is due, and since when that is known: see ``wait_busy``.
+        self._next_due_at, self._asked_at = float("-inf"), float("-inf")
+        self._asked_kinds: Sequence[int] = ()
         #: True if the worker waits for nothing but tasks; and the moment at which that was last
         #: checked.
         self._rests = False
@@ -129,8 +135,20 @@ class Poller:
         seconds -= ASK_AFTER
         if self.hears and kinds:
             with suppress(Error):  # the next look finds out how it stands with the database
-                seconds = self._due_in(seconds, kinds)
+                seconds = min(seconds, self._due_in_lately(seconds, kinds))
         self.wait(seconds)
+
+    def _due_in_lately(self, seconds: float, kinds: Sequence[int]) -> float:
+        """Return the time until a task of these ``kinds`` is due, ``seconds`` at most, as it was
+        known ASK_EVERY ago at most."""
+        now = clock()
+        is_known = kinds == self._asked_kinds and now < min(
+            self._next_due_at, self._asked_at + ASK_EVERY
+        )
+        if not is_known:
+            self._next_due_at = now + self._due_in(seconds, kinds)
+            self._asked_at, self._asked_kinds = now, kinds
+        return max(0.001, self._next_due_at - now)
 
     def _due_in(self, seconds: float, kinds: Sequence[int]) -> float:
         """Return the time until a task of these ``kinds`` is due, ``seconds`` at most."""

@@ -11,7 +11,7 @@ from pytest_django import Settings
 from tasks import registry
 from tasks.models import Task, TaskStatus
 from tasks.notifier import SECOND_POLL_AFTER
-from tasks.poller import ASK_AFTER
+from tasks.poller import ASK_AFTER, ASK_EVERY
 from tasks.registry import Handler, Kind
 from tasks.worker import executor as executors
 from tasks.worker.process import WorkerProcess
@@ -95,7 +95,28 @@ def test_no_look_at_what_is_due_while_slots_soon_end(
     TaskFactory(name="jobs.echo", data={}, delay=1)
     with django_assert_num_queries(1):
         poller.wait_busy(60, [Kind.COROUTINE.number])
-    assert waits[-1] == 60 - ASK_AFTER
+    assert waits[-1] == pytest.approx(60 - ASK_AFTER, abs=0.01)
+
+
+def test_what_is_due_is_asked_a_few_times_a_second(
+    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+) -> None:
+    """However often a slot becomes free; and again once that moment has come."""
+    now = [100.0]
+    monkeypatch.setattr("tasks.poller.clock", lambda: now[0])
+    poller = WorkerProcess().poller
+    poller.listener.hears = True
+    monkeypatch.setattr(poller._reason, "wait", lambda seconds: False)
+    TaskFactory(name="jobs.echo", data={}, kind=Kind.COROUTINE.number, delay=20)
+
+    with django_assert_num_queries(1):
+        for _ in range(10):
+            poller.wait_busy(60, [Kind.COROUTINE.number])
+    now[0] += ASK_EVERY
+    with django_assert_num_queries(1):
+        poller.wait_busy(60, [Kind.COROUTINE.number])
+    with django_assert_num_queries(1):
+        poller.wait_busy(60, [Kind.THREAD.number])
 
 
 @pytest.mark.parametrize(("name", "thread"), [("jobs.fetch", "event-loop"), ("jobs.count", "task")])
