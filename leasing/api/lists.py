@@ -13,19 +13,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
-from typing import Annotated, Any, Generic
+from typing import Annotated, Any, Generic, TypeVar
 
 from django.db import models
 from django.db.models import Q
-from ninja import Query
+from ninja import Query, Router
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
+from leasing.api.access import Access
 from leasing.api.bodies import Limit
+from leasing.api.document import linked
+from leasing.api.errors import answers
 from leasing.web.cursors import NEWEST_FIRST, Cursor, InvalidCursor, Order
 from leasing.web.keyset import Record
 from leasing.web.paging import cursor_of, page_of
 
-#: Where a page of a list begins.
+View = TypeVar("View", bound=Callable[..., Any])
+
+#: The cursor of a page of a list.
 At = Annotated[
     str,
     Query(
@@ -33,7 +38,7 @@ At = Annotated[
     ),
 ]
 
-__all__ = ["At", "Limit", "Page", "Source", "page_at"]
+__all__ = ["At", "Limit", "Page", "Source", "list_route", "page_at"]
 
 
 class Page(BaseModel):
@@ -69,6 +74,32 @@ class Source(Generic[Record]):
     @property
     def label(self) -> str:
         return self.rows.model._meta.label_lower
+
+
+def list_route(
+    router: Router, path: str, auth: Access, page: type[BaseModel], **links: dict[str, Any]
+) -> Callable[[View], View]:
+    """Register a view that lists rows, a page at a time. In the document its answer leads to the
+    next page.
+
+    Args:
+        router: The router.
+        path: The path of the list.
+        auth: Who may see it.
+        page: The model of a page.
+        links: What else its answer leads to: see ``linked``.
+    """
+
+    def register(view: View) -> View:
+        following = {view.__name__: {"parameters": {"cursor": "$response.body#/next"}}}
+        document = linked(200, **following, **links)
+        route = router.get(
+            path, auth=auth, response=answers({200: page}, 400), openapi_extra=document
+        )
+        registered: View = route(view)
+        return registered
+
+    return register
 
 
 def page_at(

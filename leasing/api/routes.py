@@ -17,9 +17,8 @@ from ninja import Query, Router
 
 from leasing.api.access import Access
 from leasing.api.bodies import Name, Notice
-from leasing.api.document import linked
 from leasing.api.errors import answers
-from leasing.api.lists import At, Limit, Source, page_at
+from leasing.api.lists import At, Limit, Source, list_route, page_at
 from leasing.api.principals import principal_of
 from leasing.api.schemas import LeaseList, LeaseOut
 from leasing.functions import EPOCH
@@ -33,12 +32,8 @@ may_see = Access("leasing.view_lease")
 router = Router(tags=["leases"])
 
 
-def turning(operation: str) -> dict[str, Any]:
-    """Return the ``openapi_extra`` of ``operation``, which lists leases: the next page, and one of
-    them."""
-    following = {operation: {"parameters": {"cursor": "$response.body#/next"}}}
-    one = {"get_lease": {"parameters": {"lease_id": "$response.body#/leases/0/id"}}}
-    return linked(200, **following, **one)
+#: The link from a list to one of its leases.
+ONE: dict[str, Any] = {"get_lease": {"parameters": {"lease_id": "$response.body#/leases/0/id"}}}
 
 
 @router.get("/healthz", auth=None, response=Notice, tags=["health"])
@@ -48,56 +43,31 @@ def healthz(request: HttpRequest) -> Notice:
     return Notice(message="ok")
 
 
-@router.get(
-    "/leases",
-    auth=may_see,
-    response=answers({200: LeaseList}, 400),
-    openapi_extra=turning("list_leases"),
-)
+@list_route(router, "/leases", may_see, LeaseList, **ONE)
 def list_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """List leases in any state."""
     return leases_in(request, "all", cursor, limit)
 
 
-@router.get(
-    "/leases/active",
-    auth=may_see,
-    response=answers({200: LeaseList}, 400),
-    openapi_extra=turning("list_active_leases"),
-)
+@list_route(router, "/leases/active", may_see, LeaseList, **ONE)
 def list_active_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """List leases that are held now."""
     return leases_in(request, "active", cursor, limit)
 
 
-@router.get(
-    "/leases/expired",
-    auth=may_see,
-    response=answers({200: LeaseList}, 400),
-    openapi_extra=turning("list_expired_leases"),
-)
+@list_route(router, "/leases/expired", may_see, LeaseList, **ONE)
 def list_expired_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """List leases that expired: their holder did not renew or release them in time."""
     return leases_in(request, "expired", cursor, limit)
 
 
-@router.get(
-    "/leases/renewed",
-    auth=may_see,
-    response=answers({200: LeaseList}, 400),
-    openapi_extra=turning("list_renewed_leases"),
-)
+@list_route(router, "/leases/renewed", may_see, LeaseList, **ONE)
 def list_renewed_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """List leases whose latest grant was renewed, in any state."""
     return leases_in(request, "renewed", cursor, limit)
 
 
-@router.get(
-    "/leases/released",
-    auth=may_see,
-    response=answers({200: LeaseList}, 400),
-    openapi_extra=turning("list_released_leases"),
-)
+@list_route(router, "/leases/released", may_see, LeaseList, **ONE)
 def list_released_leases(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> LeaseList:
     """List leases that were released, or revoked by an operator."""
     return leases_in(request, "released", cursor, limit)

@@ -14,9 +14,8 @@ from ninja import Query
 
 from leasing.api.access import Access
 from leasing.api.bodies import Name
-from leasing.api.document import linked
 from leasing.api.errors import answers
-from leasing.api.lists import At, Limit, Page, Source, page_at
+from leasing.api.lists import At, Limit, Page, Source, list_route, page_at
 from leasing.validation.names import check_name
 
 # GET and POST of /tasks are one address, and so of one router.
@@ -36,17 +35,9 @@ State = Literal["ready", "scheduled", "retrying", "running", "succeeded", "faile
 Filter = Annotated[Name | None, Query()]
 
 
-def turning(operation: str, first: str = "/tasks/0/id") -> dict[str, Any]:
-    """Return the ``openapi_extra`` of an operation that lists tasks: the next page, and one of
-    them.
-
-    Args:
-        operation: The id of the operation.
-        first: The place of an id in its answer.
-    """
-    following = {operation: {"parameters": {"cursor": "$response.body#/next"}}}
-    one = {"get_task": {"parameters": {"task_id": f"$response.body#{first}"}}}
-    return linked(200, **following, **one)
+def task_at(place: str) -> dict[str, Any]:
+    """Return the link from a list to the task whose id is at ``place`` in its answer."""
+    return {"parameters": {"task_id": f"$response.body#{place}"}}
 
 
 class AttemptList(Page):
@@ -61,12 +52,7 @@ class StuckList(Page):
     tasks: list[StuckTask]
 
 
-@router.get(
-    "/tasks",
-    auth=may_see,
-    response=answers({200: TaskList}, 400),
-    openapi_extra=turning("list_tasks"),
-)
+@list_route(router, "/tasks", may_see, TaskList, get_task=task_at("/tasks/0/id"))
 def list_tasks(
     request: HttpRequest,
     limit: Limit = 100,
@@ -87,12 +73,7 @@ def list_tasks(
     return page(request, Source(rows, order, search), cursor, limit)
 
 
-@router.get(
-    "/tasks/started",
-    auth=may_see,
-    response=answers({200: TaskList}, 400),
-    openapi_extra=turning("list_started_tasks"),
-)
+@list_route(router, "/tasks/started", may_see, TaskList, get_task=task_at("/tasks/0/id"))
 def list_started_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> TaskList:
     """List tasks that have started and not ended, including those between two attempts, newest
     first."""
@@ -100,24 +81,14 @@ def list_started_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = ""
     return page(request, Source(tasks(), search=begun), cursor, limit)
 
 
-@router.get(
-    "/tasks/processed",
-    auth=may_see,
-    response=answers({200: TaskList}, 400),
-    openapi_extra=turning("list_processed_tasks"),
-)
+@list_route(router, "/tasks/processed", may_see, TaskList, get_task=task_at("/tasks/0/id"))
 def list_processed_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> TaskList:
     """List tasks that have ended, in any state, newest first."""
     ended = search_of(request, Q(processed_at__isnull=False))
     return page(request, Source(tasks(), search=ended), cursor, limit)
 
 
-@router.get(
-    "/tasks/stuck",
-    auth=may_see,
-    response=answers({200: StuckList}, 400),
-    openapi_extra=turning("list_stuck_tasks", "/tasks/0/task/id"),
-)
+@list_route(router, "/tasks/stuck", may_see, StuckList, get_task=task_at("/tasks/0/task/id"))
 def list_stuck_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> StuckList:
     """List running tasks that recovery is about to take back, each with its diagnosis: their
     deadline has passed, or they report no progress."""
