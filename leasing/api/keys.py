@@ -39,7 +39,7 @@ _SALT = "leasing.lease_key"
 HEADER: Final = "Idempotency-Key"
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
-#: What a wrong key and a wrong grant are told.
+#: The answer to a wrong key and to a wrong grant.
 WRONG_KEY: Final = "The lease_key is not that of the current grant."
 
 

@@ -124,7 +124,7 @@ class TokenGrant(models.Model):
     #: The request that it was made for.
     request_id = models.UUIDField()
     reserved_at = models.DateTimeField(db_default=DbNow())
-    #: How many of it are under way, each of which may still win the grant.
+    #: The number of its requests under way, each of which may still win the grant.
     sharing = models.PositiveSmallIntegerField(default=1)
     #: The leased row, and its grant; empty while the room is only reserved.
     model = models.CharField(max_length=MAX_LABEL, blank=True, default="")

@@ -15,7 +15,6 @@ from ninja import Router
 from ninja.errors import HttpError
 
 from leasing.api.errors import BAD_BODY, answers
-from leasing.api.keys import check_lease_key
 from leasing.functions import DbNow
 from leasing.store import Renewal
 from leasing.validation.names import check_name
@@ -31,7 +30,7 @@ from tasks.api.batch_schemas import (
     One,
 )
 from tasks.api.errors import refusal_of
-from tasks.api.holders import is_completed, may_change
+from tasks.api.holders import is_completed, may_change, why_not_held
 from tasks.api.rows import tasks, tasks_of
 from tasks.models import Task, TaskStatus
 from tasks.querysets.claimed import COLUMNS, OF_TERM, ClaimedTask
@@ -215,19 +214,13 @@ def refusal_to(item: One, task: Task | None, processor: str | None) -> Refusal |
         task: The task; None: it is not there.
         processor: The name of the holder that the request is from.
     """
-    if item.lease_key is not None:
-        try:
-            check_lease_key(task, item.lease_key)
-        except HttpError as error:
-            return error.status_code, str(error)
-        return None
-    if processor is None:
+    if item.lease_key is None and processor is None:
         return 400, "Give the processor, or the lease_key."
-    if task is None:
-        return 200, f"There is no task {item.id}."
-    if task.holder != processor:
-        return 200, f"Task {item.id} is not assigned to {processor}."
-    return None
+    try:
+        notice = why_not_held(item.id, task, item.lease_key, processor)
+    except HttpError as error:
+        return error.status_code, str(error)
+    return (200, notice) if notice else None
 
 
 def refused(key: int, refusal: Refusal) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ from leasing.validation.names import check_name
 from tasks.api.rows import find, tasks
 from tasks.api.schemas import ClaimedTask, ClaimedTasks, HeldTask, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_claimer, shown_to_holder
-from tasks.claim_waiting import claiming
+from tasks.api.waiting import claiming
 from tasks.models import Task, TaskStatus
 from tasks.payload import is_same_json
 
@@ -261,18 +261,36 @@ def by_holder(
     """
     processor = None if body.processor is None else check_name(body.processor, "processor")
     try:
-        task = find(request, task_id)
-    except Http404 as missing:
-        if body.lease_key is not None:
-            check_lease_key(None, body.lease_key)
-        return Status(200, Notice(message=str(missing)))
-    if body.lease_key is not None:
-        check_lease_key(task, body.lease_key)
-    elif task.holder != processor:
-        return Status(200, Notice(message=f"Task {task_id} is not assigned to {processor}."))
+        task: Task | None = find(request, task_id)
+    except Http404:
+        task = None
+    notice = why_not_held(task_id, task, body.lease_key, processor)
+    if task is None or notice:
+        return Status(200, Notice(message=notice))
     try:
         return Status(202, verb(task))
     except LeaseLost:
         if not tasks().filter(pk=task.pk, processed_at__isnull=False).exists():
             raise
     return Status(409, Notice(message=f"Task {task_id} was already processed."))
+
+
+def why_not_held(
+    task_id: int | str, task: Task | None, lease_key: str | None, processor: str | None
+) -> str:
+    """Return why a client does not have a task, in the words of a notice; empty: it has it.
+
+    Args:
+        task_id: The id of the task.
+        task: The task; None: it is not there.
+        lease_key: The key that the client sent; None: its name counts.
+        processor: The name of the holder that it gave.
+
+    Raises HttpError 409 if the key is wrong.
+    """
+    if lease_key is not None:
+        check_lease_key(task, lease_key)
+        return ""
+    if task is None:
+        return f"There is no task {task_id}."
+    return "" if task.holder == processor else f"Task {task_id} is not assigned to {processor}."

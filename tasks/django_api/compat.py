@@ -80,7 +80,7 @@ else:
 
     AnyTask, AnyResult, AnyContext = Task, TaskResult, TaskContext
 
-#: Where the standard library's code of loggers is.
+#: The file of the standard library's loggers.
 _LOGGING_FILE = logging.Logger.info.__code__.co_filename
 
 #: The keys of Django's own receivers, which log at one of two levels, as they are connected: for

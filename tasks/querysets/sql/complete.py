@@ -27,7 +27,7 @@ _COMPLETE = """
 WITH mine AS MATERIALIZED ({locked} FOR NO KEY UPDATE)
 {update} RETURNING {table}.id"""
 _GIVEN = "{table}.id = ANY({ids}::bigint[]) AND {table}.grant_id = ({grants}::uuid[])[{place}]"
-#: What is locked runs under its grant, and nobody else writes to it: it is not asked again.
+#: The locked rows run under their grants, and nobody else writes to them: not asked again.
 _LOCKED = "{table}.id = ANY(ARRAY(SELECT id FROM mine))"
 #: The position of a row's key among the keys, which are in order: a join takes longer.
 _PLACE = "width_bucket({table}.id, {ids}::bigint[])"

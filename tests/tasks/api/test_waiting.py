@@ -13,7 +13,7 @@ from django.test import AsyncClient, Client
 
 from leasing.api import waiting
 from leasing.runtime.clock import clock
-from tasks.claim_waiting import claimers
+from tasks.api.waiting import claimers
 from tasks.models import Task, TaskStatus
 from tests.api_calls import call
 from tests.leasing.support import PATIENCE, OtherSession
