@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 from django.test import AsyncClient, Client
 from pytest_django import Settings
 
@@ -16,6 +16,7 @@ from leasing.api import waiting
 from leasing.models import Lease
 from leasing.notifier import notifier
 from tests.api_calls import call
+from tests.event_loop import calls_in_turn, in_loop, settled, until
 from tests.leasing.support import PATIENCE, OtherSession
 from tests.processes import wait_for
 
@@ -103,22 +104,9 @@ def test_the_site_bounds_the_wait(client: Client, settings: Settings) -> None:
 # In an event loop
 
 
-def in_loop(body: Callable[[AsyncClient], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(PATIENCE):
-            await body(AsyncClient())
-
-    async_to_sync(bounded)()
-
-
 def asked(client: AsyncClient, **body: Any) -> asyncio.Task[Any]:
     sent = client.post("/api/leases", TERM | body, content_type="application/json")
     return asyncio.ensure_future(sent)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def test_a_wait_in_a_loop_takes_no_thread() -> None:
@@ -168,6 +156,8 @@ def test_a_client_that_hangs_up_gets_no_lease() -> None:
             await request
         await sync_to_async(lease.release)()
         assert not waiters()
+        await settled()  # a look that was on its way takes the lease, and releases it
         assert not await Lease.objects.active().aexists()
 
-    in_loop(body)
+    with calls_in_turn():
+        in_loop(body)

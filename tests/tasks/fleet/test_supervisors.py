@@ -10,7 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -68,6 +69,13 @@ def is_gone(pid: int) -> bool:
     return state(pid) in ("", "Z")
 
 
+def tell(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes; the first to hear of it may have ended the others."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def serving(process: Process, count: int = 2) -> list[Worker]:
     """The workers below the parent that have registered and not stopped, once there are so many."""
 
@@ -94,16 +102,14 @@ class Unit:
         self.codes.append(code)
         if code in (0, 2):
             return True
-        for each in family(self.main.pid):
-            os.kill(each, signal.SIGKILL)
+        tell(family(self.main.pid), signal.SIGKILL)
         self.main = self._spawn(self._args)
         return False
 
     def stop(self) -> int:
         """As ``systemctl stop``: SIGTERM to every process of the unit."""
         everyone = [self.main.pid, *family(self.main.pid)]
-        for each in everyone:
-            os.kill(each, signal.SIGTERM)
+        tell(everyone, signal.SIGTERM)
         code = self.main.wait(PATIENCE)
         wait_for(lambda: all(map(is_gone, everyone)))
         return code
