@@ -267,10 +267,12 @@ class Notice(BaseModel):
 
 def _document_both(schema: dict[str, Any], model: type[BaseModel]) -> None:
     assert issubclass(model, BothSpellings)
+    if leasing_settings.API_ACCESS != "compatible":
+        return
     properties = schema["properties"]
     for name in list(properties):
         if (sample := model.sample_spelling(name)) != name:
-            text = f"{name}, for clients of the sample service. In the compatible mode only."
+            text = f"{name}, for clients of the sample service."
             properties[sample] = {**properties[name], "title": sample, "description": text}
 
 

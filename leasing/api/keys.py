@@ -37,7 +37,7 @@ from leasing.models import Leasable
 _SALT = "leasing.lease_key"
 
 HEADER: Final = "Idempotency-Key"
-_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 #: The answer to a wrong key and to a wrong grant.
 WRONG_KEY: Final = "The lease_key is not that of the current grant."
@@ -160,7 +160,8 @@ IDEMPOTENT: Final[dict[str, Any]] = {
             "in": "header",
             "name": HEADER,
             "required": False,
-            "schema": {"type": "string", "format": "uuid"},
+            # Not of the format `uuid`: generated clients would send an object, not its text.
+            "schema": {"type": "string", "pattern": f"^{_UUID.pattern}$"},
             "description": "A UUID that the client makes for each request and sends again with it: "
             "a repetition is answered with the grant of the first.",
         }

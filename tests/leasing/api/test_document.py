@@ -64,6 +64,12 @@ def test_the_closed_mode_demands_a_key_and_allows_no_other_fields(admin_client: 
     assert term["additionalProperties"] is False
 
 
+def test_only_the_compatible_mode_answers_in_the_spelling_of_the_sample(
+    admin_client: Client,
+) -> None:
+    assert "createdAt" not in schema_of(document(admin_client), "LeaseOut")["properties"]
+
+
 def test_the_compatible_mode_demands_a_name_and_no_credentials(
     client: Client, compatible: None
 ) -> None:
