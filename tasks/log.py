@@ -164,7 +164,7 @@ class Log:
     fleet_starts_by_exec = _worker(
         INFO, "%(worker)s cannot fork its workers and starts them by exec: %(reason)s"
     )
-    fleet_callback_failed = _worker(ERROR, "Callback of the parent process failed; continuing")
+    loop_callback_failed = _worker(ERROR, "Callback of an event loop failed; continuing")
     fleet_no_process = _worker(
         ERROR, "Process for %(worker)s could not be started; will retry: %(error)s"
     )

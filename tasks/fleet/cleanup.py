@@ -16,8 +16,8 @@ from contextlib import suppress
 from leasing.runtime.clock import clock
 from tasks.fleet import child_start, hand_back
 from tasks.fleet.hand_back import DeadWorker
-from tasks.fleet.loop import Loop
 from tasks.log import log
+from tasks.runtime.loop import Loop
 
 #: Seconds between checks of a killed process group, and until giving up on it: a process in
 #: uninterruptible sleep exits only when its system call returns.

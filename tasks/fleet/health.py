@@ -8,13 +8,7 @@ from collections.abc import Iterator
 from leasing.runtime.clock import clock
 from tasks.fleet.parent import Parent
 from tasks.fleet.status import ChildStatus, Member
-from tasks.runtime.health import Health, HealthFile
-from tasks.runtime.health_server import HealthServer
-
-#: Seconds without a report after which a child counts as stalled, and as hung.
-LATE_AFTER, HUNG_AFTER = 10.0, 60.0
-#: Seconds between touches of the file, and between checks for hanging clients.
-LOOK_EVERY = 1.0
+from tasks.runtime.health import HUNG_AFTER, LATE_AFTER, Health
 
 
 class FleetHealth:
@@ -36,16 +30,6 @@ class FleetHealth:
                 yield member.index, _of(member.child)
             elif member.is_awaited and not self._parent.is_stopping:
                 yield member.index, _of_none(member)
-
-    def tell_at(self, address: str, port: int) -> HealthServer:
-        """Serve probes on the loop of the parent. Raises OSError."""
-        server = HealthServer(address, port, self.read, self._parent.loop)
-        self._parent.loop.repeat(LOOK_EVERY, server.cut_off)
-        return server
-
-    def tell_by(self, file: HealthFile) -> None:
-        """Touch ``file`` while all children make progress."""
-        self._parent.loop.repeat(LOOK_EVERY, lambda: file.note(self.read()))
 
 
 def _of(child: ChildStatus) -> Health:

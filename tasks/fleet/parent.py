@@ -37,9 +37,9 @@ from tasks.fleet.channel import STOP, STOP_NOW, ReportReader
 from tasks.fleet.child_start import ChildContext
 from tasks.fleet.cleanup import Cleanup
 from tasks.fleet.hand_back import DeadWorker
-from tasks.fleet.loop import Loop
 from tasks.fleet.status import ChildStatus, Member
 from tasks.log import log
+from tasks.runtime.loop import Loop
 from tasks.runtime.marks import Marks
 
 #: Number of failed starts in a row of one index after which the fleet stops.

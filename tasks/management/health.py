@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from leasing.metrics.port import Page
 from tasks.fleet.health import FleetHealth
 from tasks.fleet.parent import Parent
 from tasks.log import log
-from tasks.runtime.health import HealthFile
-from tasks.runtime.health_server import page
-from tasks.worker.health_thread import HealthThread
+from tasks.runtime.health import Health, HealthFile
+from tasks.runtime.health_server import HealthServer, page
+from tasks.runtime.loop import Loop, LoopThread
 from tasks.worker.process import WorkerProcess
 
 
@@ -51,14 +51,12 @@ def check(options: Mapping[str, Any]) -> None:
 
 def serve(options: Mapping[str, Any], worker: WorkerProcess) -> None:
     """Tell the health of ``worker`` as the ``options`` of the command say, from now until it has
-    ended. Raises CommandError."""
-    address, file = _wanted(options)
-    if address is None and file is None:
+    ended. Raises CommandError. The thread waits for nothing else, so it goes on while others
+    hang."""
+    if options["health_port"] is None and options["health_file"] is None:
         return
-    with _refused(options):
-        thread = HealthThread(worker.health.read, worker.ended, address=address, file=file)
-    if thread.server is not None:
-        log.health_served(address=options["health_address"], port=thread.server.port)
+    thread = LoopThread("health", worker.ended)
+    _tell(options, worker.health.read, thread.loop)
     worker.health.is_observed = True
     worker.watched.append(thread)
     thread.tend()
@@ -67,20 +65,17 @@ def serve(options: Mapping[str, Any], worker: WorkerProcess) -> None:
 def serve_fleet(options: Mapping[str, Any], parent: Parent) -> None:
     """Tell the health of all children of ``parent`` as the ``options`` of the command say. Raises
     CommandError."""
-    address, file = _wanted(options)
-    health = FleetHealth(parent)
+    _tell(options, FleetHealth(parent).read, parent.loop)
+
+
+def _tell(options: Mapping[str, Any], health: Callable[[], Health], loop: Loop) -> None:
+    address, port, file = (options[f"health_{each}"] for each in ("address", "port", "file"))
     with _refused(options):
-        if address is not None:
-            server = health.tell_at(*address)
-            log.health_served(address=options["health_address"], port=server.port)
         if file is not None:
-            health.tell_by(HealthFile(file))
-
-
-def _wanted(options: Mapping[str, Any]) -> tuple[tuple[str, int] | None, Path | None]:
-    port = options["health_port"]
-    address = None if port is None else (options["health_address"], port)
-    return address, options["health_file"]
+            HealthFile(file, health, loop)
+        if port is not None:
+            server = HealthServer(address, port, health, loop)
+            log.health_served(address=address, port=server.port)
 
 
 @contextmanager

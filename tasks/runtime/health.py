@@ -9,11 +9,17 @@ ready    it is alive, its work moves, the migrations were applied, and it neithe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tasks.log import log
+from tasks.runtime.loop import Loop
+
+#: Seconds without a sign after which work counts as stalled, and a thread or a process as hung.
+LATE_AFTER, HUNG_AFTER = 10.0, 60.0
+#: Seconds between touches of the file, and between checks for hanging clients of the probes.
+LOOK_EVERY = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,17 +57,19 @@ class Health:
 
 
 class HealthFile:
-    """A file that is touched while the work of a process moves: its age tells for how long it has
-    not. It is made at once; raises OSError where it cannot be."""
+    """A file that a loop touches while the work of a process moves: its age tells for how long it
+    has not. It is made at once; raises OSError where it cannot be."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, health: Callable[[], Health], loop: Loop) -> None:
         self._path = path
+        self._health = health
         self._has_failed = False
         path.touch()
+        loop.repeat(LOOK_EVERY, self.note)
 
-    def note(self, health: Health) -> None:
-        """Touch the file if the work moves. Raises nothing."""
-        if not health.is_moving:
+    def note(self) -> None:
+        """Touch the file if the work moves."""
+        if not self._health().is_moving:
             return
         try:
             self._path.touch()

@@ -1,7 +1,6 @@
 """A small HTTP server for probes: ``/livez`` and ``/readyz``, and nothing else.
 
-It never waits: a loop, on a thread or the parent's own, calls what is ready and, about once a
-second, ``cut_off``. A request is read to the end of its head, up to MAX_HEAD
+It never waits: a loop calls what is ready. A request is read to the end of its head, up to MAX_HEAD
 bytes; the answer closes the connection. A client has PATIENCE seconds for all of it. Where
 MAX_CLIENTS are connected, the one that has been so for longest makes room for the next, so that
 clients that hang keep out no probe.
@@ -12,10 +11,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Protocol
 
 from leasing.runtime.clock import system_clock
-from tasks.runtime.health import Health
+from tasks.runtime.health import LOOK_EVERY, Health
+from tasks.runtime.loop import Loop
 
 #: The greatest number of bytes of a request line and its header.
 MAX_HEAD = 8192
@@ -64,19 +63,6 @@ def _response(
     return head.encode() + (b"" if is_head else body)
 
 
-class Loop(Protocol):
-    """Waits for sockets."""
-
-    def add_reader(self, file: socket.socket, callback: Callable[[], object]) -> None:
-        """Call ``callback`` whenever ``file`` can be read."""
-
-    def add_writer(self, file: socket.socket, callback: Callable[[], object]) -> None:
-        """Call ``callback`` whenever ``file`` can be written, instead of when it can be read."""
-
-    def remove(self, file: socket.socket) -> None:
-        """Forget ``file``."""
-
-
 class HealthServer:
     """Answers probes at ``address`` and ``port``; 0 is any free port. Raises OSError."""
 
@@ -98,6 +84,7 @@ class HealthServer:
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._listen()
+        loop.repeat(LOOK_EVERY, self._cut_off)
 
     def _accept(self) -> None:
         try:
@@ -115,27 +102,17 @@ class HealthServer:
         self._clients.append(client)
         self._loop.add_reader(connected, client.read)
 
-    def cut_off(self) -> float | None:
-        """Close the connections whose time is over. Returns the seconds until another is over;
-        None if there is no connection."""
+    def _cut_off(self) -> None:
+        """Close the connections whose time is over."""
         now = system_clock()
         while self._clients and self._clients[0].ends_at <= now:
             self._clients[0].close()
         if self._is_deaf:
             self._listen()
-        return self._clients[0].ends_at - now if self._clients else None
 
     def _listen(self) -> None:
         self._is_deaf = False
         self._loop.add_reader(self._socket, self._accept)
-
-    def close(self) -> None:
-        """Close all sockets."""
-        for client in list(self._clients):
-            client.close()
-        if not self._is_deaf:
-            self._loop.remove(self._socket)
-        self._socket.close()
 
 
 class _Client:
@@ -186,8 +163,6 @@ class _Client:
         self._server._loop.add_reader(self._socket, self.read)
 
     def close(self) -> None:
-        if self not in self._server._clients:  # closed while its call was waiting
-            return
         self._server._clients.remove(self)
         self._server._loop.remove(self._socket)
         self._socket.close()

@@ -12,13 +12,11 @@ from leasing.runtime.services import Service
 from tasks.conf import task_settings
 from tasks.execution.completer import Completer
 from tasks.log import log
-from tasks.runtime.health import Health
+from tasks.runtime.health import HUNG_AFTER, LATE_AFTER, Health
 
-#: Seconds after which a look for tasks, or a thread that ticks every few seconds, counts as hung:
-#: longer than a database that does not answer keeps it, so many times ANSWER_TIMEOUT at least.
-HUNG_AFTER, ANSWERS = 60.0, 4
-#: Seconds after which a claim without an answer, or a result that waits, does not move.
-LATE_AFTER = 10.0
+#: A thread counts as hung after HUNG_AFTER, and after so many times ANSWER_TIMEOUT at least: longer
+#: than a database that does not answer keeps it.
+ANSWERS = 4
 #: Seconds between looks at the migrations, until all are applied and after.
 MIGRATIONS_EVERY, APPLIED_FOR = 5.0, 3600.0
 

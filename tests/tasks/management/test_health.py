@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -51,15 +50,16 @@ def while_it_runs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerProces
 
 
 def test_a_worker_answers_probes_and_touches_a_file_until_it_has_ended(
-    while_it_runs: Callable[..., WorkerProcess], tmp_path: Path
+    while_it_runs: Callable[..., WorkerProcess],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = tmp_path / "health"
     port: list[int] = []
 
     def look(worker: WorkerProcess) -> None:
-        (thread,) = worker.watched
-        server: Any = thread.server  # type: ignore[attr-defined]
-        port.append(server.port)
+        assert len(worker.watched) == 1
+        port.extend(record.port for record in caplog.records if hasattr(record, "port"))
         wait_for(lambda: not worker.health.read().reasons)
         for probe in ("livez", "readyz"):
             with urlopen(f"http://127.0.0.1:{port[0]}/{probe}", timeout=20) as answer:

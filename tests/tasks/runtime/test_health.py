@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tasks.runtime import health as judging
 from tasks.runtime import health_server
 from tasks.runtime.health import Health, HealthFile
-from tasks.runtime.health_server import MAX_CLIENTS, MAX_HEAD, PATIENCE
-from tasks.worker import health_thread
-from tasks.worker.health_thread import HealthThread
+from tasks.runtime.health_server import MAX_CLIENTS, MAX_HEAD, PATIENCE, HealthServer
+from tasks.runtime.loop import Loop, LoopThread
 from tests.leasing.support import FakeClock
 from tests.logs import logged
 from tests.processes import wait_for
@@ -30,12 +30,12 @@ class Probes:
     def __init__(self) -> None:
         self.health = Health()
         self.ended = threading.Event()
-        self.thread = HealthThread(lambda: self.health, self.ended, address=("127.0.0.1", 0))
+        self.thread = LoopThread("health", self.ended)
+        self.server = HealthServer("127.0.0.1", 0, lambda: self.health, self.thread.loop)
         self.thread.tend()
 
     def connect(self) -> socket.socket:
-        assert self.thread.server is not None
-        return socket.create_connection(("127.0.0.1", self.thread.server.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=20)
 
     def ask(self, request: bytes) -> tuple[str, str]:
         """The status line and the body of the answer, read to its end."""
@@ -61,11 +61,11 @@ def parts(answer: bytes) -> tuple[str, str]:
 
 @pytest.fixture
 def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
-    monkeypatch.setattr(health_thread, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(health_server, "LOOK_EVERY", 0.02)
     made = Probes()
     yield made
     made.ended.set()
-    wait_for(lambda: not made.thread._thread.is_alive())
+    wait_for(lambda: not made.thread.is_alive())
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,7 @@ def test_a_request_may_come_in_pieces_and_have_a_body(probes: Probes) -> None:
 def test_a_client_that_hangs_is_cut_off(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
     monkeypatch.setattr(health_server, "system_clock", clock)
-    server = probes.thread.server
-    assert server is not None
+    server = probes.server
     with probes.connect() as silent, probes.connect() as answered:
         silent.sendall(b"GET /livez HTTP/1.1\r\n")
         answered.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
@@ -164,8 +163,7 @@ def test_a_client_that_is_gone_disturbs_nobody(probes: Probes) -> None:
 def test_without_a_descriptor_for_a_client_it_waits_for_one(
     probes: Probes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = probes.thread.server
-    assert server is not None
+    server = probes.server
     accept, errors = server._socket.accept, [OSError(24, "Too many open files")]
 
     class Refusing:
@@ -193,10 +191,10 @@ def test_a_health_file_is_touched_while_the_work_moves(
     health: Health, is_touched: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "health"
-    file = HealthFile(path)
+    file = HealthFile(path, lambda: health, Loop())
     os.utime(path, (0, 0))
 
-    file.note(health)
+    file.note()
 
     assert (path.stat().st_mtime > 0) is is_touched
 
@@ -204,16 +202,16 @@ def test_a_health_file_is_touched_while_the_work_moves(
 def test_a_health_file_that_cannot_be_touched_is_said_once_and_no_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = HealthFile(tmp_path / "health")
+    file = HealthFile(tmp_path / "health", Health, Loop())
     (tmp_path / "health").unlink()
     tmp_path.rmdir()
 
     for _ in range(3):
-        file.note(Health())
+        file.note()
     assert logged(caplog) == ["health.file_failed"]
 
     tmp_path.mkdir()
-    file.note(Health())
+    file.note()
     assert (tmp_path / "health").exists()
 
 
@@ -224,16 +222,14 @@ def test_a_process_lacks_all_that_its_parts_lack() -> None:
     assert Health.of_all({}) == Health()
 
 
-def test_the_thread_touches_the_file_until_the_worker_has_ended(
+def test_the_file_is_touched_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health_thread, "LOOK_EVERY", 0.01)
-    path, ended = tmp_path / "health", threading.Event()
-    thread = HealthThread(Health, ended, file=path)
-    thread.tend()
-    age: Callable[[], float] = lambda: path.stat().st_mtime  # noqa: E731
+    monkeypatch.setattr(judging, "LOOK_EVERY", 0.01)
+    path, loop = tmp_path / "health", Loop()
+    HealthFile(path, Health, loop)
     for _ in range(2):
         os.utime(path, (0, 0))
-        wait_for(age)
-    ended.set()
-    wait_for(lambda: not thread._thread.is_alive())
+        loop.step()
+        assert path.stat().st_mtime > 0
+    loop.abandon()

@@ -17,11 +17,11 @@ from tasks.conf import task_settings
 from tasks.log import log
 from tasks.models import TaskStatus
 from tasks.runtime import service_threads
-from tasks.runtime.health import Health
+from tasks.runtime.health import LATE_AFTER, Health
 from tasks.runtime.memory import resident_mib
 from tasks.worker import health as judging
 from tasks.worker import process
-from tasks.worker.health import LATE_AFTER, WorkerHealth
+from tasks.worker.health import WorkerHealth
 from tests.factories import TaskFactory
 from tests.leasing.support import FakeClock
 from tests.logs import logged

@@ -1,16 +1,18 @@
-"""The event loop of a parent."""
+"""The event loop of a parent, and of probes."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from tasks.fleet import loop as module
-from tasks.fleet.loop import Loop
+from tasks.runtime import loop as module
+from tasks.runtime.loop import Loop, LoopThread
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.once
 
@@ -114,7 +116,7 @@ def test_what_is_registered_is_closed_when_the_loop_is_abandoned() -> None:
     theirs.close()
 
 
-def test_a_callback_that_fails_does_not_end_the_parent(
+def test_a_callback_that_fails_does_not_end_the_loop(
     loop: Loop, now: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     called: list[int] = []
@@ -128,3 +130,20 @@ def test_a_callback_that_fails_does_not_end_the_parent(
 
     assert called == [1]
     assert "no luck" in caplog.text
+
+
+def test_a_thread_runs_its_loop_until_its_end() -> None:
+    ended, called = threading.Event(), threading.Event()
+    thread = LoopThread("a", ended)
+    thread.loop.repeat(0.01, called.set)
+    ours, theirs = socket.socketpair()
+    thread.loop.add_reader(ours, lambda: None)
+
+    called.clear()
+    thread.tend()
+    assert called.wait(10)
+    ended.set()
+    wait_for(lambda: not thread.is_alive())
+
+    assert theirs.recv(1) == b""
+    theirs.close()

@@ -1,4 +1,5 @@
-"""The event loop of the parent: one thread that waits for descriptors, signals and timers.
+"""An event loop: one thread that waits for descriptors, signals and timers. The parent of a fleet
+runs on one, and so do the probes of a worker.
 
 It is not asyncio's, since the parent forks: nothing of it may stay active in a child, which closes
 what is registered here (``abandon``) and runs as a worker.
@@ -11,12 +12,14 @@ import math
 import selectors
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from leasing.runtime.clock import clock
+from leasing.runtime.threads import LastingThread
 from tasks.log import log
 
 #: Maximum seconds between two readings of the clock: a timeout may not count the time for which the
@@ -47,7 +50,7 @@ class Timer:
 
 class Loop:
     """Runs callbacks on the thread that calls ``step``. A callback must return quickly: it blocks
-    the parent."""
+    the others."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -149,5 +152,20 @@ class Loop:
 def _call(callback: Callable[[], object]) -> None:
     try:
         callback()
-    except Exception:  # the parent has other work to do
-        log.fleet_callback_failed(exc_info=True)
+    except Exception:  # the others are due as well
+        log.loop_callback_failed(exc_info=True)
+
+
+class LoopThread(LastingThread):
+    """A thread that runs a ``loop`` until ``ended`` is set. At least one callback has to repeat,
+    as often as ``ended`` is to be observed."""
+
+    def __init__(self, name: str, ended: threading.Event) -> None:
+        super().__init__(name, self._run_loop)
+        self.loop = Loop()
+        self._ended = ended
+
+    def _run_loop(self) -> None:
+        while not self._ended.is_set():
+            self.loop.step()
+        self.loop.abandon()
