@@ -10,7 +10,7 @@ does not delay them.
     revoked    reason, by
     preempted  by: somebody of higher priority asked the holder to yield
     lost       reason: the holder learned that its term has ended (a
-               ``leasing.stores.reasons.Reason`` if the cause is known)
+               ``leasing.store.Reason`` if the cause is known)
     refused    verb, reason: a late write was refused. If the writer gave only a fencing token,
                ``lease`` is a ``leasing.fencing.BareToken``
 """

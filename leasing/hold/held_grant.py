@@ -22,8 +22,7 @@ from leasing.hold.trust import interval, margin
 from leasing.keeper import Keeper, keeper
 from leasing.runtime.event_lines import log
 from leasing.runtime.tracepoints import HoldTrace, points
-from leasing.store import Grant, Renewal, Store
-from leasing.stores.reasons import Reason, Why
+from leasing.store import Grant, Reason, Renewal, Store, Why
 
 #: The reason of a loss because the thread or coroutine that did the work has ended.
 ABANDONED = Reason(Why.ABANDONED, "its thread or coroutine has ended")

@@ -20,7 +20,7 @@ from leasing.leader import leaders
 from leasing.runtime import probes
 from leasing.runtime.probes import Round
 from leasing.runtime.threads import replaced
-from leasing.stores.reasons import why_of
+from leasing.store import why_of
 
 #: Seconds, for what usually takes milliseconds and may take as long as a ttl.
 DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

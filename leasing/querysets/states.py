@@ -22,7 +22,7 @@ from leasing.db.dialects import lock
 from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow, after, next_token
 from leasing.querysets.saving import GuardedRows, Row
-from leasing.stores.reasons import Reason, Why
+from leasing.store import Reason, Why
 from leasing.stores.rows import write_apart
 from leasing.validation.terms import Terms
 

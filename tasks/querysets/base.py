@@ -18,7 +18,7 @@ from leasing.db.dialects import after_commit
 from leasing.functions import DbNow, after
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.runtime.suggestions import suggestion
-from leasing.stores.reasons import Reason, Why
+from leasing.store import Reason, Why
 from leasing.validation.terms import Terms
 from tasks import signals
 from tasks.conf import task_settings

@@ -26,8 +26,7 @@ from leasing.metrics import registry as instruments
 from leasing.metrics.process import VERBS, LeaseMetrics
 from leasing.models import Lease
 from leasing.runtime import probes
-from leasing.store import Renewals
-from leasing.stores.reasons import Why, why_of
+from leasing.store import Renewals, Why, why_of
 from leasing.stores.rows import grant_of, row_store
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
