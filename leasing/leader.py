@@ -40,7 +40,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -203,12 +202,7 @@ class Leader:
         with self._campaign(leads_on=True):
             return self._lead(drive(self._electing(threading.Event())))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         term = self._leave()
         try:
             term.__exit__(kind, error, trace)
@@ -226,12 +220,7 @@ class Leader:
             term._interrupt_by(Interrupt())
             return term
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         term = self._leave()
         try:
             await term.__aexit__(kind, error, trace)

@@ -14,7 +14,6 @@ from concurrent.futures import Future, wait
 from contextlib import closing
 from contextvars import copy_context
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from django.db import Error, OperationalError, connections
@@ -57,12 +56,7 @@ class SideConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._thread is not None:
             self._jobs.put(None)
             # A coroutine that was cancelled leaves a call under way: its event loop does not wait.

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
-from types import TracebackType
 from typing import Self
 
 from django.core.exceptions import SynchronousOnlyOperation
@@ -87,12 +86,7 @@ class Hold:
         self._held.follow()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         held = self._held
         try:
             held.end(error)
@@ -106,12 +100,7 @@ class Hold:
         self._interrupt_by(Interrupt())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         held = self._held
         interrupt, held.interrupt = held.interrupt, None
         try:

@@ -25,7 +25,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from leasing.conf import leasing_settings
@@ -122,12 +121,7 @@ class SupervisedCommand:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Nothing of the command is left."""
         self._signal(signal.SIGKILL)
         self._process.wait()

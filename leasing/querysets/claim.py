@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from weakref import ref
 
@@ -70,12 +69,7 @@ class Claim(list[Row]):
                 held.follow(inside=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _blocks.pop(id(self), None)
         terms = self._held
         self._held, self._holds, self._by_grant = [], [], {}
@@ -122,12 +116,7 @@ class Claim(list[Row]):
             interrupt()  # one was lost before it could tell
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         interrupt, self._interrupt = self._interrupt, None
         terms = self._held
         for held in terms:

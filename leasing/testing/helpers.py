@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 from unittest import TestResult
 
@@ -89,24 +88,14 @@ class hold_elsewhere(AbstractContextManager[Any], AbstractAsyncContextManager[An
         row, self._give_back = self._place.acquire(self._terms)
         return row
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with suppress(LeaseLost):  # the test has taken it away
             self._give_back()
 
     async def __aenter__(self) -> Any:
         return await sync_to_async(self.__enter__)()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await sync_to_async(self.__exit__)(kind, error, trace)
 
 

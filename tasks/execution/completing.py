@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -30,13 +29,8 @@ class Completing:
         self._entered = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        return self._block.__exit__(kind, error, trace)
+    def __exit__(self, *how: Any) -> bool | None:
+        return self._block.__exit__(*how)
 
     async def __aenter__(self) -> Completing:
         try:
