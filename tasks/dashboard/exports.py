@@ -1,4 +1,4 @@
-"""Columns that the lists of tasks, attempts, queues, workers and schedules export."""
+"""Columns that the lists of tasks and recoveries export."""
 
 from __future__ import annotations
 
@@ -20,10 +20,6 @@ TASKS: Final = [
     *plain("cancel_requested_by", "last_error"),
     *secret(VIEW_PAYLOAD, *PAYLOAD),
 ]
-ATTEMPTS: Final = plain(
-    *("id", "task_id", "number", "outcome", "holder", "started_at", "ended_at"),
-    *("fencing_token", "error", "refused_at", "refused_verb"),
-)
 RECOVERED: Final = [
     *plain("task_id"),
     Column("name", lambda attempt: attempt.task.name),
@@ -32,16 +28,6 @@ RECOVERED: Final = [
     *plain("refused_at", "refused_verb"),
     Column("status", lambda attempt: attempt.task.status),
     Column("attempts", lambda attempt: attempt.task.attempts),
-]
-WORKERS: Final = plain(
-    *("name", "state", "hostname", "pid", "queues", "concurrency", "slots", "blocked", "sweeps"),
-    *("started_at", "last_seen_at", "stopped_at"),
-)
-QUEUES: Final = plain("name", "paused_at", "paused_by", "reason")
-SCHEDULES: Final = [
-    *plain("id", "name", "task_name", "queue", "priority", "cron", "every", "timezone"),
-    *plain("missed", "overlap", "declared", "paused_at", "paused_by", "next_at"),
-    *secret(VIEW_PAYLOAD, "task_data"),
 ]
 
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from urllib.parse import urlencode
 
+from leasing.diagnosis.base import SEVERITIES
 from leasing.humanize import plural, span
 from leasing.web.counts import Capped
 from tasks.dashboard.queue_rows import QueueLine
-
-#: Severities, in rising order.
-SEVERITIES = ("ok", "info", "warning", "critical")
 
 #: For how long a desired state may go unacknowledged before somebody is called.
 PATIENCE = timedelta(seconds=10)

@@ -25,6 +25,7 @@ from tasks.models import (
 )
 
 register = template.Library()
+register.filter("said", said)
 
 #: The longest time to an acknowledgement by the process that was holding the lease; a later one
 #: came with another holder.
@@ -65,12 +66,6 @@ def drawn(chart: Chart) -> Drawing | None:
 def latest_rows(chart: Chart) -> list[tuple[datetime, list[float | None]]]:
     """The table of ``chart``, the latest first, without the times of which nobody knows."""
     return [row for row in reversed(chart.rows) if any(value is not None for value in row[1])]
-
-
-@register.filter(name="said")
-def said_of(value: float | None, unit: str = "") -> str:
-    """Show a figure of a chart with its significant digits."""
-    return said(value, unit)
 
 
 @register.filter
