@@ -20,13 +20,12 @@ class LeasingConfig(AppConfig):
     def ready(self) -> None:
         import atexit
 
-        from leasing import checks
+        from leasing.checks import refuse_missing_backends
         from leasing.conf import leasing_settings
         from leasing.keeper import keeper
         from leasing.metrics import registry
 
-        checks.register_all()
-        checks.refuse_missing_backends()
+        refuse_missing_backends()
         atexit.register(keeper.give_back_all)
         if leasing_settings.METRICS:
             registry.connect()

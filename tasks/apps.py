@@ -22,12 +22,11 @@ class TasksConfig(AppConfig):
         from leasing.conf import leasing_settings
         from leasing.metrics import registry
         from tasks import (
-            checks,
+            checks,  # noqa: F401 - it registers, as the sample does
             discovery,
-            sample,  # noqa: F401 - it registers
+            sample,  # noqa: F401
         )
 
-        checks.register_all()
         discovery.discover()
         registry.add(counting="tasks.metrics.process", reading="tasks.metrics.database")
         if leasing_settings.METRICS:

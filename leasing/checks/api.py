@@ -17,12 +17,7 @@ from leasing.conf import UNIX_SOCKET, leasing_settings
 NAMED = 5
 
 
-def register_all() -> None:
-    """Called when the app is ready."""
-    register(Tags.security, deploy=True)(check_proxies)
-    register(Tags.database, deploy=True)(check_tokens)
-
-
+@register(Tags.security, deploy=True)
 def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
     """Report trusted networks that are too wide, and sessions that a TLS-terminating proxy
     breaks."""
@@ -59,24 +54,23 @@ def _is_crowd(text: str) -> bool:
     return network.num_addresses > 256
 
 
-def check_tokens(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+@register(Tags.database, deploy=True)
+def check_tokens(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report tokens that never expire, if the database of leases is checked."""
     if leasing_settings.DATABASE not in (databases or ()):
-        return []
+        return
     tokens: Any = apps.get_model("leasing", "ApiToken")._default_manager
     endless = tokens.home().usable().filter(expires_at=None)
     try:
         names = list(endless.values_list("name", flat=True)[: NAMED + 1])
     except DatabaseError:
-        return []  # before the first migration
+        return  # before the first migration
     if not names:
-        return []
+        return
     listed = ", ".join(names[:NAMED]) + (" and others" if len(names) > NAMED else "")
-    return [
-        Warning(
-            f"These tokens of the API never expire: {listed}.",
-            hint="Whoever finds one may use it until somebody notices. Replace it by one that "
-            "expires: manage.py api_tokens create.",
-            id="leasing.W111",
-        )
-    ]
+    yield Warning(
+        f"These tokens of the API never expire: {listed}.",
+        hint="Whoever finds one may use it until somebody notices. Replace it by one that "
+        "expires: manage.py api_tokens create.",
+        id="leasing.W111",
+    )

@@ -25,16 +25,7 @@ SHORTEST_TTL = 5
 SHORTEST_TOKEN = 32
 
 
-def register_all() -> None:
-    """Called when the app is ready."""
-    register(Tags.security, deploy=True)(check_strangers)
-    register(Tags.security, deploy=True)(check_metrics)
-    register(Tags.security, deploy=True)(check_enabled)
-    register(Tags.compatibility, deploy=True)(check_times)
-    register(Tags.compatibility, deploy=True)(check_connections)
-    register(Tags.database, deploy=True)(check_server)
-
-
+@register(Tags.security, deploy=True)
 def check_strangers(**kwargs: Any) -> Iterator[CheckMessage]:
     """Report an API that accepts calls without credentials."""
     if leasing_settings.API_ACCESS != "compatible":
@@ -64,34 +55,33 @@ def _is_public(network: str) -> bool:
         return False  # leasing.E008 says so
 
 
-def check_metrics(**kwargs: Any) -> list[CheckMessage]:
+@register(Tags.security, deploy=True)
+def check_metrics(**kwargs: Any) -> Iterator[CheckMessage]:
     """Report metrics that strangers could read by guessing."""
     token = leasing_settings.METRICS_TOKEN
     if token is None or len(str(token)) >= SHORTEST_TOKEN:
-        return []
-    return [
-        Warning(
-            "LEASING['METRICS_TOKEN'] is too short to be safe from guessing.",
-            hint=f"Use at least {SHORTEST_TOKEN} characters, for example from "
-            "secrets.token_hex(), or None to accept no token.",
-            id="leasing.W108",
-        )
-    ]
+        return
+    yield Warning(
+        "LEASING['METRICS_TOKEN'] is too short to be safe from guessing.",
+        hint=f"Use at least {SHORTEST_TOKEN} characters, for example from "
+        "secrets.token_hex(), or None to accept no token.",
+        id="leasing.W108",
+    )
 
 
-def check_enabled(**kwargs: Any) -> list[CheckMessage]:
+@register(Tags.security, deploy=True)
+def check_enabled(**kwargs: Any) -> Iterator[CheckMessage]:
     """Say so when no other process would hear of what is held."""
     if leasing_settings.ENABLED:
-        return []
-    return [
-        Warning(
-            "Leases are kept in the memory of each process: two processes can hold the same one.",
-            hint="LEASING['ENABLED'] = False is only for tests and for a single process.",
-            id="leasing.W007",
-        )
-    ]
+        return
+    yield Warning(
+        "Leases are kept in the memory of each process: two processes can hold the same one.",
+        hint="LEASING['ENABLED'] = False is only for tests and for a single process.",
+        id="leasing.W007",
+    )
 
 
+@register(Tags.compatibility, deploy=True)
 def check_times(**kwargs: Any) -> Iterator[CheckMessage]:
     """Times that leave a holder no room for a mishap."""
     if _is_below(leasing_settings.TTL, SHORTEST_TTL):
@@ -114,46 +104,45 @@ def _is_below(value: object, bound: float) -> bool:
     return isinstance(value, int | float) and value < bound
 
 
-def check_connections(**kwargs: Any) -> list[CheckMessage]:
+@register(Tags.compatibility, deploy=True)
+def check_connections(**kwargs: Any) -> Iterator[CheckMessage]:
     """The database of leases, as far as settings tell."""
     database = connections.settings.get(leasing_settings.DATABASE, {})
     engine = database.get("ENGINE", "")
     if "sqlite" in engine:
-        return [
-            Warning(
-                "Leases and tasks are stored in SQLite, which has one writer at a time: behind a "
-                "long transaction, renewals come too late and leases are lost.",
-                hint="Use PostgreSQL with more than one worker or machine.",
-                id="leasing.W103",
-            )
-        ]
-    return _check_patience(database) if "postgresql" in engine else []
+        yield Warning(
+            "Leases and tasks are stored in SQLite, which has one writer at a time: behind a "
+            "long transaction, renewals come too late and leases are lost.",
+            hint="Use PostgreSQL with more than one worker or machine.",
+            id="leasing.W103",
+        )
+    elif "postgresql" in engine:
+        yield from _check_patience(database)
 
 
-def _check_patience(database: dict[str, Any]) -> list[CheckMessage]:
+def _check_patience(database: dict[str, Any]) -> Iterator[CheckMessage]:
     options = database.get("OPTIONS", {})
     host = database.get("HOST") or options.get("host", "")
     if not host or host.startswith("/"):
-        return []  # a socket: no network swallows anything
+        return  # a socket: no network swallows anything
     ttl = leasing_settings.TTL
     given = options.get("connect_timeout")
     # Zero means for ever, as in libpq.
     if given and _is_below(float(given), ttl):
-        return []
-    return [
-        Warning(
-            "Connecting to the database of leases may take longer than a lease lasts.",
-            hint=f'Set OPTIONS["connect_timeout"] to a few seconds, below the ttl of {ttl:.12g} s, '
-            'and likewise OPTIONS["tcp_user_timeout"] (milliseconds) and "keepalives_idle". '
-            "Otherwise a network that drops packets blocks a worker for minutes.",
-            id="leasing.W104",
-        )
-    ]
+        return
+    yield Warning(
+        "Connecting to the database of leases may take longer than a lease lasts.",
+        hint=f'Set OPTIONS["connect_timeout"] to a few seconds, below the ttl of {ttl:.12g} s, '
+        'and likewise OPTIONS["tcp_user_timeout"] (milliseconds) and "keepalives_idle". '
+        "Otherwise a network that drops packets blocks a worker for minutes.",
+        id="leasing.W104",
+    )
 
 
 # What the database says
 
 
+@register(Tags.database, deploy=True)
 def check_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Ask PostgreSQL how it is set up."""
     using = postgresql_of(databases)
@@ -190,20 +179,18 @@ def _check_role(using: str) -> Iterator[CheckMessage]:
         )
 
 
-def _check_pooler(using: str) -> list[CheckMessage]:
+def _check_pooler(using: str) -> Iterator[CheckMessage]:
     database = connections.settings[using]
     threshold = database.get("OPTIONS", {}).get("prepare_threshold")
     if database.get("DISABLE_SERVER_SIDE_CURSORS") and threshold is None:
-        return []
+        return
     if leasing_settings.LISTEN_URL or notifications_arrive(using):
-        return []  # where LISTEN_URL leads around a pooler, this is not its answer
-    return [
-        Warning(
-            "The database seems to be behind a pooler in transaction mode, but connections keep "
-            "server-side cursors or prepared statements.",
-            hint="Set DISABLE_SERVER_SIDE_CURSORS to True, and remove "
-            'OPTIONS["prepare_threshold"] unless the pooler supports prepared statements '
-            "(PgBouncer does from 1.21).",
-            id="leasing.W107",
-        )
-    ]
+        return  # where LISTEN_URL leads around a pooler, this is not its answer
+    yield Warning(
+        "The database seems to be behind a pooler in transaction mode, but connections keep "
+        "server-side cursors or prepared statements.",
+        hint="Set DISABLE_SERVER_SIDE_CURSORS to True, and remove "
+        'OPTIONS["prepare_threshold"] unless the pooler supports prepared statements '
+        "(PgBouncer does from 1.21).",
+        id="leasing.W107",
+    )

@@ -6,7 +6,7 @@ In a new project LOGIN_URL is an address that nothing serves: the first visit of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,29 +21,23 @@ from django.utils import translation
 PAGES = ("leasing:list", "leasing_tasks:overview")
 
 
-def register_all() -> None:
-    """Called when the app is ready."""
-    register(Tags.urls)(check_login_url)
-
-
+@register(Tags.urls)
 def check_login_url(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+) -> Iterator[CheckMessage]:
     """Report a LOGIN_URL that nothing of this site serves, if it has our pages."""
     if not getattr(settings, "ROOT_URLCONF", None) or not any(map(_address, PAGES)):
-        return []
+        return
     if _is_served():
-        return []
+        return
     needs = "" if _address("admin:index") else ', which needs path("admin/", admin.site.urls)'
-    return [
-        Warning(
-            "Nobody can sign in to the pages of leases and tasks: LOGIN_URL is "
-            f"{str(settings.LOGIN_URL)!r}, which no URL pattern of this site matches.",
-            hint=f'Set LOGIN_URL = "admin:login" to sign in at the admin{needs}, or name a page of '
-            "your own. If another server answers there, silence this check.",
-            id="leasing.W009",
-        )
-    ]
+    yield Warning(
+        "Nobody can sign in to the pages of leases and tasks: LOGIN_URL is "
+        f"{str(settings.LOGIN_URL)!r}, which no URL pattern of this site matches.",
+        hint=f'Set LOGIN_URL = "admin:login" to sign in at the admin{needs}, or name a page of '
+        "your own. If another server answers there, silence this check.",
+        id="leasing.W009",
+    )
 
 
 def _is_served() -> bool:

@@ -32,11 +32,7 @@ REMEDY = (
 )
 
 
-def register_all() -> None:
-    """Called when the app is ready."""
-    register(Tags.compatibility)(check_queue_module)
-
-
+@register(Tags.compatibility)
 def check_queue_module(**kwargs: Any) -> list[CheckMessage]:
     """Report another module in the place of the queue.
 

@@ -32,17 +32,6 @@ NUMBERS = (
 )
 
 
-def register_all() -> None:
-    """Called when the app is ready."""
-    register(Tags.compatibility)(check_settings)
-    register(Tags.security)(check_api_access)
-    register(Tags.models)(check_leasable_models)
-    register(Tags.models)(check_routers)
-    register(Tags.database)(check_databases)
-    register(check_sqlite_mode)
-    register(check_transactions)
-
-
 def unknown_settings(app_settings: AppSettings, code: str) -> list[CheckMessage]:
     """An error for each key that is no setting, with the one that was probably meant."""
     known, given = app_settings.known(), app_settings.given()
@@ -80,6 +69,7 @@ def misnamed_settings(app_settings: AppSettings, code: str) -> list[CheckMessage
     ]
 
 
+@register(Tags.compatibility)
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """LEASING: names, types and bounds."""
     messages = unknown_settings(leasing_settings, "leasing.E001")
@@ -165,22 +155,22 @@ def _is_network(text: object) -> bool:
     return True
 
 
-def check_api_access(**kwargs: Any) -> list[CheckMessage]:
+@register(Tags.security)
+def check_api_access(**kwargs: Any) -> Iterator[CheckMessage]:
     """Warn if the API answers without credentials."""
     if leasing_settings.API_ACCESS != "compatible":
-        return []
+        return
     hosts = ", ".join(leasing_settings.API_COMPATIBLE_HOSTS)
     proxies = ", ".join(leasing_settings.API_TRUSTED_PROXIES)
     said = f", judged behind {proxies} by X-Forwarded-For" if proxies else ""
-    return [
-        Warning(
-            f"The lease and task API answers without credentials to {hosts}{said}.",
-            hint="Set LEASING['API_ACCESS'] = 'closed' to require a session or a token.",
-            id="leasing.W001",
-        )
-    ]
+    yield Warning(
+        f"The lease and task API answers without credentials to {hosts}{said}.",
+        hint="Set LEASING['API_ACCESS'] = 'closed' to require a session or a token.",
+        id="leasing.W001",
+    )
 
 
+@register(Tags.models)
 def check_leasable_models(**kwargs: Any) -> list[CheckMessage]:
     """Every leasable model has the constraints, a queryset with the verbs, and keys that a lease
     can go by."""
@@ -239,6 +229,7 @@ def _unfit_key(model: type[Leasable]) -> str:
     return ""
 
 
+@register(Tags.models)
 def check_routers(**kwargs: Any) -> list[CheckMessage]:
     """The project's routers send our models where the setting says: what Django itself writes,
     as ``save()`` and the admin do, would be in another database than the verbs look into."""
@@ -258,24 +249,24 @@ def check_routers(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-def check_sqlite_mode(**kwargs: Any) -> list[CheckMessage]:
+@register
+def check_sqlite_mode(**kwargs: Any) -> Iterator[CheckMessage]:
     """SQLite takes its write lock at BEGIN, or fails under load with "database is locked"."""
     database = connections.settings.get(leasing_settings.DATABASE, {})
     if "sqlite3" not in database.get("ENGINE", ""):
-        return []
+        return
     if database.get("OPTIONS", {}).get("transaction_mode") == "IMMEDIATE":
-        return []
-    return [
-        Warning(
-            "The SQLite database of leases does not use IMMEDIATE transactions.",
-            hint='Transactions that read first fail with "database is locked" under load. '
-            'Set OPTIONS["transaction_mode"] = "IMMEDIATE", and '
-            'OPTIONS["init_command"] = "PRAGMA journal_mode=WAL;".',
-            id="leasing.W002",
-        )
-    ]
+        return
+    yield Warning(
+        "The SQLite database of leases does not use IMMEDIATE transactions.",
+        hint='Transactions that read first fail with "database is locked" under load. '
+        'Set OPTIONS["transaction_mode"] = "IMMEDIATE", and '
+        'OPTIONS["init_command"] = "PRAGMA journal_mode=WAL;".',
+        id="leasing.W002",
+    )
 
 
+@register
 def check_transactions(**kwargs: Any) -> Iterator[CheckMessage]:
     """Check the use of transactions: leases are acquired outside of them, under READ COMMITTED."""
     database = connections.settings.get(leasing_settings.DATABASE, {})
@@ -296,6 +287,7 @@ def check_transactions(**kwargs: Any) -> Iterator[CheckMessage]:
         )
 
 
+@register(Tags.database)
 def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Check that the database keeps what it acknowledges."""
     using = postgresql_of(databases)
@@ -309,29 +301,25 @@ def postgresql_of(databases: Sequence[str] | None) -> str | None:
     return using if is_asked else None
 
 
-def _check_notifications(using: str) -> list[CheckMessage]:
+def _check_notifications(using: str) -> Iterator[CheckMessage]:
     if notifications_arrive(using):
-        return []
-    return [
-        Warning(
-            "PostgreSQL notifications do not arrive.",
-            hint="Waiters fall back to polling. Behind a pooler in transaction mode, set "
-            "LEASING['LISTEN_URL'] to the server itself.",
-            id="leasing.W006",
-        )
-    ]
+        return
+    yield Warning(
+        "PostgreSQL notifications do not arrive.",
+        hint="Waiters fall back to polling. Behind a pooler in transaction mode, set "
+        "LEASING['LISTEN_URL'] to the server itself.",
+        id="leasing.W006",
+    )
 
 
-def _check_durability(using: str) -> list[CheckMessage]:
+def _check_durability(using: str) -> Iterator[CheckMessage]:
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT current_setting('fsync'), current_setting('synchronous_commit')")
         fsync, synchronous_commit = cursor.fetchone()
     if fsync == "on" and synchronous_commit != "off":
-        return []
-    return [
-        Warning(
-            "PostgreSQL may lose grants that it has acknowledged.",
-            hint="Turn on fsync and synchronous_commit, at least for leases.",
-            id="leasing.W003",
-        )
-    ]
+        return
+    yield Warning(
+        "PostgreSQL may lose grants that it has acknowledged.",
+        hint="Turn on fsync and synchronous_commit, at least for leases.",
+        id="leasing.W003",
+    )

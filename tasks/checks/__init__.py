@@ -1,13 +1,6 @@
-"""System checks: of settings and databases, and for ``--deploy``."""
+"""System checks: of settings and databases, and for ``--deploy``. Each is registered as its module
+is imported."""
 
 from __future__ import annotations
 
-from tasks.checks import deploy, settings
-
-__all__ = ["register_all"]
-
-
-def register_all() -> None:
-    """Register the checks with Django."""
-    settings.register_all()
-    deploy.register_all()
+from tasks.checks import deploy, settings  # noqa: F401

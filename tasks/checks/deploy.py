@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
@@ -15,70 +15,54 @@ from tasks.querysets import TaskStatus
 LOCAL_BROKERS = ("filesystem", "memory")
 
 
-def register_all() -> None:
-    """Called when the app is ready."""
-    register(Tags.compatibility, deploy=True)(check_growth)
-    register(Tags.compatibility, deploy=True)(check_broker)
-
-
-def check_growth(**kwargs: Any) -> list[CheckMessage]:
+@register(Tags.compatibility, deploy=True)
+def check_growth(**kwargs: Any) -> Iterator[CheckMessage]:
     """Tables that grow for ever: claims, pages and vacuuming get slower with them."""
     if task_settings.PRUNE_EVERY is None:
-        return [
-            Warning(
-                "No worker deletes ended tasks: TASK_QUEUE['PRUNE_EVERY'] is None.",
-                hint="Schedule `manage.py prune_tasks`, then silence this check.",
-                id="leasing_tasks.W101",
-            )
-        ]
-    kept = _kept_for_ever()
-    if not kept:
-        return []
-    return [
-        Warning(
+        yield Warning(
+            "No worker deletes ended tasks: TASK_QUEUE['PRUNE_EVERY'] is None.",
+            hint="Schedule `manage.py prune_tasks`, then silence this check.",
+            id="leasing_tasks.W101",
+        )
+    elif kept := _kept_for_ever():
+        yield Warning(
             f"Never deleted, so the tables keep growing: {', '.join(kept)}.",
             hint="Set limits in TASK_QUEUE['RETENTION'], ['SAMPLE_RETENTION'] and "
             "['OUTBOX_RETENTION']. Failed tasks may be kept: they are few.",
             id="leasing_tasks.W102",
         )
-    ]
 
 
-def check_broker(**kwargs: Any) -> list[CheckMessage]:
+@register(Tags.compatibility, deploy=True)
+def check_broker(**kwargs: Any) -> Iterator[CheckMessage]:
     """A broker that other machines do not reach, or that confirms nothing."""
     path = task_settings.CELERY_APP
     if not (task_settings.CELERY_QUEUES and path):
-        return []
+        return
     try:
         app = import_string(path)
         url, options = app.conf.broker_write_url or "", app.conf.broker_transport_options or {}
     except Exception as error:
-        return [
-            Error(
-                f"TASK_QUEUE['CELERY_APP'] cannot be loaded, so no relay can start: {error}",
-                hint="Set it to the path of the Celery application, such as 'project.celery.app'.",
-                id="leasing_tasks.E101",
-            )
-        ]
+        yield Error(
+            f"TASK_QUEUE['CELERY_APP'] cannot be loaded, so no relay can start: {error}",
+            hint="Set it to the path of the Celery application, such as 'project.celery.app'.",
+            id="leasing_tasks.E101",
+        )
+        return
     scheme = str(url).partition(":")[0]
     if scheme in LOCAL_BROKERS:
-        return [
-            Warning(
-                f"The Celery broker is {scheme}://, which other machines cannot reach.",
-                hint="Use Redis or RabbitMQ; this one is for demonstrations and tests.",
-                id="leasing_tasks.W103",
-            )
-        ]
-    if options.get("confirm_publish") is False:
-        return [
-            Warning(
-                "RabbitMQ does not confirm messages (confirm_publish is False): messages of the "
-                "outbox may be lost, and tasks may be delayed by CELERY_PATIENCE.",
-                hint="Remove confirm_publish from the transport options, or set it to True.",
-                id="leasing_tasks.W104",
-            )
-        ]
-    return []
+        yield Warning(
+            f"The Celery broker is {scheme}://, which other machines cannot reach.",
+            hint="Use Redis or RabbitMQ; this one is for demonstrations and tests.",
+            id="leasing_tasks.W103",
+        )
+    elif options.get("confirm_publish") is False:
+        yield Warning(
+            "RabbitMQ does not confirm messages (confirm_publish is False): messages of the "
+            "outbox may be lost, and tasks may be delayed by CELERY_PATIENCE.",
+            hint="Remove confirm_publish from the transport options, or set it to True.",
+            id="leasing_tasks.W104",
+        )
 
 
 def _kept_for_ever() -> list[str]:

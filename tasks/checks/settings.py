@@ -22,11 +22,7 @@ from tasks.scheduling import declarations
 SHORTEST_WINDOW = 3
 
 
-def register_all() -> None:
-    """Called when the app is ready."""
-    register(Tags.compatibility)(check_settings)
-
-
+@register(Tags.compatibility)
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """TASK_QUEUE: names, types and bounds, and that what is declared in code fits together."""
     messages = unknown_settings(task_settings, "leasing_tasks.E001")

@@ -23,7 +23,7 @@ def hints(
     """Return the hints about a site with these ``patterns``."""
     settings.ROOT_URLCONF = tuple(patterns)
     settings.LOGIN_URL = login_url
-    found = check_login_url()
+    found = list(check_login_url())
     assert all(each.id == "leasing.W009" for each in found)
     return [each.hint for each in found]
 
@@ -65,7 +65,7 @@ def test_an_address_that_begins_with_a_language_is_found(settings: Settings) -> 
 def test_a_site_without_our_pages_needs_none(settings: Settings) -> None:
     assert hints(settings, "/accounts/login/", ADMIN) == []
     settings.ROOT_URLCONF = None
-    assert check_login_url() == []
+    assert list(check_login_url()) == []
 
 
 def test_the_pages_of_tasks_alone_need_one_too(settings: Settings) -> None:

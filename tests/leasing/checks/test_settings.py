@@ -169,7 +169,7 @@ def test_several_problems_are_told_together() -> None:
 
 def test_the_closed_api_needs_no_warning() -> None:
     with override_settings(LEASING={}):
-        assert checks.check_api_access() == []
+        assert list(checks.check_api_access()) == []
 
 
 def test_the_compatible_api_is_warned_of_with_whom_it_answers() -> None:
@@ -325,7 +325,7 @@ def test_another_database_is_not_asked_for_its_sqlite_mode(
     database = {"ENGINE": "django.db.backends.postgresql"}
     monkeypatch.setitem(connections.settings, "default", database)
 
-    assert checks.check_sqlite_mode() == []
+    assert list(checks.check_sqlite_mode()) == []
 
 
 @pytest.mark.django_db
