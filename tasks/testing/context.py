@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 from leasing.exceptions import LeaseLost
 from tasks.exceptions import TaskCancelled
+from tasks.execution.completing import Completing
 from tasks.models import Task
 from tasks.payload import OUTPUT, check_json
 
@@ -108,10 +110,17 @@ class FakeContext:
             self._finish(name, function(*args, **kwargs))
         return self.steps[name]
 
-    def completing(self, output: Any = None) -> FakeCompleting:
+    def completing(self, output: Any = None) -> Completing:
         """A block of the handler's, without a transaction."""
         self.ensure()
-        return FakeCompleting(self, output)
+        return Completing(self._complete_after, output)
+
+    @contextmanager
+    def _complete_after(self, end: Completing) -> Iterator[None]:
+        yield
+        self.ensure()
+        self.completed = True
+        self.output = check_json(end.output, OUTPUT)
 
     async def aprogress(self, done: Any = None, total: Any = None, **more: Any) -> None:
         """``progress``, for coroutines, with the same arguments."""
@@ -137,26 +146,3 @@ class FakeContext:
     def _ensure_held(self) -> None:
         if self._lost:
             raise LeaseLost("the task of a test", self._lost)
-
-
-class FakeCompleting:
-    """The block of ``FakeContext.completing``, for ``with`` and ``async with``."""
-
-    def __init__(self, ctx: FakeContext, output: Any) -> None:
-        self._ctx = ctx
-        self.output = output
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None:
-            self._ctx.ensure()
-            self._ctx.completed = True
-            self._ctx.output = check_json(self.output, OUTPUT)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        self.__exit__(kind, error, trace)
