@@ -110,6 +110,11 @@ def operator(options: Mapping[str, Any]) -> str:
     return options["by"] or getpass.getuser()
 
 
+def attributes(row: Any, *names: str) -> dict[str, Any]:
+    """Return these attributes of ``row``, by their names."""
+    return {name: getattr(row, name) for name in names}
+
+
 def shown(value: Any) -> str:
     """Return ``value`` as text of a table."""
     if isinstance(value, datetime):

@@ -15,6 +15,7 @@ from leasing.management.subcommands import (
     SubcommandsCommand,
     add_json,
     add_operator,
+    attributes,
     operator,
     shown,
 )
@@ -153,15 +154,8 @@ def _columns(token: ApiToken, now: datetime) -> tuple[str, ...]:
 
 def _facts(token: ApiToken, now: datetime) -> dict[str, Any]:
     """Return what may be shown of a token: not its hash."""
-    return {
-        "name": token.name,
-        "state": token.state_at(now),
-        "scopes": token.scopes,
-        "prefix": token.prefix,
-        "queues": token.queues,
-        "max_held": token.max_held,
-        "created_at": token.created_at,
-        "expires_at": token.expires_at,
-        "last_used_at": token.last_used_at,
-        "revoked_at": token.revoked_at,
-    }
+    return {"name": token.name, "state": token.state_at(now)} | attributes(
+        token,
+        *("scopes", "prefix", "queues", "max_held"),
+        *("created_at", "expires_at", "last_used_at", "revoked_at"),
+    )

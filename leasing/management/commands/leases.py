@@ -12,6 +12,7 @@ from leasing.management.subcommands import (
     SubcommandsCommand,
     add_json,
     add_operator,
+    attributes,
     operator,
     shown,
 )
@@ -134,22 +135,13 @@ def _find(name: str) -> Lease:
 
 def _facts(lease: Lease) -> dict[str, Any]:
     """Return what may be shown of a lease: not its grant, which proves a term."""
-    granted = lease.state != LeaseState.FREE
     return {
-        "resource": lease.resource,
-        "state": lease.state,
-        "holder": lease.holder,
-        "expires_at": lease.expires_at if granted else None,
-        "fencing_token": lease.fencing_token,
-        "grants": lease.grants,
+        **attributes(lease, "resource", "state", "holder"),
+        "expires_at": lease.expires_at if lease.state != LeaseState.FREE else None,
+        **attributes(lease, "fencing_token", "grants"),
         "ttl_seconds": lease.ttl.total_seconds(),
-        "acquired_at": lease.acquired_at,
-        "renewed_at": lease.renewed_at,
-        "renewals": lease.renewals,
-        "released_at": lease.released_at,
-        "priority": lease.priority,
-        "yield_to": lease.yield_to,
-        "metadata": lease.metadata,
+        **attributes(lease, "acquired_at", "renewed_at", "renewals", "released_at"),
+        **attributes(lease, "priority", "yield_to", "metadata"),
     }
 
 
@@ -163,15 +155,8 @@ def _columns(lease: Lease) -> tuple[str, ...]:
 
 
 def _event(event: LeaseEvent) -> dict[str, Any]:
-    return {
-        "at": event.at,
-        "kind": event.kind,
-        "holder": event.holder,
-        "previous_holder": event.previous_holder,
-        "fencing_token": event.fencing_token,
-        "reason": event.reason,
-        "actor": event.actor,
-    }
+    who = ("holder", "previous_holder", "fencing_token")
+    return attributes(event, "at", "kind", *who, "reason", "actor")
 
 
 def _cells(event: LeaseEvent) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from leasing.management.subcommands import (
     SubcommandsCommand,
     add_json,
     add_operator,
+    attributes,
 )
 from leasing.runtime.terminal import plain
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
@@ -69,16 +70,12 @@ def _why(line: QueueLine) -> str:
 
 
 def _facts(line: QueueLine) -> dict[str, Any]:
-    paused = line.queue if line.is_paused else None
+    paused = (line.is_paused and line.queue) or Queue()
     return {
         "name": line.name,
         "state": line.badge.word,
         "ready": line.ready.value,
         "scheduled": line.scheduled.value,
-        "running": line.running,
-        "due_since": line.due_since,
-        "workers": line.workers,
-        "paused_at": paused and paused.paused_at,
-        "paused_by": paused.paused_by if paused else "",
-        "reason": paused.reason if paused else "",
+        **attributes(line, "running", "due_since", "workers"),
+        **attributes(paused, "paused_at", "paused_by", "reason"),
     }

@@ -13,6 +13,7 @@ from leasing.management.subcommands import (
     SubcommandsCommand,
     add_json,
     add_operator,
+    attributes,
 )
 from leasing.runtime.terminal import plain
 from tasks.dashboard.schedule_actions import SCHEDULE_ACTIONS
@@ -84,7 +85,7 @@ def _columns(schedule: Any, status: ScheduleStatus, now: datetime) -> tuple[str,
 def _facts(schedule: Any, status: ScheduleStatus) -> dict[str, Any]:
     columns = ("name", "task_name", "queue", "priority", "declared", "paused_at", "paused_by")
     last = ("last_at", "last_task", "last_skipped", "last_by")
-    return {column: getattr(schedule, column) for column in (*columns, *last)} | {
+    return attributes(schedule, *columns, *last) | {
         "rule": status.rule,
         "state": status.badge.word,
         "why": status.why,

@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from leasing.humanize import ago
-from leasing.management.subcommands import AddAction, SubcommandsCommand, add_json
+from leasing.management.subcommands import AddAction, SubcommandsCommand, add_json, attributes
 from leasing.runtime.exit_codes import ExitCode
 from leasing.runtime.terminal import plain
 from tasks.dashboard.worker_rows import WorkerRow, with_tasks
@@ -79,7 +79,7 @@ def _busy(slots: Slots) -> str:
 def _facts(row: WorkerRow) -> dict[str, Any]:
     columns = ("name", "role", "hostname", "pid", "queues", "started_at", "last_seen_at")
     fleet = ("fleet", "fleet_index", "fleet_restarts", "death")
-    facts = {column: getattr(row.worker, column) for column in (*columns, "stopped_at", *fleet)}
+    facts = attributes(row.worker, *columns, "stopped_at", *fleet)
     slots = {
         each.kind: {"total": each.total, "busy": each.busy, "blocked": each.blocked}
         for each in row.slots
