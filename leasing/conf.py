@@ -125,6 +125,10 @@ class LeasingSettings(AppSettings):
     #: False keeps leases in the memory of each process instead of the database: for tests, and
     #: for sites of one process. See ``leasing.stores.memory``.
     ENABLED: bool = True
+    #: Places in which leases are kept, by alias, as CACHES names caches: each has a BACKEND and the
+    #: options of that. "default" is that of leaders and decorated functions: rows, if it
+    #: is not named. See ``leasing.stores``.
+    STORES: Mapping[str, Mapping[str, Any]] = {}
     #: Returns the holder name of this process; None is ``host:pid:random``.
     HOLDER: Callable[[], str] | None = None
     #: "closed": the API requires a signed-in user with permission, or a token with scopes.

@@ -18,6 +18,8 @@ from django.utils import timezone
 from leasing.conf import DEFAULT, Wait
 from leasing.exceptions import LeaseHeld
 from leasing.hold import Hold
+from leasing.store import NamedStore
+from leasing.stores import DEFAULT_STORE, store_of
 from leasing.validation.names import check_name
 from leasing.validation.options import refuse_unknown
 from leasing.validation.templates import fields_of, unknown_fields
@@ -46,13 +48,15 @@ def leased(
     preempt_after: float | timedelta | None = None,
     metadata: dict[str, Any] | None = None,
     on_held: OnHeld | None = None,
+    store: str | NamedStore = DEFAULT_STORE,
     **unknown: Never,
 ) -> Callable[[Function], Function]:
     """Run the decorated function, coroutine or view under a lease on ``resource``.
 
     ``resource`` is a format string over the call's arguments: ``@leased("report:{pk}")``. A
     parameter called ``hold`` gets the hold, as a keyword argument. The other arguments are those of
-    ``Lease.objects.hold``, and ``on_held``.
+    ``Lease.objects.hold``, ``on_held``, and ``store``: the store of the lease, or its alias in
+    LEASING["STORES"].
 
     If someone else holds the lease, ``on_held`` is called with the arguments of the call, and with
     the LeaseHeld as ``held``; its result is that of the call. Without it, the call raises
@@ -82,9 +86,7 @@ def leased(
             return bound
 
         def hold_for(call: inspect.BoundArguments) -> Hold:
-            from leasing.models import Lease
-
-            return Lease.objects.hold(
+            return store_of(store).hold(
                 resource.format(**arguments_of(call)),
                 holder=holder,
                 ttl=ttl,

@@ -6,6 +6,8 @@ LeaseError
 ├── LeaseLost           your term has ended
 │   └── StaleToken      the target of a write has seen a newer token
 ├── LeaseInTransaction  asked for inside an atomic block
+├── StoreUnavailable    the store of the lease does not answer
+├── UnsupportedByStore  the store of the lease cannot do that
 ├── PayloadMismatch     a key of ``once`` was used with other arguments
 ├── InvalidResource     the name of a resource or a holder is unusable
 └── InvalidTTL          the ttl is not a number, or out of bounds
@@ -107,6 +109,14 @@ class LeaseInTransaction(LeaseError):
     ``@transaction.non_atomic_requests``. If neither is possible, ``hold(..., separate=True)``
     takes the lease over a connection of its own, though not on SQLite.
     """
+
+
+class StoreUnavailable(LeaseError):
+    """The store of the lease does not answer. What was asked may have been done or not."""
+
+
+class UnsupportedByStore(LeaseError):
+    """The store of the lease cannot do what was asked for."""
 
 
 class PayloadMismatch(LeaseError):

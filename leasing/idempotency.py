@@ -27,12 +27,14 @@ from asgiref.sync import iscoroutinefunction
 from leasing.conf import DEFAULT, Wait
 from leasing.db.routing import database_of
 from leasing.decorators import arguments_of, check_template, refuse_generators
-from leasing.exceptions import InvalidTTL, LeaseLost
+from leasing.exceptions import InvalidTTL, LeaseLost, UnsupportedByStore
 from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import keeper
 from leasing.models import OnceKey
 from leasing.querysets.once import OnceTerms
 from leasing.runtime.aio import adrive, drive, in_thread
+from leasing.store import NamedStore
+from leasing.stores import stores
 from leasing.stores.rows import RowStore, grant_of
 from leasing.validation.json_values import Encoder, check_json
 from leasing.validation.names import check_duration, check_name
@@ -49,6 +51,9 @@ class once:
     UUIDs too. ``ttl`` is that of its lease, and must be shorter than the window. ``wait`` is the
     number of seconds to wait while another process does the work, None for ever; the setting WAIT
     by default.
+
+    The results are in rows of the database, and so is the lease: with a ``store`` that keeps leases
+    elsewhere it raises UnsupportedByStore.
     """
 
     key: str
@@ -56,6 +61,16 @@ class once:
     payload: Any = None
     ttl: float | timedelta | None = None
     wait: Wait = DEFAULT
+    store: str | NamedStore | None = None
+
+    def __post_init__(self) -> None:
+        store = self.store
+        kind = stores.kind_of(store) if isinstance(store, str) else type(store)
+        if store is not None and not issubclass(kind, RowStore):
+            raise UnsupportedByStore(
+                "once keeps its results in rows of the database, next to the lease; the store "
+                f"{store!r} has none. Leave store out."
+            )
 
     def run(self, body: Callable[[], Any]) -> Any:
         """Call ``body`` and store its result, which is JSON, or return the stored one.

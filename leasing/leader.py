@@ -25,7 +25,7 @@ What happens when
     it resigns or stops    its body leaves first, then the lease is released. On PostgreSQL the
                            next is notified, and elected within milliseconds
 
-Everything here uses holds. Another store would have to replace ``candidacy`` and ``current`` only.
+The lease is in rows of the database, or in another store that LEASING["STORES"] names.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -47,18 +46,20 @@ from django.db import Error, close_old_connections, connections
 
 from leasing.db.side_connection import SideConnection, moved
 from leasing.decorators import refuse_generators
-from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.exceptions import LeaseHeld, LeaseLost, StoreUnavailable
 from leasing.hold import Hold
 from leasing.hold.interrupt import Interrupt
-from leasing.models import Lease, LeaseState
 from leasing.runtime import aio, probes
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
 from leasing.runtime.event_lines import log
+from leasing.store import Incumbent, NamedStore
+from leasing.stores import DEFAULT_STORE, store_of
 from leasing.stores.rows import RowStore
-from leasing.subject import subject_of
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
 from leasing.waiting import MAX_PAUSE, Rest, pauses
+
+__all__ = ["Incumbent", "Leader", "leaders"]
 
 Result = TypeVar("Result")
 
@@ -68,21 +69,13 @@ SIDE_CALL_TIMEOUT = 2 * MAX_PAUSE
 CHECK_EVERY = 1.0
 #: The longest pause in seconds between tries while the database does not answer.
 MAX_CAMPAIGN_PAUSE = 5.0
+#: Errors of a store that may answer later.
+AWAY = (Error, StoreUnavailable)
 
 
 #: Every Leader of this process, for the metrics.
 _leaders: weakref.WeakSet[Leader] = weakref.WeakSet()
 _leaders_lock = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Incumbent:
-    """The leader, according to the database."""
-
-    holder: str
-    fencing_token: int
-    #: The moment at which its term ends, unless it is renewed before.
-    expires_at: datetime
 
 
 class Leader:
@@ -93,14 +86,21 @@ class Leader:
         ttl: Seconds after a leader's death until the next is elected; that of every lease by
             default.
         holder: The name of the candidate; that of this process by default.
+        store: The store of the lease, or its alias in LEASING["STORES"].
 
     A second campaign at the same time is a RuntimeError. Raises InvalidResource, InvalidTTL.
     """
 
     def __init__(
-        self, name: str, *, ttl: float | timedelta | None = None, holder: str | None = None
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        holder: str | None = None,
+        store: str | NamedStore = DEFAULT_STORE,
     ) -> None:
         self.name = check_name(name, "leader's name")
+        self._store = store
         Terms.check(ttl=ttl, holder=holder)
         self._options: dict[str, Any] = {"ttl": ttl, "holder": holder}
         self._campaigning = threading.Lock()
@@ -248,11 +248,8 @@ class Leader:
     # Looking
 
     def current(self) -> Incumbent | None:
-        """Return the current leader, by the database's clock; None if there is none."""
-        lease = subject_of(self.name).look()
-        if lease is None or lease.lease_state(lease.now) != LeaseState.ACTIVE:
-            return None
-        return Incumbent(lease.holder, lease.fencing_token, lease.expires_at)
+        """Return the current leader, by the store's clock; None if there is none."""
+        return store_of(self._store).current(self.name)
 
     def watch(self, stopping: threading.Event | None = None) -> Iterator[Incumbent | None]:
         """Yield the current leader, and then each change about a second after it happened: the new
@@ -267,7 +264,7 @@ class Leader:
             try:
                 close_old_connections()
                 leads = self.current()
-            except Error as error:
+            except AWAY as error:
                 log.leader_unseen(resource=self.name, error=error)
             else:
                 token = None if leads is None else leads.fencing_token
@@ -280,7 +277,8 @@ class Leader:
 
     def candidacy(self, stopping: threading.Event | None = None) -> Hold:
         """Return a hold that waits for the leadership when it is entered."""
-        return Lease.objects.hold(self.name, wait=None, stopping=stopping, **self._options)
+        store = store_of(self._store)
+        return store.hold(self.name, wait=None, stopping=stopping, **self._options)
 
     def _electing(self, stopping: threading.Event) -> Steps[Hold | None]:
         """Steps that wait for the next term of this process; None if asked to stop."""
@@ -293,7 +291,7 @@ class Leader:
                 yield from _entering(term, stopping)
             except LeaseHeld:
                 continue  # asked to stop
-            except Error as error:
+            except AWAY as error:
                 log.leader_campaign_failed(resource=self.name, pause_seconds=pause, error=error)
                 yield Rest(pause, stopping)
                 continue
@@ -326,16 +324,16 @@ class Leader:
                 yield partial(run, partial(term._held.end, None))
             except LeaseLost as loss:
                 log.leader_term_lost(resource=term.resource, holder=term.holder, reason=loss.reason)
-            except Error as error:
+            except AWAY as error:
                 log.lease_unreleased(resource=term.resource, holder=term.holder, error=error)
             if self._resigned:
-                with suppress(Error):
+                with suppress(*AWAY):
                     yield partial(run, partial(self._give_back, term))
 
     def _give_back(self, term: Hold) -> None:
         """Release a term that ended by ``resign``, which the store does not know of yet."""
         if self._resigned:
-            with suppress(LeaseLost, Error):
+            with suppress(LeaseLost, *AWAY):
                 term._held.give_back()
 
     @contextmanager

@@ -40,13 +40,13 @@ def leases_by_hand(request: pytest.FixtureRequest) -> Iterator[None]:
     if not _is_installed():
         yield
         return
-    from leasing.stores.memory import memory
+    from leasing.stores.memory import clear_all
     from leasing.testing.keeper import manual_keeper
 
     by_hand = _is_rolled_back(request) and not request.node.get_closest_marker("live_keeper")
     with manual_keeper(stopped=False) if by_hand else nullcontext():
         yield
-    memory.clear()
+    clear_all()
 
 
 def _is_installed() -> bool:

@@ -1,7 +1,9 @@
-"""The contract between holds and the stores that keep their grants.
+"""The contract of stores: what keeps grants, and says who holds a lease.
 
-Holds and the keeper use these classes only. ``leasing.stores.rows`` keeps grants in rows of the
-database; another store (a server, a quorum) would be a module next to it.
+Holds and the keeper use a ``Store``. A ``NamedStore`` is an entry of LEASING["STORES"], which names
+are held in: ``leasing.stores`` has those in rows of the database, in memory, and behind HTTP. A
+store of your own derives from ``leasing.stores.base.BaseStore``, and is tried out by
+``leasing.testing.contract``.
 """
 
 from __future__ import annotations
@@ -11,37 +13,47 @@ from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+
+if TYPE_CHECKING:
+    import threading
+
+    from leasing.conf import Wait
+    from leasing.hold.hold import Hold, HoldCallback
+    from leasing.validation.terms import Terms
 
 
 @dataclass(slots=True)
 class Grant:
     """One term of one holder, as the store granted it."""
 
+    #: What the store finds it by, together with its ``grant_id``; hashable.
     key: Any
+    #: The proof of this term: no two grants have the same.
     grant_id: uuid.UUID
     fencing_token: int
     holder: str
     resource: str
     #: Seconds for which the grant and each renewal are valid.
     ttl: float
-    #: Seconds that were left by the store's clock when it answered ...
+    #: Seconds that were left by the store's clock when it answered.
     remaining: float
-    #: ... a request that was sent at this moment on the holder's clock.
-    sent_at: float
     expires_at: datetime
-    #: The granted row; only the store reads it.
-    row: Any
+    #: The moment on the holder's clock before the request was sent, from which they are counted.
+    sent_at: float = 0.0
+    #: The granted row, for the store and for receivers of signals.
+    row: Any = None
 
     @property
     def held_row(self) -> Any:
         """Return the row under this grant, for writes that prove it: a copy where the holder has
-        read the row again, which may be under the grant of somebody else by now."""
-        if self.row.grant_id == self.grant_id:
-            return self.row
-        row = copy(self.row)
+        read the row again, which may be revoked or under the grant of somebody else by now."""
+        row = self.row
+        if row.grant_id == self.grant_id and row.fencing_token == self.fencing_token:
+            return row
+        row = copy(row)
         row.grant_id, row.fencing_token = self.grant_id, self.fencing_token
         row.holder, row.expires_at = self.holder, self.expires_at
         return row
@@ -101,6 +113,63 @@ class Store(Hashable, Protocol):
 
     def proving(self, row: Any) -> AbstractContextManager[None]:
         """A transaction of the store that commits only if the grant of ``row`` is still held."""
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """The current holder of a lease, according to its store."""
+
+    holder: str
+    fencing_token: int
+    #: The moment at which its term ends, unless it is renewed before.
+    expires_at: datetime
+
+
+class HoldOptions(TypedDict, total=False):
+    """The options of ``hold``, as ``LeaseQuerySet.hold`` explains them."""
+
+    holder: str | None
+    ttl: float | timedelta | None
+    wait: Wait
+    separate: bool
+    stopping: threading.Event | None
+    on_lost: HoldCallback | None
+    on_yield: HoldCallback | None
+    priority: int
+    max_hold: float | timedelta | None
+    grace: float | timedelta | None
+    preempt_after: float | timedelta | None
+    metadata: dict[str, Any] | None
+
+
+class NamedStore(Store, Protocol):
+    """A store of leases on names. Its verbs may be called from any thread.
+
+    All of them raise StoreUnavailable, or a database's error, where the store does not answer.
+    """
+
+    def hold(self, resource: str, **options: Unpack[HoldOptions]) -> Hold:
+        """Return a context manager, plain and async, that acquires ``resource``, waits for it if
+        asked to, has it renewed while the block runs, and releases it at the end.
+
+        Raises LeaseHeld, LeaseTimeout, InvalidResource, InvalidTTL, LeaseInTransaction, and
+        UnsupportedByStore for options that the store does not have.
+        """
+
+    def acquire(self, resource: str, terms: Terms) -> Grant:
+        """Grant ``resource`` now. Nobody renews the grant. Raises LeaseHeld."""
+
+    def revoke(self, resource: str, reason: str = "", by: str = "") -> bool:
+        """Take ``resource`` from its holder and raise its token. Return True if it was held.
+
+        Args:
+            resource: The name of the resource.
+            reason: Why, for the holder and the ledger.
+            by: The operator.
+        """
+
+    def current(self, resource: str) -> Incumbent | None:
+        """Return who holds ``resource`` now, by the store's clock; None if nobody does."""
 
 
 # Why a term is over: words for people, with a code by which they can be counted

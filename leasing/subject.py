@@ -97,10 +97,10 @@ class MemorySubject:
         self._store.change(self._key, columns)
 
     def revoke(self, reason: str, by: str) -> bool:
-        return self._store.revoke(self._key, reason, by)
+        return self._store.revoke_row(self._key, reason, by)
 
     def acquire(self, terms: Terms) -> tuple[Any, Callable[[], object]]:
-        grant = self._store.acquire(self._blank(), terms)
+        grant = self._store.acquire_row(self._blank(), terms)
         return grant.row, partial(self._store.release, grant)
 
     def events(self) -> list[LeaseEvent]:
@@ -135,7 +135,9 @@ def _subject_of_hold(hold: Hold) -> Subject:
     if isinstance(hold._store, MemoryStore):
         model: Any = apps.get_model(hold._held.key[0])
         return MemorySubject(hold._store, hold._held.key, model)
-    raise TypeError(f"Tests cannot access {hold._store!r}.")
+    raise TypeError(
+        f"Tests cannot access {hold._store!r}. Hold the lease in_memory(), or ask the store itself."
+    )
 
 
 def situation(row: Any) -> str:

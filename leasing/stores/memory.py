@@ -1,4 +1,5 @@
-"""Leases in the memory of this process, for ``LEASING["ENABLED"] = False``.
+"""Leases in the memory of this process: for ``LEASING["ENABLED"] = False``, or as a store that
+LEASING["STORES"] names.
 
 What a hold asks of the database is kept in a dictionary instead, by the same rules: grants are
 exclusive, tokens rise, deadlines pass. No other process hears of it, so this is for tests, and
@@ -17,20 +18,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, Self
+from weakref import WeakSet
 
 from django.apps import apps
-from django.db import connections, transaction
+from django.db import transaction
 
 from leasing import signals
 from leasing.conf import Wait, leasing_settings
-from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.notifier import notifier
 from leasing.runtime import clock as clocks
-from leasing.runtime.aio import Steps, Undoable
-from leasing.store import Grant, Renewals
-from leasing.stores.acquiring import taking
+from leasing.runtime.aio import Steps
+from leasing.store import Grant, Incumbent, Renewals
+from leasing.stores.base import TERMS, BaseStore
 from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
 
@@ -42,20 +43,34 @@ MAX_EVENTS = 1000
 ROOM = 1000
 MICROSECOND = timedelta(microseconds=1)
 
+#: The label of the model of leases on names.
+NAMED = "leasing.Lease"
 #: The model's label and the name of the resource.
 Key = tuple[str, str]
 
 
-class MemoryStore:
-    """Keeps grants as unsaved rows in a dictionary. This process has one: ``memory``.
+class MemoryStore(BaseStore):
+    """Keeps grants as unsaved rows in a dictionary. ``memory`` is the one of ENABLED.
 
     ``clock`` gives seconds, and never goes back.
     """
+
+    known_terms = frozenset(TERMS)
+    may_be_separate = True
 
     def __init__(self, clock: Callable[[], float] = clocks.clock) -> None:
         self.clock = clock
         self._token = 0
         self.clear()
+        _all.add(self)
+
+    @classmethod
+    def from_settings(cls) -> Self:
+        """Return a store of its own, for an entry of STORES. It has no options."""
+        return cls()
+
+    def __repr__(self) -> str:
+        return MEMORY if self is memory else f"{MEMORY[:-1]}, store {id(self):x})"
 
     def clear(self) -> None:
         """Forget everything: what is held is lost. Tokens go on rising."""
@@ -85,30 +100,28 @@ class MemoryStore:
         *,
         unless_in: str | None,
     ) -> Callable[[], Steps[Grant]]:
-        """Return the steps by which a hold acquires a row and waits for it if need be.
+        """Return the steps by which a hold acquires a row of any model. The other arguments are
+        those of ``taking``.
 
         Args:
             blank: Makes the row that is acquired, not yet granted.
-            resource: The resource that the waiters of this process are notified of.
             terms: The terms of the grant.
-            wait: Seconds to wait for the current holder; None: for ever.
-            stopping: An event that ends the waiting with LeaseTimeout.
-            unless_in: The alias of a database inside whose transactions it is refused, as it would
-                be there; None: it never is.
         """
 
-        def attempt() -> Grant:
-            if unless_in is not None and connections[unless_in].in_atomic_block:
-                refuse_transaction(unless_in)
-            return self.acquire(blank(), terms)
+        def take() -> Grant:
+            return self.acquire_row(blank(), terms)
 
-        step = Undoable(attempt, self.release)
-        return lambda: taking(MEMORY, resource, wait, step, stopping=stopping)
+        return lambda: self.taking(take, resource, wait, stopping, unless_in)
 
-    def acquire(self, row: Any, terms: Terms) -> Grant:
+    def acquire_row(self, row: Any, terms: Terms) -> Grant:
         """Grant ``row``, a new instance that names the resource. Raises LeaseHeld."""
-        sent_at = self.clock()
-        key = key_of(row)
+        return self.granted(partial(self._grant_row, row, terms))
+
+    def grant(self, resource: str, terms: Terms) -> Grant:
+        return self._grant_row(apps.get_model("leasing", "Lease")(resource=resource), terms)
+
+    def _grant_row(self, row: Any, terms: Terms) -> Grant:
+        key, row.sent_at = key_of(row), self.clock()
         with self._lock:
             old = self._rows.get(key)
             if old is not None:
@@ -120,10 +133,7 @@ class MemoryStore:
             if old is not None and kind == "taken_over":
                 before["previous_expired_at"] = row.previous_expired_at = old.expires_at
             self._record(row, kind, **before)
-            row.sent_at = sent_at
-            grant = replace(grant_of(row), key=key)
-        signals.send(getattr(signals, kind), row)
-        return grant
+            return replace(grant_of(row), key=key)
 
     def _refuse_if_held(self, held: Any, terms: Terms) -> None:
         if held.released_at is not None:
@@ -187,15 +197,6 @@ class MemoryStore:
 
     # What holds and the keeper ask of a store
 
-    def abort(self) -> None:
-        """Nothing hangs here."""
-
-    def open(self) -> None:
-        """Nothing to open."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
         answer = Renewals()
         with self._lock:
@@ -211,30 +212,26 @@ class MemoryStore:
                 answer.renewed[key] = row.renewal_now()
         return answer
 
-    def release(self, grant: Grant) -> None:
+    def give_back(self, grant: Grant) -> bool:
         with self._lock:
             row = self.look(grant.key)
             reason = _why_over(row, grant.grant_id, grant.fencing_token)
             if reason is None:
                 row.released_at = row.expires_at = row.now
                 self._record(row, "released")
-        if reason is None:
-            signals.send(signals.released, row)
-            notifier(MEMORY).notify(grant.resource)
-        elif not _was_released_by_holder(row, grant):
-            self.refused(grant.row, "release", reason)
-            raise LeaseLost(grant.resource, reason)
+                return True
+        if _was_released_by_holder(row, grant):
+            return False
+        raise LeaseLost(grant.resource, reason)
 
     def lost(self, grant: Grant, reason: str) -> None:
-        # Not the row's token: a revocation has raised that.
-        token = grant.fencing_token
-        self._record(grant.row, "lost", reason=reason, fencing_token=token)
-        signals.send(signals.lost, grant.row, reason=reason)
+        self._record(grant.held_row, "lost", reason=reason)
+        super().lost(grant, reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
         """Arguments are those of ``Store.refused``."""
         self._record(row, "refused", reason=f"{verb}: {reason}")
-        signals.send(signals.refused, row, verb=verb, reason=reason)
+        super().refused(row, verb, reason)
 
     @contextmanager
     def proving(self, row: Any) -> Iterator[None]:
@@ -259,24 +256,42 @@ class MemoryStore:
             row.now = self.now()
         return row
 
-    def revoke(self, key: Key, reason: str = "", by: str = "") -> bool:
-        """Take a row from its holder and raise its token. Returns True if there was a holder.
+    def current(self, resource: str) -> Incumbent | None:
+        with self._lock:
+            row = self.look((NAMED, resource))
+            if row is None or row.released_at is not None or row.expires_at <= row.now:
+                return None
+            return Incumbent(row.holder, row.fencing_token, row.expires_at)
+
+    def take_back(self, resource: str, reason: str, by: str) -> Incumbent | None:
+        row = self._take_back((NAMED, resource), reason, by)
+        return None if row is None else Incumbent(row.holder, row.fencing_token, row.expires_at)
+
+    def revoke_row(self, key: Key, reason: str = "", by: str = "") -> bool:
+        """Take a row of any model from its holder and raise its token. Return True if there was a
+        holder.
 
         Args:
             key: The key of the row in this store.
             reason: Why, for the event and the signal.
             by: The operator, for the same.
         """
+        row = self._take_back(key, reason, by)
+        if row is None:
+            return False
+        signals.send(signals.revoked, row, reason=reason, by=by)
+        self.notify(row.lease_resource)
+        return True
+
+    def _take_back(self, key: Key, reason: str, by: str) -> Any:
         with self._lock:
             row = self.look(key)
             if row is None or row.released_at is not None:
-                return False
+                return None
             row.released_at, row.expires_at = row.now, min(row.expires_at, row.now)
             row.fencing_token = self._next_token()
             self._record(row, "revoked", reason=reason, actor=by)
-        signals.send(signals.revoked, row, reason=reason, by=by)
-        notifier(MEMORY).notify(row.lease_resource)
-        return True
+            return row
 
     def change(self, key: Key, columns: dict[str, Any]) -> None:
         """Write ``columns`` to the row, without a condition."""
@@ -312,7 +327,17 @@ def _was_released_by_holder(row: Any, grant: Grant) -> bool:
     return bool((row.grant_id, row.fencing_token) == (grant.grant_id, grant.fencing_token))
 
 
+#: Every store in memory of this process.
+_all: WeakSet[MemoryStore] = WeakSet()
+
 memory = MemoryStore()
 
+
+def clear_all() -> None:
+    """Forget everything that is held in memory, in any store."""
+    for store in list(_all):
+        store.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=memory.clear)
+    os.register_at_fork(after_in_child=clear_all)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, Unpack
 
+from django.apps import apps
 from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing import signals
+from leasing.conf import leasing_settings
 from leasing.db.dialects import (
     hang_up,
     in_transaction,
@@ -22,9 +24,12 @@ from leasing.db.dialects import (
     use_private_connection,
 )
 from leasing.exceptions import LeaseLost
+from leasing.hold import Hold
 from leasing.keeper import keeper
+from leasing.runtime.aio import drive
 from leasing.runtime.notes import NOTE_LIMIT
-from leasing.store import Grant, Renewals
+from leasing.store import Grant, HoldOptions, Incumbent, Renewals
+from leasing.validation.terms import Terms
 
 #: For how many times its ttl a holder may say nothing to the server within its proof. Its term is
 #: over by then, but successors wait for its lock: it may have been stopped.
@@ -87,6 +92,33 @@ class RowStore:
         rows = self._rows().home()
         write_apart(self.using, lambda: rows.note_refused(row, verb, reason))
         signals.send(signals.refused, row, verb=verb, reason=reason)
+
+    # Leases on names
+
+    @classmethod
+    def from_settings(cls) -> RowStore:
+        """Return the store of named leases, for an entry of STORES. It has no options."""
+        return cls(apps.get_model("leasing", "Lease"), leasing_settings.DATABASE)
+
+    def hold(self, resource: str, **options: Unpack[HoldOptions]) -> Hold:
+        """See ``leasing.store.NamedStore``: it is ``Lease.objects.hold``."""
+        hold: Hold = self._rows().hold(resource, **options)
+        return hold
+
+    def acquire(self, resource: str, terms: Terms) -> Grant:
+        """See ``leasing.store.NamedStore``."""
+        return grant_of(drive(self._rows().acquiring_named(resource, terms, 0)))
+
+    def revoke(self, resource: str, reason: str = "", by: str = "") -> bool:
+        """See ``leasing.store.NamedStore``."""
+        return bool(self._rows().filter(resource=resource).revoke(reason, by))
+
+    def current(self, resource: str) -> Incumbent | None:
+        """See ``leasing.store.NamedStore``."""
+        row = self._rows().filter(resource=resource).active().first()
+        return None if row is None else Incumbent(row.holder, row.fencing_token, row.expires_at)
+
+    # In one transaction with the user's data
 
     @contextmanager
     def proving(self, row: Any) -> Iterator[None]:

@@ -16,7 +16,7 @@ from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.models import Leasable, LeaseEvent, LeaseState
 from leasing.runtime import clock as clocks
-from leasing.stores.memory import MemoryStore, memory
+from leasing.stores.memory import MemoryStore, clear_all, memory
 from leasing.subject import What, situation, subject_of
 from leasing.testing.keeper import ManualKeeper, manual_keeper
 from leasing.validation.terms import Terms
@@ -155,13 +155,13 @@ arevoke = sync_to_async(revoke)
 
 @contextmanager
 def in_memory() -> Iterator[MemoryStore]:
-    """In this block, keep leases in the memory of this process, without a database, as with
-    ``LEASING["ENABLED"] = False``. They are forgotten at its end."""
+    """In this block, keep leases in the memory of this process, without a database or another
+    store, as with ``LEASING["ENABLED"] = False``. They are forgotten at its end."""
     with override_settings(LEASING={**leasing_settings.given(), "ENABLED": False}):
         try:
             yield memory
         finally:
-            memory.clear()
+            clear_all()
 
 
 class LeasingTestMixin:

@@ -18,7 +18,7 @@ from leasing.keeper import Keeper, keeper
 from leasing.runtime import aio
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import in_thread
-from leasing.stores.memory import memory
+from leasing.stores.memory import clear_all
 
 #: The least number of seconds between two steps.
 STEP = 0.01
@@ -153,7 +153,7 @@ def manual_keeper(*, stopped: bool = True) -> Iterator[ManualKeeper]:
             yield manual
         finally:
             clocks.stand_in, aio.on_callers_thread = None, False
-            memory.clear()
+            clear_all()
 
 
 @contextmanager

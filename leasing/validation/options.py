@@ -20,6 +20,7 @@ LEASE_HINTS: Mapping[str, str] = {
     **dict.fromkeys(("expire", "expires", "lease_time"), _EXPIRY),
     "auto_renewal": "a hold is renewed while its block runs",
     "owner": "pass holder=",
+    "store": "leasing.stores.stores[alias].hold(...) holds a name in another store",
 }
 
 

@@ -64,7 +64,7 @@ def grant_of(claimed: ClaimedTask) -> Grant:
         resource_of(claimed.id),
         term.seconds,
         term.granted_until - term.sent_at,
-        term.sent_at,
         term.expires_at,
+        term.sent_at,
         claimed,
     )

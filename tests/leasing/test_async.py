@@ -426,13 +426,13 @@ def test_a_release_that_fails_is_logged_and_not_raised(
 
 
 def test_the_loop_runs_on_while_the_store_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    acquire, go = memory.acquire, threading.Event()
+    acquire, go = memory.acquire_row, threading.Event()
 
     def acquire_slowly(*args: Any) -> Grant:
         assert go.wait(PATIENCE)
         return acquire(*args)
 
-    monkeypatch.setattr(memory, "acquire", acquire_slowly)
+    monkeypatch.setattr(memory, "acquire_row", acquire_slowly)
 
     async def body() -> None:
         async def hold_it() -> None:

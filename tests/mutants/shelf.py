@@ -120,7 +120,7 @@ NEAREST_BY_HAND: dict[str, tuple[str, ...]] = {
     "leasing/hold/trust.py": ("tests/leasing/test_hold", "tests/leasing/test_keeper"),
     "leasing/keeper.py": ("tests/leasing/test_keeper", "tests/leasing/test_hold"),
     "leasing/runtime/breaker.py": ("tests/leasing/test_keeper",),
-    "leasing/stores/memory.py": ("tests/leasing/contract/", "tests/leasing/stores/"),
+    "leasing/stores/base.py": ("tests/leasing/contract/", "tests/leasing/stores/"),
     "tasks/execution/context.py": ("tests/tasks/execution/test_completing.py",),
     "tasks/execution/outcome_store.py": ("tests/tasks/execution/", "tests/tasks/worker/"),
 }
@@ -171,10 +171,10 @@ def _of_trust() -> Iterator[Mutant]:
         ),
         ("tasks/querysets/sql/claim.py", "_answers", "return sent_at, ", "return clock(), "),
         (
-            "leasing/stores/memory.py",
-            "MemoryStore.acquire",
-            "row.sent_at = sent_at",
-            "row.sent_at = self.clock()",
+            "leasing/stores/base.py",
+            "BaseStore.granted",
+            "granted.sent_at = sent_at",
+            "granted.sent_at = self.clock()",
         ),
         (
             "leasing/hold/hold.py",

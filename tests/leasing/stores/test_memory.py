@@ -145,7 +145,7 @@ def test_the_signals_are_those_of_the_database(sent: Sent, clocks: ManualKeeper)
 
 
 def test_a_late_release_is_refused_and_told(sent: Sent) -> None:
-    grant = memory.memory.acquire(Lease(resource="berth:1"), Terms.check(holder="me"))
+    grant = memory.memory.acquire_row(Lease(resource="berth:1"), Terms.check(holder="me"))
     expire("berth:1")
     with pytest.raises(LeaseLost, match="expired"):
         memory.memory.release(grant)
@@ -167,7 +167,7 @@ def test_the_ledger_forgets_the_oldest_events(monkeypatch: pytest.MonkeyPatch) -
 
 
 def take(store: MemoryStore, resource: str, ttl: float = 30, release: bool = False) -> int:
-    grant = store.acquire(Lease(resource=resource), Terms.check(ttl=ttl))
+    grant = store.acquire_row(Lease(resource=resource), Terms.check(ttl=ttl))
     if release:
         store.release(grant)
     return grant.fencing_token
@@ -218,7 +218,7 @@ def test_what_is_held_or_graced_is_kept_although_there_is_no_room(
     store = MemoryStore(clock)
     for n in range(10):
         take(store, f"held:{n}", ttl=60)
-    store.acquire(Lease(resource="graced"), Terms.check(ttl=1, grace=60))
+    store.acquire_row(Lease(resource="graced"), Terms.check(ttl=1, grace=60))
     clock.advance(2)
     for n in range(30):
         take(store, f"other:{n}", release=True)
@@ -266,6 +266,6 @@ def test_trust_counts_from_before_the_lease_was_granted() -> None:
     readings = itertools.count(1.0)
     store = MemoryStore(lambda: next(readings))
 
-    grant = store.acquire(Lease(resource="crane:1"), Terms.check(ttl=30))
+    grant = store.acquire_row(Lease(resource="crane:1"), Terms.check(ttl=30))
 
     assert grant.sent_at == 1.0

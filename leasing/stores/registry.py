@@ -1,0 +1,166 @@
+"""The stores of LEASING["STORES"], by alias."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from leasing.conf import leasing_settings
+from leasing.runtime.suggestions import suggestion
+from leasing.store import NamedStore
+
+#: The alias of the store in which leaders and decorated functions have their leases.
+DEFAULT_STORE = "default"
+#: The store of leases in rows of the database, and all that come with this package.
+ROWS = "leasing.stores.rows.RowStore"
+BACKENDS = (ROWS, "leasing.stores.memory.MemoryStore")
+
+
+class InvalidStore(ImproperlyConfigured):
+    """An entry of LEASING["STORES"] makes no store, or there is none of that alias."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message} {hint}".rstrip())
+        self.message = message
+        self.hint = hint
+
+
+class Stores:
+    """Stores by alias: ``stores["central"]``. Each is made when it is first asked for, and is the
+    same for all threads. Where the setting ENABLED is off, all are in the memory of this process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[tuple[str, bool], NamedStore] = {}
+
+    def __getitem__(self, alias: str) -> NamedStore:
+        """Return the store with ``alias``. Raises InvalidStore."""
+        key = alias, leasing_settings.ENABLED
+        made = self._made.get(key)
+        if made is None:
+            with self._lock:
+                made = self._made.get(key)
+                if made is None:
+                    made = self._made[key] = self._make(*key)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_entries())
+
+    def kind_of(self, alias: str) -> type[Any]:
+        """Return the class of the store with ``alias``, whatever ENABLED says. Raises
+        InvalidStore."""
+        return _backend(alias, _entry(alias))
+
+    def check(self, alias: str) -> None:
+        """Raise InvalidStore unless the settings make a store with ``alias``."""
+        self._make(alias, is_enabled=True)
+
+    def forget(self) -> None:
+        """Make all stores again when they are next asked for: the settings have changed."""
+        with self._lock:
+            self._made.clear()
+
+    def _make(self, alias: str, is_enabled: bool) -> NamedStore:
+        entry = _entry(alias)
+        backend = _backend(alias, entry)
+        if not is_enabled:
+            return _in_memory(backend)
+        make: Any = getattr(backend, "from_settings", backend)
+        given = {key: value for key, value in entry.items() if key != "BACKEND"}
+        _check_options(alias, make, given)
+        try:
+            store: NamedStore = make(**{key.lower(): value for key, value in given.items()})
+        except InvalidStore:
+            raise
+        except (ImproperlyConfigured, ValueError, TypeError) as error:
+            raise InvalidStore(f"{_named(alias)} makes no store: {error}") from error
+        return store
+
+
+def store_of(store: str | NamedStore) -> NamedStore:
+    """Return ``store``, or the one with that alias. Raises InvalidStore."""
+    return stores[store] if isinstance(store, str) else store
+
+
+def _in_memory(backend: type[Any]) -> NamedStore:
+    from leasing.stores.memory import MemoryStore, memory
+    from leasing.stores.rows import RowStore
+
+    return memory if issubclass(backend, RowStore) else MemoryStore()
+
+
+def _entries() -> Mapping[str, Any]:
+    given = leasing_settings.STORES
+    if not isinstance(given, Mapping):
+        raise InvalidStore(
+            f"LEASING['STORES'] must be a dictionary of stores by alias, not {given!r}."
+        )
+    return {DEFAULT_STORE: {"BACKEND": ROWS}, **given}
+
+
+def _entry(alias: str) -> Mapping[str, Any]:
+    entries = _entries()
+    if alias not in entries:
+        raise InvalidStore(
+            f"LEASING['STORES'] has no store {alias!r}.", suggestion(alias, map(str, entries))
+        )
+    entry = entries[alias]
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("BACKEND"), str):
+        raise InvalidStore(
+            f"{_named(alias)} must be a dictionary with a BACKEND.",
+            f"Known: {', '.join(BACKENDS)}.",
+        )
+    return entry
+
+
+def _backend(alias: str, entry: Mapping[str, Any]) -> type[Any]:
+    path = entry["BACKEND"]
+    try:
+        backend = import_string(path)
+    except ImportError as error:
+        raise InvalidStore(
+            f"{_named(alias)} has the BACKEND {path!r}, which cannot be imported: {error}.",
+            suggestion(path, BACKENDS),
+        ) from error
+    if not isinstance(backend, type):
+        raise InvalidStore(f"{_named(alias)} has the BACKEND {path!r}, which is no class.")
+    return backend
+
+
+def _check_options(alias: str, make: Any, given: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(make).parameters.values()
+    known = {each.name.upper(): each for each in parameters}
+    for key in given:
+        if key not in known:
+            raise InvalidStore(
+                f"{_named(alias)} has no option {key!r}.", suggestion(key, ["BACKEND", *known])
+            )
+    for name, each in known.items():
+        if each.default is each.empty and name not in given:
+            raise InvalidStore(
+                f"{_named(alias)} lacks the option {name!r}.",
+                f"Options: {', '.join(known)}.",
+            )
+
+
+def _named(alias: str) -> str:
+    return f"LEASING['STORES'][{alias!r}]"
+
+
+stores = Stores()
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "LEASING":
+        stores.forget()
+
+
+setting_changed.connect(_forget, dispatch_uid="leasing.stores.registry")
