@@ -11,8 +11,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, TypeGuard, get_type_hints
 
-from django.conf import settings
-
+from leasing.runtime.framework import ImproperlyConfigured, settings, settings_of
 from leasing.runtime.suggestions import suggestion
 
 #: In place of a network: connections over a socket of this machine, which have no address.
@@ -60,7 +59,10 @@ class _Setting:
         if read is None:
             return self.default
         # Spelled out, for every verb reads several.
-        given = getattr(settings, read.name, None)
+        try:
+            given = getattr(settings, read.name, None)
+        except ImproperlyConfigured:
+            given = settings_of(read.name)
         return given[self.key] if given and self.key in given else self.default
 
 
@@ -82,7 +84,7 @@ class AppSettings:
 
     def given(self) -> Mapping[str, Any]:
         """Return the settings that the project has set."""
-        return getattr(settings, self.name, None) or {}
+        return settings_of(self.name)
 
     def __getattr__(self, key: str) -> Any:
         if key.isupper():

@@ -51,8 +51,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from django.db import connections
-
 from leasing.conf import leasing_settings
 from leasing.renewable import Group, Renewable, group_of, in_batches
 from leasing.runtime import probes
@@ -61,6 +59,7 @@ from leasing.runtime.breaker import Breaker
 from leasing.runtime.callbacks import CallbackThreads
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.event_lines import log
+from leasing.runtime.framework import close_connections
 from leasing.runtime.notes import Notes
 from leasing.runtime.threads import note_replaced, start_thread
 from leasing.store import Store
@@ -382,7 +381,7 @@ class Keeper:
             self._write_notes()
         finally:
             self._close_stores()
-            connections.close_all()
+            close_connections()
 
     def _renew_and_note(self) -> None:
         self.renew_due()
@@ -405,7 +404,7 @@ class Keeper:
             idle = not self._holds and not self._notes
         if idle:
             self._close_stores()
-            connections.close_all()
+            close_connections()
         with self._lock:
             wait = self._until_due()
             # The last hold may have gone since ``idle`` was read: then close the connection first.

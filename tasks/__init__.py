@@ -14,19 +14,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tasks.registry import handler
-from tasks.scheduling.declarations import schedule
-
 if TYPE_CHECKING:
     from tasks.execution.context import Context
+    from tasks.registry import handler
+    from tasks.scheduling.declarations import schedule
     from tasks.waiting import await_for, wait_for
 
 __all__ = ["Context", "await_for", "handler", "schedule", "wait_for"]
 
-# Models can be imported only once the apps are loaded, and this module is imported before.
+# Models can be imported only once the apps are loaded, and this module is imported before; and by
+# programs with ``tasks.client`` alone, which may have no Django.
 _MODULES = {
     "Context": "tasks.execution.context",
     "await_for": "tasks.waiting",
+    "handler": "tasks.registry",
+    "schedule": "tasks.scheduling.declarations",
     "wait_for": "tasks.waiting",
 }
 

@@ -14,14 +14,13 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Self
 
-from django.core.exceptions import SynchronousOnlyOperation
-
 from leasing.exceptions import LeaseLost
 from leasing.hold.held_grant import HeldGrant, Loss
 from leasing.hold.interrupt import Interrupt
 from leasing.keeper import Keeper, keeper
 from leasing.runtime import probes
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
+from leasing.runtime.framework import SynchronousOnlyOperation
 from leasing.runtime.labels import label
 from leasing.store import Grant, Store
 

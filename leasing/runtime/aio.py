@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from asgiref.sync import sync_to_async
-from django.db import close_old_connections
+from leasing.runtime.framework import close_old_connections
 
 Result = TypeVar("Result")
 
@@ -84,6 +83,8 @@ def run_later(call: Callable[[], object]) -> None:
 
 
 async def _on_callers_thread(call: Callable[..., Result], *args: Any) -> Result:
+    from asgiref.sync import sync_to_async  # comes with Django, which clients may not have
+
     work = asyncio.ensure_future(sync_to_async(call)(*args))
     try:
         return await asyncio.shield(work)

@@ -13,10 +13,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from django.db import connections
-
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
+from leasing.runtime.framework import open_connections
 
 #: Callbacks that may run at a time: others are delayed only if this many are slow.
 MAX_THREADS = 16
@@ -125,6 +124,9 @@ class CallbackThreads:
 
     def _tidy(self) -> None:
         """Close the connections of this thread, unless more callbacks wait."""
+        connections = open_connections()
+        if connections is None:
+            return
         for connection in connections.all(initialized_only=True):
             left_open = connection.in_atomic_block
             if left_open or self._callbacks.empty():

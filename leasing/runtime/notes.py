@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from django.db import connections
-
 from leasing.runtime.event_lines import log
+from leasing.runtime.framework import close_connections
 from leasing.runtime.outage import Streak
 
 #: Notes that wait while the database does not answer; beyond this the oldest are dropped.
@@ -60,7 +59,7 @@ class Notes:
                 self._failures.failed(error)
                 log.keeper_note_waits(level=self._failures.level, error=error)
                 self.due_at = self._clock() + NOTE_PAUSE
-                connections.close_all()
+                close_connections()
                 return False
             self._failures.succeeded()
             if self._notes and self._notes[0][0] is note:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from django.core.serializers.json import DjangoJSONEncoder
-
 
 def plain(text: str) -> str:
     """``text`` in a line, without what could steer a terminal."""
@@ -17,6 +15,8 @@ def plain(text: str) -> str:
 
 def as_json(value: object) -> str:
     """``value`` as indented JSON, its moments in ISO format."""
+    from django.core.serializers.json import DjangoJSONEncoder  # clients may have no Django
+
     return json.dumps(value, indent=2, cls=DjangoJSONEncoder)
 
 

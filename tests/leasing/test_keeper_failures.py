@@ -248,7 +248,7 @@ def test_notes_are_written_in_order(manual_keeper: Keeper) -> None:
 def test_a_note_that_fails_waits_with_all_behind_it_and_is_tried_again(
     manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasing.runtime.notes.connections.close_all", lambda: None)
+    monkeypatch.setattr("leasing.runtime.notes.close_connections", lambda: None)
     away = [True]
     written: list[str] = []
 

@@ -85,7 +85,7 @@ def test_connections_are_closed_after_a_note_when_nothing_is_held(
     live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
-    monkeypatch.setattr("leasing.keeper.connections.close_all", lambda: steps.append("closed"))
+    monkeypatch.setattr("leasing.keeper.close_connections", lambda: steps.append("closed"))
 
     live_keeper.soon(lambda: steps.append("noted"))
 

@@ -1,0 +1,297 @@
+"""The requests about leases, each written once, as steps for threads and for coroutines."""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+from urllib.parse import quote
+
+from leasing.client.exceptions import InvalidAnswer, RequestRefused, ServiceError
+from leasing.client.transport import (
+    Answer,
+    Request,
+    Transport,
+    checked_field,
+    in_portions,
+)
+from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
+from leasing.runtime.aio import Steps
+from leasing.runtime.clock import clock
+from leasing.store import Grant, Renewal, Renewals
+from leasing.validation.names import check_duration, check_name, default_holder
+from leasing.waiting import Rest, pauses
+
+#: Leases that one request renews: as many as the API takes, in a body that it takes.
+RENEWED_TOGETHER: Final = 100
+BODY_SIZE: Final = 60_000
+#: Seconds for which one request waits for a lease, at most; a longer wait is several requests.
+LONG_POLL: Final = 5.0
+#: A grant that took longer than this share of its ttl to arrive is renewed at once: trust counts
+#: from before its request was sent.
+STALE_AFTER: Final = 0.25
+
+_WAITED: Final = re.compile(r"^Waited [0-9.]+ s: ")
+_GRANTS: Final = uuid.UUID("7f0d3a52-6a0e-4f0c-9c3f-6f7f1a2b3c4d")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What proves a grant to the service."""
+
+    resource: str
+    lease_key: str = field(repr=False)
+
+
+@dataclass(slots=True)
+class ServiceLease:
+    """A lease that a service keeps, as its answers show it."""
+
+    resource: str
+    holder: str
+    fencing_token: int
+    grant_id: uuid.UUID
+    expires_at: datetime
+    lease_key: str = field(repr=False)
+
+    @property
+    def lease_resource(self) -> str:
+        return self.resource
+
+
+class LeaseCalls:
+    """The requests about leases of one service."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def acquire(
+        self,
+        resource: str,
+        holder: str | None = None,
+        ttl: float | timedelta | None = None,
+        wait: float | timedelta | None = 0.0,
+        stopping: threading.Event | None = None,
+    ) -> Steps[Grant]:
+        """Acquire ``resource``. Raises LeaseHeld, or LeaseTimeout at the end of a wait.
+
+        Args:
+            resource: The name of the resource.
+            holder: The name of the holder; None: that of this process.
+            ttl: Seconds of the lease; None: as the service is configured.
+            wait: Seconds to wait while someone else holds it; None: for ever.
+            stopping: An event that ends the wait with LeaseTimeout.
+        """
+        asked: dict[str, Any] = {
+            "resource": check_name(resource, "resource"),
+            "holder": default_holder() if holder is None else check_name(holder, "holder"),
+        }
+        if ttl is not None:
+            asked["ttl"] = check_duration(ttl, "ttl").total_seconds()
+        patience = None if wait is None else check_duration(wait, "wait").total_seconds()
+        began_at = clock()
+        for pause in pauses():
+            left = None if patience is None else max(0.0, began_at + patience - clock())
+            poll = LONG_POLL if left is None else min(left, LONG_POLL)
+            try:
+                grant = yield from self._acquire_once(asked, poll, stopping)
+                return (yield from self._fresh(grant))
+            except LeaseHeld as held:
+                if patience == 0.0:
+                    raise
+                waited = clock() - began_at
+                is_stopping = stopping is not None and stopping.is_set()
+                if is_stopping or (patience is not None and waited >= patience):
+                    late = LeaseTimeout(resource, waited=waited, remaining=held.remaining)
+                    late.args = (f"Waited {waited:.1f} s: {held}",)
+                    raise late from held
+            yield Rest(pause if left is None else min(pause, left), stopping)
+        raise AssertionError("the pauses have no end")
+
+    def _acquire_once(
+        self, asked: dict[str, Any], wait: float, stopping: threading.Event | None
+    ) -> Steps[Grant]:
+        """One request with a key of its own, and another if that one was served before and its
+        grant has ended meanwhile."""
+        body = asked | ({"wait": round(wait, 3)} if wait >= 0.001 else {})
+        for is_last in (False, True):
+            request = Request("POST", "/leases", body, key=uuid.uuid4(), wait=wait)
+            answer: Answer = yield from self.transport.sending(
+                request, stopping=stopping, undo=self._undo
+            )
+            if answer.status == 201:
+                return grant_of(answer)
+            if answer.status == 409 and answer.retry_after:
+                held = LeaseHeld(asked["resource"], remaining=answer.retry_after)
+                # The service tells how long this request has waited; the caller may wait longer.
+                held.args = (_WAITED.sub("", answer.message),)
+                raise held
+            if answer.status != 409 or is_last:
+                break
+        raise RequestRefused(answer.status, answer.message)
+
+    def _undo(self, answer: Answer) -> None:
+        """Release what nobody waits for any more."""
+        if answer.status == 201:
+            lease = grant_of(answer).row
+            self.transport.exchange(_releasing(lease.resource, lease.lease_key))
+
+    def _fresh(self, grant: Grant) -> Steps[Grant]:
+        if clock() - grant.sent_at < STALE_AFTER * grant.ttl:
+            return grant
+        renewal, sent_at = yield from self._renew(grant.resource, grant.row.lease_key)
+        grant.row.expires_at = renewal.expires_at
+        return replace(
+            grant, remaining=renewal.remaining, sent_at=sent_at, expires_at=renewal.expires_at
+        )
+
+    def renew(self, grant: Grant) -> Steps[Grant]:
+        """Renew ``grant``, and return it with its new deadline. Raises LeaseLost."""
+        renewal, sent_at = yield from self._renew(grant.resource, grant.row.lease_key)
+        return replace(
+            grant, remaining=renewal.remaining, sent_at=sent_at, expires_at=renewal.expires_at
+        )
+
+    def _renew(self, resource: str, lease_key: str) -> Steps[tuple[Renewal, float]]:
+        body = {"resource": resource, "lease_key": lease_key}
+        answer: Answer = yield from self.transport.sending(Request("PUT", "/leases/renew", body))
+        if answer.status in (404, 409):
+            raise LeaseLost(resource, reason_of(resource, answer.message))
+        if answer.status != 201:
+            raise RequestRefused(answer.status, answer.message)
+        return renewal_of(answer.data), answer.sent_at
+
+    def renew_many(self, proofs: Sequence[Proof], timeout: float | None = None) -> Steps[Renewals]:
+        """Renew many leases. The answer names those that are lost; one in neither list was locked.
+
+        Args:
+            proofs: The proofs of their grants.
+            timeout: Seconds until one request must be answered; none is sent again then.
+        """
+        found = Renewals()
+        items = [{"resource": each.resource, "lease_key": each.lease_key} for each in proofs]
+        left = list(proofs)
+        for portion in in_portions(items, RENEWED_TOGETHER, BODY_SIZE):
+            batch, left = left[: len(portion)], left[len(portion) :]
+            request = Request("PUT", "/leases/renew/batch", {"leases": portion}, timeout=timeout)
+            try:
+                patience = None if timeout is None else 0.0
+                answer: Answer = yield from self.transport.sending(request, patience=patience)
+                self._note_renewals(found, batch, answer)
+            except ServiceError:
+                if not found.renewed:
+                    raise
+                break  # the rest is tried again shortly
+        return found
+
+    def _note_renewals(self, found: Renewals, batch: list[Proof], answer: Answer) -> None:
+        if answer.status != 200:
+            raise RequestRefused(answer.status, answer.message)
+        for proof, result in zip(batch, results_of(answer, len(batch)), strict=True):
+            status = checked_field(result, "status", int)
+            if status == 201:
+                found.renewed[proof] = renewal_of(result.get("lease"))
+            elif status in (404, 409):
+                found.lost[proof] = reason_of(proof.resource, str(result.get("error") or ""))
+            else:
+                raise RequestRefused(status, str(result.get("error")))
+
+    def release(self, grant: Grant) -> Steps[None]:
+        """Release ``grant``. A second call changes nothing. Raises LeaseLost."""
+        request = _releasing(grant.resource, grant.row.lease_key)
+        answer: Answer = yield from self.transport.sending(request)
+        if answer.status in (404, 409):
+            raise LeaseLost(grant.resource, reason_of(grant.resource, answer.message))
+        if answer.status != 201:
+            raise RequestRefused(answer.status, answer.message)
+
+    def get(self, resource: str) -> Steps[dict[str, Any] | None]:
+        """Return the lease of ``resource`` as the API shows it; None: nobody has ever held it."""
+        name = quote(check_name(resource, "resource"), safe="")
+        answer: Answer = yield from self.transport.sending(
+            Request("GET", f"/leases/named?resource={name}")
+        )
+        if answer.status == 404:
+            return None
+        if answer.status != 200:
+            raise RequestRefused(answer.status, answer.message)
+        return answer.data
+
+    def revoke(self, resource: str, reason: str) -> Steps[bool]:
+        """Take the lease of ``resource`` from its holder, as an operator. Returns False if nobody
+        holds it."""
+        lease = yield from self.get(resource)
+        if lease is None:
+            return False
+        key = checked_field(lease, "id", int)
+        request = Request("PUT", f"/leases/{key}/revoke", {"reason": reason})
+        answer: Answer = yield from self.transport.sending(request)
+        if answer.status == 200:
+            return True
+        if answer.status in (404, 409):
+            return False
+        raise RequestRefused(answer.status, answer.message)
+
+
+def grant_of(answer: Answer) -> Grant:
+    """Return the grant that ``answer`` tells of. Raises InvalidAnswer."""
+    lease_key = answer.value("lease_key", str)
+    renewal = renewal_of(answer.data)
+    grant_id = uuid.uuid5(_GRANTS, lease_key)
+    resource, holder = answer.value("resource", str), answer.value("holder", str)
+    token = answer.value("fencing_token", int)
+    return Grant(
+        key=Proof(resource, lease_key),
+        grant_id=grant_id,
+        fencing_token=token,
+        holder=holder,
+        resource=resource,
+        ttl=float(answer.value("ttl", int, float)),
+        remaining=renewal.remaining,
+        sent_at=answer.sent_at,
+        expires_at=renewal.expires_at,
+        row=ServiceLease(resource, holder, token, grant_id, renewal.expires_at, lease_key),
+    )
+
+
+def renewal_of(data: Any) -> Renewal:
+    """Return the renewal that the fields of an answer tell of. Raises InvalidAnswer."""
+    return Renewal(
+        expires_at=moment_of(checked_field(data, "expires_at", str)),
+        remaining=float(checked_field(data, "remaining", int, float)),
+        yield_to=checked_field(data, "yield_to", str),
+        is_last=checked_field(data, "is_last", bool),
+    )
+
+
+def moment_of(text: str) -> datetime:
+    """Return a time of an answer. Raises InvalidAnswer."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidAnswer(f"{text[:50]!r} in an answer is no time.") from error
+    if moment.tzinfo is None:
+        raise InvalidAnswer(f"{text[:50]!r} in an answer has no time zone.")
+    return moment
+
+
+def results_of(answer: Answer, count: int) -> Iterable[Any]:
+    """Return the results of a batch. Raises InvalidAnswer if they are not ``count``."""
+    results: list[Any] = answer.value("results", list)
+    if len(results) != count:
+        raise InvalidAnswer(f"The answer has {len(results)} results, not {count}.")
+    return results
+
+
+def reason_of(resource: str, message: str) -> str:
+    """Return why a lease was lost, of what the service says about it."""
+    return message.removeprefix(f"{resource} was lost: ").rstrip(".") or "no reason given"
+
+
+def _releasing(resource: str, lease_key: str) -> Request:
+    body = {"resource": resource, "lease_key": lease_key}
+    return Request("DELETE", "/leases/release", body)

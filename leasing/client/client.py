@@ -1,0 +1,187 @@
+"""The clients of a lease service, for threads and for coroutines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Self
+
+from leasing.client.calls import LeaseCalls
+from leasing.client.store import ServiceStore
+from leasing.client.transport import AsyncTransport, Token, Transport
+from leasing.hold.hold import Hold, HoldCallback
+from leasing.runtime.aio import Steps, adrive, drive
+from leasing.store import Grant, Renewals
+
+Seconds = float | timedelta
+
+
+class _Holding:
+    """What both clients share: holds, which the keeper renews from a thread."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._calls = LeaseCalls(transport)
+        self._store = ServiceStore(self._calls)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.transport.url}>"
+
+    def hold(
+        self,
+        resource: str,
+        *,
+        holder: str | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds | None = 0.0,
+        stopping: threading.Event | None = None,
+        on_lost: HoldCallback | None = None,
+        on_yield: HoldCallback | None = None,
+    ) -> Hold:
+        """Return a hold, for ``with`` or ``async with``: it acquires the lease, renews it while the
+        block runs, and releases it at the end. When the service refuses a renewal, or none was
+        answered in time, the hold is lost: ``hold.lost`` is set, ``hold.ensure()`` and the end of
+        the block raise LeaseLost, an ``async with`` block is cancelled.
+
+        Args:
+            resource: The name of the resource.
+            holder: The name of the holder; None: that of this process.
+            ttl: Seconds of the lease, and from each renewal; None: as the service is configured.
+            wait: Seconds to wait while someone else holds it; None: for ever.
+            stopping: An event that ends the wait with LeaseTimeout.
+            on_lost: Called once with the hold when it is lost, on a thread.
+            on_yield: Called once with the hold when somebody of higher priority asks for it.
+        """
+
+        def acquire() -> Steps[Grant]:
+            return self._calls.acquire(resource, holder, ttl, wait, stopping)
+
+        acquire.resource = resource  # type: ignore[attr-defined]  # for the hold's repr
+        return Hold(self._store, acquire, on_lost=on_lost, on_yield=on_yield)
+
+
+class LeaseClient(_Holding):
+    """Acquires, renews and releases leases of a service over HTTP.
+
+        with LeaseClient("https://leases.example.com/api", token=token) as leases:
+            with leases.hold("report:42", ttl=30) as hold:
+                write(fencing_token=hold.fencing_token)
+
+    Any thread may use it. Arguments are those of ``leasing.client.transport.Transport``.
+    """
+
+    def __init__(self, url: str, token: Token | None = None, **options: Any) -> None:
+        super().__init__(Transport(url, token, **options))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.transport.close()
+
+    def acquire(
+        self,
+        resource: str,
+        holder: str | None = None,
+        ttl: Seconds | None = None,
+        *,
+        wait: Seconds | None = 0.0,
+        stopping: threading.Event | None = None,
+    ) -> Grant:
+        """Acquire ``resource``. Nothing renews it: see ``hold``. Raises LeaseHeld, LeaseTimeout.
+
+        Args:
+            resource: The name of the resource.
+            holder: The name of the holder; None: that of this process.
+            ttl: Seconds of the lease; None: as the service is configured.
+            wait: Seconds to wait while someone else holds it; None: for ever.
+            stopping: An event that ends the wait with LeaseTimeout.
+        """
+        return drive(self._calls.acquire(resource, holder, ttl, wait, stopping))
+
+    def renew(self, grant: Grant) -> Grant:
+        """Renew ``grant``, and return it with its new deadline. Raises LeaseLost."""
+        return drive(self._calls.renew(grant))
+
+    def renew_many(self, grants: Sequence[Grant]) -> Renewals:
+        """Renew many grants with few requests. The answer's ``renewed`` and ``lost`` are by the
+        ``key`` of each grant; one that is in neither was locked: renew it again."""
+        return drive(self._calls.renew_many([grant.key for grant in grants]))
+
+    def release(self, grant: Grant) -> None:
+        """Release ``grant``. A second call changes nothing. Raises LeaseLost."""
+        drive(self._calls.release(grant))
+
+    def get(self, resource: str) -> dict[str, Any] | None:
+        """Return the lease of ``resource`` as the API shows it; None: nobody has ever held it."""
+        return drive(self._calls.get(resource))
+
+    def revoke(self, resource: str, reason: str) -> bool:
+        """Take the lease of ``resource`` from its holder, as an operator. Returns False if nobody
+        holds it."""
+        return drive(self._calls.revoke(resource, reason))
+
+
+class AsyncLeaseClient(_Holding):
+    """``LeaseClient`` for coroutines: the same methods, to be awaited, and ``async with``.
+
+    Arguments are those of ``leasing.client.transport.AsyncTransport``.
+    """
+
+    transport: AsyncTransport
+
+    def __init__(self, url: str, token: Token | None = None, **options: Any) -> None:
+        super().__init__(AsyncTransport(url, token, **options))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.transport.aclose()
+
+    async def acquire(
+        self,
+        resource: str,
+        holder: str | None = None,
+        ttl: Seconds | None = None,
+        *,
+        wait: Seconds | None = 0.0,
+    ) -> Grant:
+        """``LeaseClient.acquire``. If the caller is cancelled, what was acquired is released.
+
+        Args:
+            resource: The name of the resource.
+            holder: The name of the holder; None: that of this process.
+            ttl: Seconds of the lease; None: as the service is configured.
+            wait: Seconds to wait while someone else holds it; None: for ever.
+        """
+        return await adrive(self._calls.acquire(resource, holder, ttl, wait))
+
+    async def renew(self, grant: Grant) -> Grant:
+        """``LeaseClient.renew``."""
+        return await adrive(self._calls.renew(grant))
+
+    async def renew_many(self, grants: Sequence[Grant]) -> Renewals:
+        """``LeaseClient.renew_many``."""
+        return await adrive(self._calls.renew_many([grant.key for grant in grants]))
+
+    async def release(self, grant: Grant) -> None:
+        """``LeaseClient.release``."""
+        await adrive(self._calls.release(grant))
+
+    async def get(self, resource: str) -> dict[str, Any] | None:
+        """``LeaseClient.get``."""
+        return await adrive(self._calls.get(resource))
+
+    async def revoke(self, resource: str, reason: str) -> bool:
+        """``LeaseClient.revoke``."""
+        return await adrive(self._calls.revoke(resource, reason))

@@ -1,0 +1,51 @@
+"""Exceptions of the clients: what can be wrong with a service, besides a lease or a task.
+
+ServiceError
+├── ServiceUnavailable  no answer, or that of a failure; unknown if the request had its effect
+├── InvalidAnswer       the address does not answer as this API does
+├── AccessDenied        the token is missing, unknown, expired, or lacks a scope
+└── RequestRefused      the service refused the request: see ``status``
+"""
+
+from __future__ import annotations
+
+
+class ServiceError(Exception):
+    """The service did not do what was requested."""
+
+
+class ServiceUnavailable(ServiceError, ConnectionError):
+    """The service could not be reached, did not answer in time, or failed. The request may have had
+    its effect all the same.
+
+    ``is_permanent`` is true if another try at once would fail again: its certificate is refused,
+    or it has met an error of its own.
+    """
+
+    is_permanent = False
+
+
+class InvalidAnswer(ServiceError):
+    """The answer is not one of this API: another service, another version, or a proxy."""
+
+
+class AccessDenied(ServiceError):
+    """The token is missing, unknown or expired (``status`` 401), or does not permit this (403)."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[AccessDenied], tuple[int, str]]:
+        return type(self), (self.status, str(self))
+
+
+class RequestRefused(ServiceError):
+    """The service refused the request, with the HTTP ``status`` and the reason."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[RequestRefused], tuple[int, str]]:
+        return type(self), (self.status, str(self))

@@ -1,0 +1,490 @@
+"""Requests to a service: sent, repeated where that is safe, and their answers checked.
+
+Every request may be sent twice without a second effect: by the key of its grant, or by its
+Idempotency-Key. So it is repeated, after pauses with jitter, when the service could not be reached,
+when no answer came (a proxy may have swallowed it, and the request was served), and when the answer
+was 429, 502, 503 or 504. Nothing else is repeated. Redirects are not followed: a token goes to no
+address that nobody gave.
+
+What an answer says about time counts from ``sent_at``, the moment on this process's own clock
+before the request was sent; the wall clocks of both ends do not matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import ssl
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from leasing.client.exceptions import AccessDenied, InvalidAnswer, ServiceUnavailable
+from leasing.runtime.aio import Steps, in_thread, run_later
+from leasing.runtime.clock import clock
+from leasing.runtime.terminal import plain
+from leasing.waiting import Rest, pauses
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "The clients need httpx: pip install 'django-leasing[client]'.", name=error.name
+    ) from error
+
+#: The greatest size of an answer, in bytes.
+MAX_ANSWER: Final = 32 * 1024 * 1024
+#: The longest pause between two tries, in seconds, unless the service asks for a longer one.
+LONGEST_PAUSE: Final = 5.0
+#: The longest pause that a service may ask for, in seconds.
+MAX_RETRY_AFTER: Final = 60.0
+#: Statuses after which a request is sent again.
+BUSY: Final = frozenset({429, 502, 503, 504})
+#: Characters of an unexpected answer that an error quotes.
+QUOTED: Final = 200
+
+#: Returns the token for the next request; it may have been renewed since the last.
+Token = str | Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, which keeps its key when it is sent again."""
+
+    method: str
+    #: Below the address of the API: ``/leases``.
+    path: str
+    body: Mapping[str, Any] | None = None
+    #: The Idempotency-Key, of a request that grants or stores something.
+    key: uuid.UUID | None = None
+    #: Seconds that the service may wait before it answers.
+    wait: float = 0.0
+    #: Seconds until an answer must be there, besides ``wait``; None: those of the transport.
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A JSON object that the service answered."""
+
+    status: int
+    data: dict[str, Any]
+    #: The moment on this process's clock before the request was sent.
+    sent_at: float
+    #: Seconds after which the service asks to try again; 0: it does not say.
+    retry_after: float = 0.0
+    #: What was asked, for errors.
+    request: Request = field(kw_only=True)
+
+    @property
+    def message(self) -> str:
+        """The text of an error or a notice."""
+        return plain(str(self.data.get("error") or self.data.get("message") or "no reason given"))
+
+    def value(self, name: str, *kinds: type) -> Any:
+        """Return the field ``name``. Raises InvalidAnswer if it is missing or of another kind."""
+        return checked_field(self.data, name, *kinds)
+
+    def unexpected(self) -> InvalidAnswer:
+        """Return the error of an answer whose status is not one of its request."""
+        return InvalidAnswer(
+            f"{self.request.method} {self.request.path} was answered with status {self.status}: "
+            f"{self.message}"
+        )
+
+
+def checked_field(data: Any, name: str, *kinds: type) -> Any:
+    """Return the field ``name`` of ``data``, part of an answer.
+
+    Raises InvalidAnswer if it is missing, or none of ``kinds``.
+    """
+    value = data.get(name) if isinstance(data, dict) else None
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise InvalidAnswer(
+            f"The answer has no valid field {name!r}: the service is none of this API, or one of "
+            "another version."
+        )
+    return value
+
+
+class Exchange:
+    """One try of a request, for a driver: a thread or an event loop.
+
+    Args:
+        transport: The transport that sends it.
+        request: The request.
+        undo: Called with the answer if the coroutine that waited for it was cancelled.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        request: Request,
+        undo: Callable[[Answer], object] | None = None,
+    ) -> None:
+        self._transport = transport
+        self._request = request
+        self._undo = undo
+
+    def wait(self) -> Answer:
+        """Send it from this thread, and return the answer."""
+        return self._transport.exchange(self._request)
+
+    async def await_(self) -> Answer:
+        """``wait``, for an event loop."""
+        try:
+            return await self._transport.aexchange(self._request)
+        except asyncio.CancelledError:
+            if self._undo is not None:
+                run_later(self._undo_unanswered)
+            raise
+
+    def _undo_unanswered(self) -> None:
+        # The same request finds what the first was granted, or is granted the same now.
+        assert self._undo is not None
+        try:
+            self._undo(self.wait())
+        finally:
+            if self._transport.is_closed:  # while this waited for its thread
+                self._transport.close()
+
+
+class Transport:
+    """Sends requests to one service, from threads; coroutines send by threads, too.
+
+    Args:
+        url: The address of the API: ``https://leases.example.com/api``.
+        token: The token, or a function that returns it for each request; None: none.
+        timeout: Seconds until one try must be answered.
+        patience: Seconds for which a request is tried again while the service does not answer.
+        verify: False accepts any certificate; a context of ``ssl`` says which.
+        transport: Sends for httpx, in tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: Token | None = None,
+        *,
+        timeout: float = 10.0,
+        patience: float = 15.0,
+        verify: bool | ssl.SSLContext = True,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = checked_url(url)
+        self.timeout = timeout
+        self.patience = patience
+        self._token = token
+        self._verify = verify
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._client: tuple[int, httpx.Client] | None = None
+        #: True once ``close`` was called.
+        self.is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+    # For steps
+
+    def sending(
+        self,
+        request: Request,
+        *,
+        patience: float | None = None,
+        stopping: threading.Event | None = None,
+        undo: Callable[[Answer], object] | None = None,
+    ) -> Steps[Answer]:
+        """Steps that send ``request``, again if need be, and bring its answer.
+
+        Args:
+            request: The request.
+            patience: Seconds for which it is tried again; None: those of the transport.
+            stopping: An event that ends the tries.
+            undo: Called with the answer if the coroutine that waited for it was cancelled.
+
+        Raises ServiceUnavailable, InvalidAnswer, AccessDenied.
+        """
+        until = clock() + (self.patience if patience is None else patience)
+        for pause in pauses(longest=LONGEST_PAUSE):
+            try:
+                answer: Answer = yield Exchange(self, request, undo)
+                if answer.status not in BUSY:
+                    return answer
+                problem = ServiceUnavailable(
+                    f"{self.url} is not available (status {answer.status}): {answer.message}"
+                )
+                if answer.retry_after:
+                    pause = answer.retry_after * random.uniform(1.0, 1.25)
+            except ServiceUnavailable as error:
+                if error.is_permanent:
+                    raise
+                problem = error
+            if clock() + pause > until or (stopping is not None and stopping.is_set()):
+                raise problem
+            yield Rest(pause, stopping)
+        raise AssertionError("the pauses have no end")
+
+    # One try
+
+    def exchange(self, request: Request) -> Answer:
+        """Send ``request`` once and return the answer, a JSON object, or one of status BUSY. Raises
+        as ``sending`` does."""
+        sent_at = clock()
+        deadline = sent_at + self._allowed(request)
+        try:
+            with self._http().stream(**self._arguments(request)) as response:
+                chunks = _Chunks(response, deadline)
+                for chunk in response.iter_bytes():
+                    chunks.add(chunk)
+        except httpx.HTTPError as error:
+            raise self._unreachable(request, error) from error
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{self.url} is not an address: {error}.") from error
+        return self._checked(request, response, chunks.body, sent_at)
+
+    async def aexchange(self, request: Request) -> Answer:
+        """``exchange``, for an event loop."""
+        return await in_thread(self.exchange, request)
+
+    def close(self) -> None:
+        """Close the connections. The next request opens new ones."""
+        self.is_closed = True
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None and client[0] == os.getpid():
+            client[1].close()
+
+    def _http(self) -> httpx.Client:
+        known = self._client
+        if known is None or known[0] != os.getpid():  # a forked child shares no connection
+            with self._lock:
+                known = self._client
+                if known is None or known[0] != os.getpid():
+                    client = httpx.Client(transport=self._transport, **self._options())
+                    self._client = known = os.getpid(), client
+        return known[1]
+
+    def _options(self) -> dict[str, Any]:
+        # More connections than threads that send: no request waits for another's.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        return {"verify": self._verify, "limits": limits, "follow_redirects": False}
+
+    def _allowed(self, request: Request) -> float:
+        timeout = self.timeout if request.timeout is None else request.timeout
+        return timeout + request.wait
+
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        headers = {"Accept": "application/json", "User-Agent": "django-leasing-client"}
+        token = self._token() if callable(self._token) else self._token
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        if request.key is not None:
+            headers["Idempotency-Key"] = str(request.key)
+        content = None
+        if request.body is not None:
+            headers["Content-Type"] = "application/json"
+            content = encoded(request.body)
+        allowed = self._allowed(request)
+        return {
+            "method": request.method,
+            "url": self.url + request.path,
+            "headers": headers,
+            "content": content,
+            "timeout": httpx.Timeout(allowed, connect=min(allowed, self.timeout)),
+        }
+
+    def _unreachable(self, request: Request, error: Exception) -> ServiceUnavailable:
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if (refusal := _certificate_refusal(error)) is not None:
+            problem = ServiceUnavailable(f"The certificate of {self.url} is refused: {refusal}")
+            problem.is_permanent = True
+            return problem
+        return ServiceUnavailable(
+            f"No answer from {self.url} to {request.method} {request.path} ({plain(what)})"
+        )
+
+    def _checked(
+        self, request: Request, response: httpx.Response, body: bytes, sent_at: float
+    ) -> Answer:
+        status = response.status_code
+        if 300 <= status < 400:
+            target = plain(response.headers.get("Location", "nowhere"))[:QUOTED]
+            raise InvalidAnswer(
+                f"{self.url}{request.path} redirects to {target}. Redirects are not followed: "
+                "configure the address of the API itself."
+            )
+        data = _object_of(body)
+        retry_after = _seconds(response.headers.get("Retry-After", ""))
+        if status in BUSY:  # a proxy may say so, in HTML
+            return Answer(status, data or {}, sent_at, retry_after, request=request)
+        if status >= 500:
+            problem = ServiceUnavailable(
+                f"{self.url} failed to serve {request.method} {request.path} (status {status})"
+            )
+            problem.is_permanent = True
+            raise problem
+        if data is None:
+            raise InvalidAnswer(
+                f"{self.url}{request.path} answered with status {status} and no JSON object, so "
+                f"this is not the address of the API: {_quoted(body)}"
+            )
+        answer = Answer(status, data, sent_at, retry_after, request=request)
+        if status in (401, 403):
+            raise AccessDenied(status, f"{self.url} denies access: {answer.message}")
+        if status == 405 or (status == 404 and NO_ADDRESS in answer.message):
+            raise InvalidAnswer(
+                f"{self.url} has no {request.method} {request.path}: it is none of this API, or "
+                "one of another version."
+            )
+        return answer
+
+
+#: The answer of the API to a path that it does not have.
+NO_ADDRESS: Final = "There is no such address"
+
+
+class AsyncTransport(Transport):
+    """A transport whose coroutines send without threads.
+
+    Args:
+        async_transport: Sends for httpx in coroutines, in tests.
+
+    Further arguments are those of ``Transport``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: Token | None = None,
+        *,
+        async_transport: httpx.AsyncBaseTransport | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(url, token, **options)
+        self._async_transport = async_transport
+        self._async_client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
+
+    async def aexchange(self, request: Request) -> Answer:
+        sent_at = clock()
+        deadline = sent_at + self._allowed(request)
+        try:
+            async with self._async_http().stream(**self._arguments(request)) as response:
+                chunks = _Chunks(response, deadline)
+                async for chunk in response.aiter_bytes():
+                    chunks.add(chunk)
+        except httpx.HTTPError as error:
+            raise self._unreachable(request, error) from error
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{self.url} is not an address: {error}.") from error
+        return self._checked(request, response, chunks.body, sent_at)
+
+    async def aclose(self) -> None:
+        """``close``, and the connections of the event loop."""
+        known, self._async_client = self._async_client, None
+        if known is not None and known[0] is asyncio.get_running_loop():
+            await known[1].aclose()
+        self.close()
+
+    def _async_http(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._async_client is None or self._async_client[0] is not loop:
+            client = httpx.AsyncClient(transport=self._async_transport, **self._options())
+            self._async_client = loop, client
+        return self._async_client[1]
+
+
+class _Chunks:
+    """The body of an answer as it arrives, up to MAX_ANSWER and until ``deadline``."""
+
+    def __init__(self, response: httpx.Response, deadline: float) -> None:
+        self._response = response
+        self._deadline = deadline
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self._size > MAX_ANSWER:
+            raise InvalidAnswer(
+                f"{self._response.url} answered with more than {MAX_ANSWER} bytes: this is not "
+                "the address of the API."
+            )
+        if clock() > self._deadline:
+            raise httpx.ReadTimeout("the answer took too long", request=self._response.request)
+        self._parts.append(chunk)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._parts)
+
+
+def checked_url(url: str) -> str:
+    """Return ``url`` without a slash at its end. Raises ValueError if it is no address of HTTP."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(
+            f"{plain(url)!r} is not the address of an API, such as https://example.com/api."
+        )
+    if parts.username or parts.password:
+        raise ValueError("The address must contain no password: give the token instead.")
+    return url.rstrip("/")
+
+
+def encoded(body: Mapping[str, Any]) -> bytes:
+    """Return ``body`` as JSON. Raises TypeError or ValueError if it cannot be that."""
+    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def in_portions(items: list[Any], most: int, size: int) -> Iterator[list[Any]]:
+    """Split ``items`` for several requests.
+
+    Args:
+        items: What is sent, each as JSON.
+        most: Items in a request, at most.
+        size: Bytes of them in a request, at most, except of one that is larger alone.
+    """
+    portion: list[Any] = []
+    used = 0
+    for item in items:
+        length = len(encoded(item)) + 1
+        if portion and (len(portion) >= most or used + length > size):
+            yield portion
+            portion, used = [], 0
+        portion.append(item)
+        used += length
+    if portion:
+        yield portion
+
+
+def _object_of(body: bytes) -> dict[str, Any] | None:
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _quoted(body: bytes) -> str:
+    text = " ".join(body[: 4 * QUOTED].decode(errors="replace").split())
+    return plain(text[:QUOTED]) or "(nothing)"
+
+
+def _seconds(text: str) -> float:
+    # It may also be a date, which would need a clock that is right on both ends.
+    text = text.strip()
+    return min(float(text), MAX_RETRY_AFTER) if text.isascii() and text.isdigit() else 0.0
+
+
+def _certificate_refusal(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

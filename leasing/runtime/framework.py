@@ -1,0 +1,65 @@
+"""The parts of Django that code shared with the clients uses, and their stand-ins.
+
+A program that uses ``leasing.client`` or ``tasks.client`` alone may have no Django, or one that
+nobody has set up. It has no settings, so the defaults hold, and no database connections.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django.conf import settings
+    from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+else:
+    try:
+        from django.conf import settings
+        from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+    except ModuleNotFoundError:
+        settings = None
+
+        class ImproperlyConfigured(Exception):
+            """Never raised: nothing is configured."""
+
+        class SynchronousOnlyOperation(Exception):
+            """Never raised: there is no database."""
+
+
+__all__ = ["ImproperlyConfigured", "SynchronousOnlyOperation", "settings"]
+
+
+def settings_of(name: str) -> Mapping[str, Any]:
+    """Return the settings dictionary ``name`` of the project; empty where nothing is set."""
+    try:
+        return getattr(settings, name, None) or {}
+    except ImproperlyConfigured:
+        if os.environ.get("DJANGO_SETTINGS_MODULE"):
+            raise
+        return {}
+
+
+def close_connections() -> None:
+    """Close the database connections of this thread."""
+    if (database := _database()) is not None:
+        database.connections.close_all()
+
+
+def close_old_connections() -> None:
+    """Close the database connections of this thread that are too old or unusable."""
+    if (database := _database()) is not None:
+        database.close_old_connections()
+
+
+def open_connections() -> Any:
+    """Return Django's connections; None if this program has none."""
+    database = _database()
+    return None if database is None else database.connections
+
+
+def _database() -> Any:
+    # Not imported: a program that never did has no connections, and does not wait for it.
+    database = sys.modules.get("django.db")
+    return database if database is not None and settings.configured else None

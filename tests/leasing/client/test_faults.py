@@ -1,0 +1,212 @@
+"""A service that is down, slow, another one or another version, and networks that lose answers."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+import time
+
+import httpx
+import pytest
+
+from leasing.client import (
+    AccessDenied,
+    InvalidAnswer,
+    LeaseClient,
+    RequestRefused,
+    ServiceUnavailable,
+)
+from leasing.client import transport as transports
+from leasing.models import ApiToken, Lease
+from leasing.runtime.clock import clock
+from tests.remote import Fault, Service, answered, refused, swallowed
+
+pytestmark = pytest.mark.once
+
+HTML = b"<!doctype html><title>Welcome to nginx!</title>"
+
+
+def test_an_acquire_whose_answer_was_lost_finds_its_grant(
+    service: Service, leases: LeaseClient
+) -> None:
+    service.network.faults = [
+        swallowed,
+        refused,
+        answered(503, HTML),
+        answered(429, Retry_After="0"),
+    ]
+
+    grant = leases.acquire("report:42", "web-1")
+
+    row = Lease.objects.get()
+    assert (grant.fencing_token, row.grants) == (row.fencing_token, 1)
+    keys = {request.headers["Idempotency-Key"] for request in service.network.requests}
+    assert (len(keys), len(service.network.requests)) == (1, 5)
+
+
+def test_every_acquire_has_a_key_of_its_own(service: Service, leases: LeaseClient) -> None:
+    leases.release(leases.acquire("report:42", "web-1"))
+    leases.release(leases.acquire("report:42", "web-1"))
+
+    keys = [each.headers.get("Idempotency-Key") for each in service.network.requests]
+    assert len({key for key in keys if key}) == 2
+    assert Lease.objects.get().grants == 2
+
+
+def test_a_grant_that_ended_before_its_answer_came_is_acquired_again(
+    service: Service, leases: LeaseClient
+) -> None:
+    def swallowed_and_revoked(send: object, request: httpx.Request) -> httpx.Response:
+        try:
+            return swallowed(send, request)  # type: ignore[arg-type]
+        finally:
+            Lease.objects.all().revoke(reason="nobody answers")
+
+    service.network.faults = [swallowed_and_revoked]
+
+    grant = leases.acquire("report:42", "web-1")
+
+    assert grant.fencing_token == Lease.objects.get().fencing_token
+    assert Lease.objects.get().released_at is None
+
+
+def test_a_release_whose_answer_was_lost_is_sent_again(
+    service: Service, leases: LeaseClient
+) -> None:
+    grant = leases.acquire("report:42", "web-1")
+    service.network.faults = [swallowed]
+
+    leases.release(grant)
+
+    assert Lease.objects.get().released_at is not None
+
+
+WRONG: list[tuple[Fault, type[Exception], str]] = [
+    (answered(200, HTML), InvalidAnswer, "no JSON object, .*Welcome to nginx"),
+    (answered(201, b'["a", "list"]'), InvalidAnswer, "no JSON object"),
+    (answered(201, b"[" * 100_000), InvalidAnswer, "no JSON object"),
+    (answered(201, b'{"id": 1}'), InvalidAnswer, "no valid field 'lease_key'.*another version"),
+    (answered(302, b"", Location="https://sso/"), InvalidAnswer, "redirects to https://sso/"),
+    (
+        answered(404, b'{"error": "There is no such address."}'),
+        InvalidAnswer,
+        "another version",
+    ),
+    (answered(404, HTML), InvalidAnswer, "status 404 and no JSON object"),
+    (answered(401, b'{"error": "Sign in."}'), AccessDenied, "denies access: Sign in"),
+    (answered(403, b'{"error": "No scope."}'), AccessDenied, "denies access: No scope"),
+    (answered(413, b'{"error": "Too large."}'), RequestRefused, "Too large"),
+    (answered(500, HTML), ServiceUnavailable, "failed to serve POST /leases"),
+]
+
+
+def test_a_wrong_answer_is_a_clear_error_at_once(service: Service, leases: LeaseClient) -> None:
+    for count, (fault, error, text) in enumerate(WRONG, start=1):
+        service.network.faults = [fault]
+        with pytest.raises(error, match=text):
+            leases.acquire("report:42", "web-1")
+        assert len(service.network.requests) == count
+
+
+def test_a_huge_answer_is_not_read_to_its_end(
+    service: Service, leases: LeaseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transports, "MAX_ANSWER", 1000)
+    service.network.faults = [answered(201, b" " * 1001)]
+
+    with pytest.raises(InvalidAnswer, match="more than 1000 bytes"):
+        leases.acquire("report:42", "web-1")
+
+
+def test_a_service_that_stays_away_is_told_once_the_patience_is_over(service: Service) -> None:
+    service.network.faults = [refused] * 1000
+    with (
+        LeaseClient(**service.options, patience=0.3) as leases,
+        pytest.raises(ServiceUnavailable, match=r"No answer from .*/api to POST /leases \(Conn"),
+    ):
+        leases.acquire("report:42", "web-1")
+
+    assert 2 < len(service.network.requests) < 10
+
+
+def test_the_service_says_how_long_to_stay_away(service: Service) -> None:
+    service.network.faults = [answered(503, HTML, Retry_After="30")] * 1000
+    with (
+        LeaseClient(**service.options, patience=5) as leases,
+        pytest.raises(ServiceUnavailable, match="status 503"),
+    ):
+        leases.acquire("report:42", "web-1")
+
+    assert len(service.network.requests) == 1
+
+
+def test_a_certificate_that_is_refused_is_not_tried_again(service: Service) -> None:
+    def expired(send: object, request: httpx.Request) -> httpx.Response:
+        try:
+            raise ssl.SSLCertVerificationError("certificate has expired")
+        except ssl.SSLError as error:
+            raise httpx.ConnectError(str(error), request=request) from error
+
+    service.network.faults = [expired, expired]
+    with (
+        LeaseClient(**service.options) as leases,
+        pytest.raises(ServiceUnavailable, match="certificate of .* is refused: .*has expired"),
+    ):
+        leases.acquire("report:42", "web-1")
+
+    assert len(service.network.requests) == 1
+
+
+def test_a_token_is_read_for_each_request(service: Service) -> None:
+    tokens = iter(["leasing_expired", service.token])
+    with LeaseClient(service.url, lambda: next(tokens)) as leases:
+        with pytest.raises(AccessDenied):
+            leases.acquire("report:42", "web-1")
+        leases.acquire("report:42", "web-1")
+
+
+def test_a_revoked_token_ends_renewals_and_trust(service: Service, leases: LeaseClient) -> None:
+    with leases.hold("report:42", ttl=1) as hold:
+        ApiToken.objects.all().revoke()
+        assert hold.lost.wait(20)
+        assert "it was not renewed in time" in hold._held.reason
+        hold._held.abandon()
+
+
+def test_a_clock_an_hour_off_changes_nothing(
+    leases: LeaseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: wrong)
+
+    with leases.hold("report:42", ttl=30) as hold:
+        assert hold.valid
+        assert hold.trusted_until - clock() == pytest.approx(30, abs=2)
+        assert hold.expires_at < datetime.datetime.fromtimestamp(wrong, datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    "url", ["leases.example.com/api", "ftp://a/api", "http:///api", "http://a?b"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="is not the address of an API"):
+        LeaseClient(url)
+
+
+def test_a_password_in_the_address_is_refused() -> None:
+    with pytest.raises(ValueError, match="no password"):
+        LeaseClient("https://me:secret@leases.example.com/api")
+
+
+def test_a_lease_that_took_long_to_get_is_renewed_before_it_is_trusted(
+    leases: LeaseClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasing.client.calls.STALE_AFTER", 0.0)
+
+    grant = leases.acquire("report:42", "web-1", 30)
+
+    row = Lease.objects.get()
+    assert (row.renewals, grant.expires_at) == (
+        1,
+        row.expires_at.replace(microsecond=row.expires_at.microsecond // 1000 * 1000),
+    )

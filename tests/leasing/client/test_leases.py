@@ -1,0 +1,164 @@
+"""Leases over HTTP: the same promises as over the database."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from leasing.client import AsyncLeaseClient, LeaseClient
+from leasing.exceptions import LeaseError, LeaseHeld, LeaseLost, LeaseTimeout
+from leasing.models import Lease
+from leasing.runtime.clock import clock
+from tests.processes import wait_for
+from tests.remote import Service
+
+
+def row(resource: str = "report:42") -> Lease:
+    return Lease.objects.get(resource=resource)
+
+
+def test_a_lease_is_acquired_renewed_and_released(leases: LeaseClient) -> None:
+    before = clock()
+
+    grant = leases.acquire("report:42", "web-1", 30)
+
+    assert (grant.resource, grant.holder, grant.ttl) == ("report:42", "web-1", 30.0)
+    assert grant.fencing_token == row().fencing_token
+    assert before <= grant.sent_at <= clock()
+    assert 29 < grant.remaining <= 30
+    renewed = leases.renew(grant)
+    assert renewed.expires_at > grant.expires_at
+    assert renewed.sent_at > grant.sent_at
+    leases.release(renewed)
+    leases.release(renewed)
+    assert row().released_at is not None
+
+
+def test_a_lease_that_someone_holds_is_refused_with_the_reason(leases: LeaseClient) -> None:
+    leases.acquire("report:42", "web-1", 30)
+
+    with pytest.raises(LeaseHeld, match="report:42 is held by web-1 until ") as held:
+        leases.acquire("report:42", "web-2")
+
+    assert held.value.remaining == pytest.approx(30, abs=2)
+
+
+def test_a_wait_ends_with_the_release_or_in_vain(leases: LeaseClient) -> None:
+    first = leases.acquire("report:42", "web-1", 30)
+    with pytest.raises(LeaseTimeout, match=r"^Waited 0\.\d s: report:42 is held by web-1"):
+        leases.acquire("report:42", "web-2", wait=0.1)
+    waiting = threading.Timer(0.2, leases.release, [first])
+    waiting.start()
+
+    second = leases.acquire("report:42", "web-2", wait=20)
+
+    waiting.join()
+    assert second.fencing_token > first.fencing_token
+    assert row().holder == "web-2"
+
+
+def test_many_leases_are_renewed_by_one_request(service: Service, leases: LeaseClient) -> None:
+    grants = [leases.acquire(f"report:{n}", "web-1") for n in range(4)]
+    leases.release(grants[3])
+    service.network.requests.clear()
+
+    answer = leases.renew_many(grants)
+
+    assert set(answer.renewed) == {grant.key for grant in grants[:3]}
+    assert set(answer.lost) == {grants[3].key}
+    assert len(service.network.requests) == 1
+
+
+def test_a_key_is_in_no_repr(leases: LeaseClient) -> None:
+    grant = leases.acquire("report:42", "web-1")
+
+    assert grant.row.lease_key not in repr(grant)
+
+
+def test_an_operator_revokes_and_sees_leases(leases: LeaseClient) -> None:
+    assert leases.get("report:42") is None
+    assert not leases.revoke("report:42", "its host is gone")
+    grant = leases.acquire("report:42", "web-1")
+
+    assert leases.revoke("report:42", "its host is gone")
+
+    shown = leases.get("report:42")
+    assert shown is not None and shown["released_at"] is not None
+    with pytest.raises(LeaseLost, match="report:42 was lost: ") as lost:
+        leases.renew(grant)
+    assert "was lost" not in lost.value.reason
+    assert not leases.revoke("report:42", "again")
+
+
+def test_a_hold_is_renewed_by_the_keeper_and_released(
+    service: Service, leases: LeaseClient
+) -> None:
+    with leases.hold("report:42", holder="web-1", ttl=1) as hold:
+        assert hold.fencing_token == row().fencing_token
+        wait_for(lambda: row().renewals > 1)
+        assert hold.valid
+
+    assert row().released_at is not None
+    assert not hold.lost
+
+
+def test_a_hold_that_is_revoked_hears_of_it(leases: LeaseClient) -> None:
+    heard = threading.Event()
+    with pytest.raises(LeaseLost, match=r"report:42 was lost: .*revoked"):  # noqa: SIM117
+        with leases.hold("report:42", ttl=1, on_lost=lambda _: heard.set()) as hold:
+            Lease.objects.filter(resource="report:42").revoke(reason="its host is gone")
+            assert hold.lost.wait(20)
+            assert heard.wait(20)
+
+
+def test_a_hold_outlives_its_trust_by_nothing_while_the_service_is_away(
+    service: Service, leases: LeaseClient
+) -> None:
+    before = clock()
+    with pytest.raises(LeaseLost, match="it was not renewed in time"):  # noqa: SIM117
+        with leases.hold("report:42", ttl=1) as hold:
+            leases.transport.url = "http://127.0.0.1:9/api"
+            assert hold.lost.wait(20)
+            assert clock() - before < 1.0 + 0.5
+            leases.transport.url = service.url
+
+
+def test_no_transaction_spans_a_service(leases: LeaseClient) -> None:
+    with leases.hold("report:42") as hold, pytest.raises(LeaseError, match="kept by a service"):
+        hold.still_mine().__enter__()
+
+
+def test_coroutines_do_the_same(service: Service) -> None:
+    async def work() -> None:
+        async with AsyncLeaseClient(service.url, service.token) as leases:
+            grant = await leases.acquire("report:42", "web-1", 30)
+            renewed = await leases.renew(grant)
+            assert set((await leases.renew_many([renewed])).renewed) == {grant.key}
+            with pytest.raises(LeaseHeld):
+                await leases.acquire("report:42", "web-2")
+            await leases.release(renewed)
+            async with leases.hold("report:43", ttl=30) as hold:
+                assert hold.valid
+                assert (await leases.get("report:43") or {})["holder"] == hold.holder
+                assert await leases.revoke("report:43", "its host is gone")
+                hold._held.mark_lost("revoked")
+
+    with pytest.raises(LeaseLost):
+        asyncio.run(work())
+
+
+def test_a_cancelled_coroutine_leaves_no_lease_behind(service: Service) -> None:
+    async def work() -> None:
+        async with AsyncLeaseClient(service.url, service.token) as leases:
+            acquiring = asyncio.create_task(leases.acquire("report:42", "web-1", 30))
+            while not leases.transport._async_client:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            acquiring.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await acquiring
+
+    asyncio.run(work())
+    wait_for(Lease.objects.filter(released_at__isnull=False).exists)
