@@ -12,7 +12,7 @@ import re
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,7 +24,6 @@ from tasks.models import Queue, Task, TaskStatus, Worker
 from tests.benchmarks import filling
 from tests.benchmarks.bench import Bench, Figures, in_turns, percentile, soon, until
 from tests.benchmarks.workloads.drain import end, fill_paused, wait_until_drained
-from tests.processes import Process
 
 TTL = 30.0
 #: Of the tasks, so many have one attempt.
@@ -71,7 +70,9 @@ def kills(bench: Bench) -> Figures:
         sql.execute(TRIGGER.format(table=Task._meta.db_table))
         load(begun)
         fleet = bench.worker("--workers", "2", "--threads", "4", "--ttl", f"{TTL:g}")
-        done = [kill(fleet, begun) for _ in range(bench.size.fleet_kills)]
+        done: list[Kill] = []
+        for _ in range(bench.size.fleet_kills):
+            done.append(kill({each.holder for each in done}, begun))
         wait_until_drained()
         # Those that wait for another attempt, too.
         until(lambda: not Task.objects.scheduled().exists(), "all tasks have ended")
@@ -106,23 +107,18 @@ def load(begun: Path) -> None:
     )
 
 
-def kill(fleet: Process, begun: Path) -> Kill:
-    """Kill one child, at a random moment while the other lives."""
+def kill(dead: Collection[str], begun: Path) -> Kill:
+    """Kill one child, at a random moment while the other lives: alone, it would leave nobody to run
+    what it had. The names of the ``dead`` may still be there as workers."""
     if Task.objects.ready().count() < LOAD:
         load(begun)
-    soon(lambda: len([*present()]) == 2, "both are up")
+    living = Worker.objects.filter(stopped_at=None).exclude(name__in=dead)
+    soon(lambda: living.count() == 2, "both are up")
     time.sleep(random.uniform(*PAUSES))
-    victim = random.choice([*present()])
+    victim = random.choice(living.all())
     killed = Kill(victim.name, database_now("default"))
     os.kill(victim.pid, 9)
     return killed
-
-
-def present() -> Iterator[Worker]:
-    """The workers that are there."""
-    for row in Worker.objects.filter(stopped_at=None):
-        if Path("/proc", str(row.pid)).exists():
-            yield row
 
 
 def note_delays(kills: list[Kill]) -> None:
