@@ -43,8 +43,9 @@ PROOF_EVERY = 30.0
 #: Seconds for which a process remembers that somebody waits for the end of a task.
 WAITED_FOR = 60.0
 
-#: Hears a message: "queue 5 default" of a task of priority 5, "task 17" for one that was asked to
-#: cancel, or "wait /api/tasks/17" for one whose end is waited for.
+#: Hears a message: "queue 5 default" of a task of priority 5, "all" of tasks that go before those
+#: claimed last, "task 17" for one that was asked to cancel, or "wait /api/tasks/17" for one whose
+#: end is waited for.
 OnMessage = Callable[[str], object]
 
 
@@ -162,6 +163,12 @@ def notify_queues(using: str, highest: Mapping[str, int]) -> None:
 
     if highest:
         after_commit(using, send)
+
+
+def notify_all(using: str) -> None:
+    """Have all workers look from the beginning: tasks that were given back stand before those that
+    they have claimed since. What was written is there to stay."""
+    limiter.notify(using, "all")
 
 
 def notify_now(using: str, queue: str, priority: int = 0) -> None:

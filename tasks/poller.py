@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from django.db import Error
@@ -27,6 +27,8 @@ ASK_AFTER = 0.02
 #: Seconds for which that answer is good, unless its moment has come: slots may become free many
 #: times a second.
 ASK_EVERY = 0.25
+#: A priority above those of all tasks.
+ABOVE_ALL = 32768
 
 
 class Poller:
@@ -77,19 +79,18 @@ class Poller:
         elif what == "wait":
             waited_for.add(which)
         elif what == "all":
-            self._look_soon()
+            self._look_soon(dict.fromkeys(self._queues, ABOVE_ALL))
         elif what == "queue":
             number, _, queue = which.partition(" ")
             with suppress(ValueError):  # any session of the database can send on this channel
-                priority = int(number)
                 if queue in self._queues:
-                    with self._lock:
-                        _note(self._heard, queue, priority)
-                        _note(self._heard_lately, queue, priority)
-                    self._look_soon()
+                    self._look_soon({queue: int(number)})
 
-    def _look_soon(self) -> None:
+    def _look_soon(self, heard: Mapping[str, int]) -> None:
         with self._lock:
+            for queue, priority in heard.items():
+                _note(self._heard, queue, priority)
+                _note(self._heard_lately, queue, priority)
             self._look_again_at = clock() + SECOND_POLL_AFTER
         self.wake()
 

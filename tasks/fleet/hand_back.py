@@ -6,8 +6,9 @@ A task that still runs under the worker's name, which no other process has, is i
     not marked   its handler was not called: ready again at once, without spending an attempt
     marked       lost, as by recovery: ready after its back-off, or failed after its last attempt
 
-A claim may have been in flight when the worker died, so it checks again a second later. While the
-database is unavailable it retries until the leases have expired; then recovery takes over.
+A claim may have been in flight when the worker died, so it checks again within a second, soon at
+first. While the database is unavailable it retries until the leases have expired; then recovery
+takes over.
 """
 
 from __future__ import annotations
@@ -35,10 +36,14 @@ from leasing.runtime.outage import Streak
 from tasks.fleet import child_start
 from tasks.log import log
 from tasks.models import Task, Worker
+from tasks.notifier import notify_all
 from tasks.runtime.connection import lasting_connection
 
-#: Seconds until the second check, and between retries while the database is unavailable.
-SECOND_LOOK, RETRY_EVERY = 1.0, 0.25
+#: Seconds between the checks: a statement that was in flight ends within milliseconds, or a second
+#: where the server is busy.
+LOOKS = (0.05, 0.1, 0.25, 0.6)
+#: Seconds between retries while the database is unavailable.
+RETRY_EVERY = 0.25
 #: Seconds that receivers of signals have to finish.
 RECEIVERS_PATIENCE = 5.0
 #: Maximum number of tasks that one statement gives back.
@@ -80,8 +85,8 @@ def main(descriptor: int) -> NoReturn:
 
 
 def run(dead: DeadWorker, until: float) -> NoReturn:
-    """Hand back twice, a second apart, and exit: with 0, unless it failed in a way that a retry may
-    avoid.
+    """Hand back, check again after each of LOOKS, and exit: with 0, unless it failed in a way that
+    a retry may avoid.
 
     Args:
         dead: The worker whose tasks to hand back.
@@ -108,7 +113,7 @@ def run(dead: DeadWorker, until: float) -> NoReturn:
 
 def _write(dead: DeadWorker, until: float) -> None:
     failures = Streak()
-    for pause in (SECOND_LOOK, 0.0):
+    for pause in (*LOOKS, 0.0):
         while not _try(dead, failures):
             if clock() >= until:
                 log.fleet_hand_back_left(worker=dead.holder)
@@ -142,6 +147,8 @@ def hand_back(dead: DeadWorker) -> tuple[int, int]:
         some = unbegun[start : start + TOGETHER]
         back, _ = Task.objects.using(mine.db).give_back_many(some, dead.reason, begun=False)
         given += len(back)
+    if given:
+        notify_all(mine.db)
     if not dead.begun:
         return given, 0
     lost = mine.filter(grant_id__in=dead.begun)

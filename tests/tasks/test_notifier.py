@@ -25,7 +25,7 @@ from tests.factories import TaskFactory
 from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, row_of
+from tests.tasks.support import Handlers, row_of, running
 from tests.tasks.workers import PATIENCE, working
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -197,6 +197,26 @@ def test_a_poller_knows_the_highest_priority_that_it_has_heard_of_in_each_of_its
 
     assert poller.take_heard() == {"default": 2, "two words": -4}
     assert poller.take_heard() == {}
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_worker_that_hears_of_tasks_that_were_given_back_begins_again_with_those_it_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tasks.querysets.sql.cursors.LASTS", 1000)
+    (passed,) = running(1, holder="bob", priority=32767)
+    others = TaskFactory.create_batch(3, priority=32767)
+    worker = WorkerProcess(queues=["default"])
+
+    def claim() -> list[int]:
+        worker._note_heard()
+        return [each.id for each in Task.objects.take("ann", limit=1, queues=["default"])]
+
+    assert claim() == [others[0].pk]
+    Task.objects.give_back(passed, "its worker died")
+    assert claim() == [others[1].pk]
+    worker.poller.hear("all")
+    assert claim() == [passed.pk]
 
 
 def test_what_was_not_notified_just_after_something_more_urgent_is_looked_for_as_urgent_too(

@@ -18,6 +18,7 @@ from leasing.functions import database_now
 from tasks.fleet import hand_back
 from tasks.fleet.hand_back import DeadWorker
 from tasks.models import Task, TaskStatus, Worker
+from tasks.notifier import limiter
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import expire
 from tests.tasks.support import Reported, attempts, grant_to, names_of, row_of, running, take_over
@@ -76,6 +77,19 @@ def test_the_lock_delay_is_the_shortest_pause_of_what_had_begun(settings: Settin
     now = database_now("default")
     assert (row_of(begun)["scheduled_at"] - now).total_seconds() > 90
     assert row_of(unbegun)["scheduled_at"] <= now
+
+
+def test_workers_are_told_to_look_from_the_beginning_if_something_is_ready_there() -> None:
+    """They have passed it. What had begun waits for its back-off."""
+    begun, unbegun = running(2, holder="ann")
+    heard: list[str] = []
+    with limiter.heard_by(heard.append):
+        Task.objects.complete(begun)
+        hand_back.hand_back(dead_worker(begun))
+        assert heard.count("all") == 1
+        hand_back.hand_back(dead_worker(begun))
+    assert heard.count("all") == 1
+    assert row_of(unbegun)["status"] == TaskStatus.READY
 
 
 def test_tasks_of_others_are_left_alone() -> None:
@@ -164,14 +178,15 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return moments
 
 
-def test_a_claim_that_was_on_its_way_is_found_by_the_second_look(moments: Clock) -> None:
+@pytest.mark.parametrize("looks", [1, 2, 3, 4])
+def test_a_claim_that_was_on_its_way_is_found_by_the_next_look(moments: Clock, looks: int) -> None:
     task = TaskFactory(state="ready")
-    moments.between = [lambda: grant_to(task, "ann")]
+    moments.between = [*[lambda: None] * (looks - 1), lambda: grant_to(task, "ann")]
 
     hand_back._write(dead_worker(), until=30)
 
     assert (row_of(task)["status"], row_of(task)["attempts"]) == (TaskStatus.READY, 0)
-    assert moments.now >= 1
+    assert moments.now == pytest.approx(1)
 
 
 @pytest.mark.parametrize("begun", [False, True])
