@@ -7,6 +7,7 @@ from typing import Any
 from django import forms
 
 from leasing.models import MAX_KEY, MAX_LABEL, LeaseState
+from leasing.runtime.labels import label
 from leasing.web.cursors import Cursor, InvalidCursor
 
 REASON_LENGTH = 500
@@ -104,7 +105,7 @@ class ForceReleaseForm(RevokeForm):
     """Take a lease from its holder. The operator types its name, and so takes no other by mistake.
 
     Args:
-        name: The name that has to be typed.
+        name: The name that has to be typed: "task:17" where this is the resource of a task.
         args: Arguments of the form.
         kwargs: Keyword arguments of the form.
     """
@@ -118,8 +119,8 @@ class ForceReleaseForm(RevokeForm):
 
     def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._name = name
-        self.fields["typed"].label = f"Type {name} to confirm"
+        self._name = label(name)
+        self.fields["typed"].label = f"Type {self._name} to confirm"
 
     def clean_typed(self) -> str:
         typed: str = self.cleaned_data["typed"]

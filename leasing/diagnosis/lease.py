@@ -1,6 +1,7 @@
 """Explain a lease to an operator with the same five answers as a task.
 
 free, released     nobody holds it
+finished           nobody holds it, and ``once`` keeps the result of the work
 running_ok, late   it is held; late: a renewal was missed
 expired_unclaimed  its holder let it expire, and nobody has acquired it since
 flapping           holder after holder lets it expire
@@ -16,7 +17,7 @@ from typing import Final
 
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS, Action, Diagnosis, is_skewed
 from leasing.humanize import span, stamp, until
-from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState
+from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState, OnceKey
 from leasing.web.badges import LATE, UNKNOWN, Badge, badge_of_lease
 
 #: The permission to revoke a lease.
@@ -57,6 +58,8 @@ def explain(
         next_ = "The next acquire gets it."
         return Explanation("free", "ok", "Never held.", next_, badge=badge)
     if state == LeaseState.RELEASED:
+        if isinstance(row, OnceKey) and row.finished_at is not None:
+            return _finished(row, now, badge)
         return Explanation(
             "released",
             "ok",
@@ -69,6 +72,20 @@ def explain(
     found = _expired(row, now, badge) if state == LeaseState.EXPIRED else _held(row, now, badge)
     takeovers = [each for each in events if _is_recent_takeover(each, now)]
     return found if len(takeovers) < FLAPS else _flapping(found, takeovers)
+
+
+def _finished(row: OnceKey, now: datetime, badge: Badge) -> Explanation:
+    headline, end = f"Done by {row.holder}.", stamp(row.window_ends_at)
+    next_ = "The window has ended: the next call with this key does the work again."
+    if row.window_ends_at > now:
+        headline += f" The result is kept until {end}."
+        next_ = (
+            "Until then, calls with this key get the result and do not do the work. The next call "
+            "after that does it again."
+        )
+    facts = [("Finished", stamp(row.finished_at or now)), ("Window ends", end), *_facts(row)]
+    until = f"Ended at {stamp(row.released_at or row.expires_at)}."
+    return Explanation("finished", "ok", headline, next_, until=until, facts=facts, badge=badge)
 
 
 def _expired(row: Leasable, now: datetime, badge: Badge) -> Explanation:

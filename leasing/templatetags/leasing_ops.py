@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from leasing import humanize
 from leasing.models import Leasable
+from leasing.runtime.labels import label
 from leasing.web import navigation
 from leasing.web.access import is_live, why_not
 from leasing.web.badges import Badge, badge_of_lease
@@ -167,6 +168,9 @@ def breakable(name: str) -> SafeString:
     """``name``, which may be long and without spaces, with places to break the line: after the
     signs that part names, and nowhere in a word while there is another way."""
     return mark_safe(_PARTING.sub("\\1<wbr>", conditional_escape(name)))
+
+
+register.filter("label", label)
 
 
 @register.filter

@@ -85,6 +85,7 @@ def series(
     def line(name: str, column: str, bridged: int = 0) -> Line:
         return Line(name, [None if each is None else each[column] for each in found], bridged)
 
+    waits = [line("p50", "wait_p50"), line("p95", "wait_p95")]
     return [
         Chart(
             "rate",
@@ -96,7 +97,7 @@ def series(
                 for name in ("enqueued", "completed", "failed", "retried", "recovered")
             ],
         ),
-        Chart("wait", "Wait", "s", moments, [line("p50", "wait_p50"), line("p95", "wait_p95")]),
+        Chart("wait", "Waiting time", "s", moments, waits),
         Chart(
             "depth", "Queue depth", "tasks", moments, [line(name, name, BRIDGED) for name in DEPTHS]
         ),

@@ -173,11 +173,14 @@ def _unknown(figures: Figures) -> Need | None:
 def _vanished(figures: Figures) -> Need | None:
     if figures.gone:
         its = "its" if len(figures.gone) == 1 else "their"
+        detail = f"Other workers take over {its} tasks when the leases expire."
+        if not figures.sweepers:
+            detail = f"No running worker recovers {its} tasks. Start one: manage.py run_worker."
         return Need(
             "gone",
             "warning",
             f"{_named(figures.gone)} stopped sending heartbeats without shutting down.",
-            f"Other workers take over {its} tasks when the leases expire.",
+            detail,
             "leasing_tasks:workers",
             "Gone workers",
             "?state=gone",
@@ -254,7 +257,7 @@ def _stuck(figures: Figures) -> Need | None:
         else "This will not recover automatically: no running worker recovers tasks. Start one: "
         "manage.py run_worker."
     )
-    headline = f"{_tasks(stuck, 'is', 'are')} stuck: deadline passed."
+    headline = f"{_tasks(stuck, 'is', 'are')} stuck: lease expired, or no progress."
     code = "stuck" if figures.sweepers else "no_recoverer"
     return Need(code, "critical", headline, heals, "leasing_tasks:stuck", "Stuck tasks")
 
@@ -277,7 +280,7 @@ def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
         "no_worker",
         "critical",
         f"No workers are running; {_waiting_tasks(figures.ready or Capped(0))}.",
-        "No worker was seen recently. Start one: manage.py run_worker.",
+        "Tasks wait until one is started: manage.py run_worker.",
         "leasing_tasks:workers",
         "Workers",
     )

@@ -28,7 +28,7 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     """
     silent = now - (task.renewed_at or task.acquired_at or now)
     if around.is_replaced(task):
-        headline = f"The process of {task.holder} that ran it has ended: another has its name now."
+        headline = f"The process of {task.holder} that ran it has ended; a new one has its name."
         next_ = f"The task is recovered when its lease expires, in {left(task.expires_at - now)}."
         return _diagnosed(task, now, "holder_gone", "warning", headline, next_)
     if not is_late(task, now):

@@ -66,7 +66,10 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         or_celery = f", or celery worker -Q {task.queue}"
         if task.queue not in task_settings.CELERY_QUEUES:
             or_celery = ""
-        next_ = f"It waits until one is started: manage.py run_worker{or_celery}."
+        next_ = (
+            "It waits until such a worker is started: manage.py run_worker --queue "
+            f"{task.queue}{or_celery}."
+        )
         until = "Until a worker serves the queue."
         return diagnosed("no_worker", "critical", headline, next_, until, facts)
     if found := _unknown(task, now, around, facts):

@@ -113,7 +113,7 @@ def test_15_the_late_write_of_the_old_holder_shows_as_refused(
     page.goto(reverse("leasing_tasks:detail", args=[task.pk]))
     page.locator("summary", has_text="Revoke lease").click()
     page.locator("details[open]").get_by_label("Reason").fill("it takes too long")
-    page.locator("details[open]").get_by_label("to confirm").fill(task.lease_resource)
+    page.locator("details[open]").get_by_label("to confirm").fill(task.lease_id)
     page.get_by_role("button", name="Revoke lease").click()
     expect(page.get_by_text("Lease revoked from ann.")).to_be_visible()
     let_go(tmp_path, 1)

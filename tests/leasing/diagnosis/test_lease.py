@@ -9,9 +9,11 @@ from datetime import timedelta
 import pytest
 from django.db.models import F
 
+from leasing import once
 from leasing.diagnosis.lease import Explanation, explain
 from leasing.functions import after, database_now
-from leasing.models import EventKind, Lease, LeaseEvent
+from leasing.humanize import stamp
+from leasing.models import EventKind, Lease, LeaseEvent, OnceKey
 from tests.factories import LeaseFactory
 from tests.leasing.support import expire
 
@@ -85,6 +87,19 @@ def test_takeovers_of_long_ago_are_no_flapping() -> None:
     long_ago.update(at=after(-timedelta(minutes=10)))
 
     assert explained(lease).code == "running_ok"
+
+
+@pytest.mark.once
+def test_a_kept_result_says_until_when_and_what_the_next_call_does() -> None:
+    once("charge:17", window=60).run(dict)
+    row = OnceKey.objects.get()
+    done = row.window_ends_at - timedelta(seconds=60)
+    kept, over = (explain(row, done + timedelta(seconds=some)) for some in (1, 61))
+
+    assert (kept.code, over.code, kept.actions) == ("finished", "finished", [])
+    until = stamp(row.window_ends_at)
+    assert until in kept.headline and until not in over.headline
+    assert kept.next.startswith("Until then") and over.next.startswith("The window has ended")
 
 
 @pytest.mark.once

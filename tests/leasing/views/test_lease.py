@@ -128,18 +128,18 @@ def test_active_expired_and_released_add_up(viewer: Client) -> None:
 def test_leases_of_tasks_stand_beside_the_named_ones(viewer: Client) -> None:
     held, _waiting = TaskFactory(state="running"), TaskFactory()
     page = get(viewer, f"{LIST}?state=active")
-    assert page.names == [f"/api/tasks/{held.pk}"]
+    assert page.names == [f"task:{held.pk}"]
     assert f"{LIST}task:{held.pk}/" in page.links
     LeaseFactory(resource="berth")
     page = get(viewer, f"{LIST}?state=active")
-    assert page.names == ["berth", f"/api/tasks/{held.pk}"]
+    assert page.names == ["berth", f"task:{held.pk}"]
     assert [each["href"] for each in page.all("nav.jump a")][1:] == ["#section-tasks"]
 
 
 def test_a_task_is_found_by_its_id(viewer: Client) -> None:
     task, _other = TaskFactory(state="running"), TaskFactory(state="running")
     for text in (f"{task.pk}", f"task:{task.pk}", f"/api/tasks/{task.pk}"):
-        assert get(viewer, f"{LIST}?q={text}").names == [f"/api/tasks/{task.pk}"]
+        assert get(viewer, f"{LIST}?q={text}").names == [f"task:{task.pk}"]
 
 
 @pytest.mark.once
@@ -238,6 +238,6 @@ def test_the_pages_stand_alone_under_any_prefix(operator: Client) -> None:
         page = get(operator, f"/deep/inside/leases/{key}/")
         assert page.status == 200
         assert page.forms == [f"/deep/inside/leases/{key}/revoke/"]
-    said = {"reason": "x", "typed": task.lease_resource}
+    said = {"reason": "x", "typed": task.lease_id}
     response = operator.post(page.forms[0], said)
     assert response["Location"] == f"/deep/inside/leases/{task.lease_id}/"

@@ -192,12 +192,12 @@ def test_a_second_revocation_says_that_nothing_changed(operator: Client) -> None
 def test_a_revocation_leads_back_only_to_this_site(operator: Client) -> None:
     task = TaskFactory(state="running")
     url = reverse("leasing:revoke", args=[task.lease_id])
-    said = {"reason": "x", "typed": task.lease_resource}
+    said = {"reason": "x", "typed": task.lease_id}
     response = operator.post(url, said | {"next": "//evil.example/"})
     assert response["Location"] == f"{LIST}task:{task.pk}/"
     task = TaskFactory(state="running")
     url = reverse("leasing:revoke", args=[task.lease_id])
-    said = {"reason": "x", "typed": task.lease_resource}
+    said = {"reason": "x", "typed": task.lease_id}
     response = operator.post(url, said | {"next": "/ops/"})
     assert response["Location"] == "/ops/"
 

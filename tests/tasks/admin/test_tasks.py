@@ -376,7 +376,7 @@ def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client
     sent = act(operator, "revoke", [task]).hidden
     lose(task)
     claimed(task, "another")
-    said = {"reason": "she hangs", "typed": task.lease_resource}
+    said = {"reason": "she hangs", "typed": task.lease_id}
     page = Page(operator.post(TASKS, sent | said, follow=True))
     assert (page.notice.tone, page.notice.numbers) == ("warn", [0, 1, 1])
     assert row_of(task)["holder"] == "another" and row_of(task)["status"] == "running"
@@ -385,7 +385,7 @@ def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client
 @pytest.mark.once
 def test_a_revocation_takes_running_tasks_with_a_reason_and_the_name(operator: Client) -> None:
     task = TaskFactory(state="running")
-    name = f"/api/tasks/{task.pk}"
+    name = f"task:{task.pk}"
     assert name in act(operator, "revoke", [task]).one("label[for=id_typed]").text
     for wrong in ({"reason": " ", "typed": name}, {"reason": "she hangs", "typed": "it"}):
         page = act(operator, "revoke", [task], confirmed="yes", **wrong)
@@ -461,7 +461,7 @@ STATES = {"retry": "failed", "reschedule": "ready", "cancel": "ready", "discard"
 def test_an_action_needs_its_permission(viewer: Client, action: str, state: str) -> None:
     task = TaskFactory(state=state)
     before = row_of(task)
-    said = {"confirmed": "yes", "reason": "x", "typed": task.lease_resource, "queue": "default"}
+    said = {"confirmed": "yes", "reason": "x", "typed": task.lease_id, "queue": "default"}
     assert not get(viewer, TASKS).choices("action") | get(viewer, url_of(task)).choices("action")
     assert act(viewer, action, [task], **said).status == 403
     assert row_of(task) == before

@@ -65,7 +65,7 @@ def test_a_recovered_task_is_told_with_from_whom_why_after_how_long_and_what_bec
     (row,) = page.rows
     assert row["Recovered"].endswith("held for 1 min 15 s")
     assert row["From"].startswith("ann did not renew its lease in time Late “complete” refused")
-    assert (row["State"], row["Since then"].partition(" attempt ")[2]) == ("running", "2 of 10")
+    assert (row["State"], row["When"].partition(" attempt ")[2]) == ("running", "2 of 10")
 
 
 def test_only_what_was_taken_from_its_holder_is_listed_newest_first(viewer: Client) -> None:

@@ -172,7 +172,7 @@ def test_a_running_task_is_taken_from_its_holder_by_its_page(operator: Client) -
     task = TaskFactory(state="running", holder="dora")
     revoke = f"/ops/leases/task:{task.pk}/revoke/"
     assert revoke in get(operator, url_of(task)).forms
-    said = {"reason": "she hangs", "typed": f"/api/tasks/{task.pk}"}
+    said = {"reason": "she hangs", "typed": f"task:{task.pk}"}
     response = operator.post(revoke, said | {"next": url_of(task)}, follow=True)
     page = Page(response)
     assert response.redirect_chain == [(url_of(task), 302)]
@@ -247,7 +247,7 @@ def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
     operator: Client,
 ) -> None:
     task = TaskFactory(state="running", holder="dora")
-    said = {"reason": "she hangs", "typed": f"/api/tasks/{task.pk}"}
+    said = {"reason": "she hangs", "typed": f"task:{task.pk}"}
     operator.post(f"/ops/leases/task:{task.pk}/revoke/", said)
     with pytest.raises(LeaseLost):
         Task.objects.complete(task, {"late": True})
