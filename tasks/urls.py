@@ -42,7 +42,9 @@ navigation.add_row_page("leasing_tasks.task", "leasing_tasks:detail")
 navigation.add_row_page("leasing_tasks.worker", "leasing_tasks:worker")
 navigation.add_shared_page("leasing_tasks.queue", "leasing_tasks:queues")
 navigation.add_shared_page("leasing_tasks.schedule", "leasing_tasks:schedules")
-navigation.add_shared_page("leasing_tasks.generatordesiredstate", "leasing_tasks:generator")
+navigation.add_shared_page(
+    "leasing_tasks.generatordesiredstate", "leasing_tasks:generator", only="generator"
+)
 
 urlpatterns = [
     path("", overview.overview, name="overview"),

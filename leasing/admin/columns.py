@@ -21,7 +21,7 @@ NAMES: Final = {
     "at": "time",
     "by": "user",
     "verb": "action",
-    "holder": "held by",
+    "id": "ID",
     "ttl": "TTL",
     "grant_id": "grant ID",
     "pid": "PID",

@@ -23,7 +23,7 @@ class StateFilter(SimpleListFilter):
     states: ClassVar[Mapping[str, Callable[[Any], Any]]]
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(state, state) for state in self.states]
+        return [(state, state.capitalize()) for state in self.states]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Any] | None:
         choose = self.states.get(self.value() or "")

@@ -80,9 +80,10 @@ class LeasableAdmin(ReadOnlyAdmin):
     #: The columns of the lease, for a set of fields.
     lease = (
         ("holder", "ends"),
-        ("acquired_at", "renewed_at", "renewals"),
-        ("released_at", "ttl"),
-        ("fencing_token", "grants", "grant_id"),
+        ("acquired_at", "released_at"),
+        ("renewed_at", "renewals"),
+        ("ttl", "grants"),
+        ("fencing_token", "grant_id"),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -101,7 +102,7 @@ class LeasableAdmin(ReadOnlyAdmin):
     def view_on_site(self, row: Any) -> str | None:
         return site_url("leasing:detail", row.lease_id)
 
-    held_by = short_column("holder", "held by")
+    held_by = short_column("holder")
 
     @admin.display(description="expires")
     def ends(self, row: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from django.apps import apps
 from django.contrib import admin
 from django.utils.safestring import SafeString
@@ -9,6 +11,7 @@ from django.utils.safestring import SafeString
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.links import badge_text, json_column, link, short, short_column
 from leasing.models import AuditEntry, LeaseEvent
+from leasing.web import navigation
 from leasing.web.badges import badge_of_entry, badge_of_event
 
 
@@ -22,7 +25,8 @@ class LeaseEventAdmin(ReadOnlyAdmin):
         "at",
         "badge",
         "leased",
-        ("holder", "previous_holder", "previous_expired_at"),
+        "holder",
+        ("previous_holder", "previous_expired_at"),
         ("fencing_token", "grant_id"),
         "reason",
         "actor",
@@ -46,6 +50,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     exact_search = ("by", "verb", "id")
     search_help_text = "Exact name of a user or an action, or ID of an entry"
     #: An index begins with each of them.
+    labels: ClassVar = {"asked": "selected"}
     indexed_filters = frozenset({"model__exact", "key__exact", "by__exact", "verb__exact"})
     large = ("target",)
     list_page = "leasing:audit"
@@ -72,7 +77,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     def done_to(self, entry: AuditEntry) -> SafeString | str:
         if not entry.key:
             return entry.model
-        return _row(entry.model, entry.key, short(f"{entry.model} {entry.key}"))
+        return _row(entry.model, entry.key, short(navigation.name_of(entry.model, entry.key)))
 
     why = short_column("reason")
     shown_target = json_column("target", "rows")

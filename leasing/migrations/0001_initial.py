@@ -124,7 +124,7 @@ class Migration(migrations.Migration):
                 ('model', models.CharField(max_length=201)),
                 ('key', models.CharField(max_length=400)),
                 ('resource', models.CharField(max_length=602)),
-                ('kind', models.CharField(choices=[('acquired', 'Acquired'), ('taken_over', 'taken over'), ('released', 'Released'), ('revoked', 'Revoked'), ('preempted', 'Preempted'), ('lost', 'Lost'), ('refused', 'write refused')], max_length=12)),
+                ('kind', models.CharField(choices=[('acquired', 'Acquired'), ('taken_over', 'Taken over'), ('released', 'Released'), ('revoked', 'Revoked'), ('preempted', 'Preempted'), ('lost', 'Lost'), ('refused', 'Write refused')], max_length=12)),
                 ('holder', models.CharField(blank=True, default='', max_length=200)),
                 ('previous_holder', models.CharField(blank=True, default='', max_length=200)),
                 ('grant_id', models.UUIDField(default=None, null=True)),

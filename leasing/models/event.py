@@ -23,12 +23,12 @@ class EventKind(models.TextChoices):
     """Kinds of events of a lease."""
 
     ACQUIRED = "acquired"
-    TAKEN_OVER = "taken_over", "taken over"
+    TAKEN_OVER = "taken_over", "Taken over"
     RELEASED = "released"
     REVOKED = "revoked"
     PREEMPTED = "preempted"
     LOST = "lost"
-    REFUSED = "refused", "write refused"
+    REFUSED = "refused", "Write refused"
 
 
 class LeaseEvent(Ledger):
@@ -64,7 +64,7 @@ class LeaseEvent(Ledger):
         ordering: ClassVar = ["-id"]
 
     def __str__(self) -> str:
-        return f"{self.resource} {self.get_kind_display()}"
+        return f"{self.resource} {self.get_kind_display().lower()}"
 
     @classmethod
     def of(cls, row: Leasable, kind: EventKind | str, **fields: Any) -> Self:

@@ -34,9 +34,9 @@ class Deed:
 
     entry: AuditEntry
     badge: Badge
-    #: The name of the rows' model.
+    #: The name of the rows' model, where no rows are named.
     kind: str
-    #: The rows, each with its page, as far as they are shown; how many more there are.
+    #: The names of the rows, each with its page, as far as they are shown; how many more there are.
     rows: list[tuple[str, str]]
     more: int
     #: The filter of a bulk action: names and values.
@@ -78,7 +78,7 @@ def _asked_for(form: AuditFilter) -> Any:
 
 def _kind(label: str) -> str:
     try:
-        return str(apps.get_model(label)._meta.verbose_name)
+        return str(apps.get_model(label)._meta.verbose_name_plural)
     except (LookupError, ValueError):  # of an app that is gone
         return label
 
@@ -86,12 +86,15 @@ def _kind(label: str) -> str:
 def _deed(entry: AuditEntry) -> Deed:
     target = entry.target if isinstance(entry.target, dict) else {}
     keys = [str(key) for key in target.get("keys") or ()] or [entry.key] * bool(entry.key)
-    shown = [(key, navigation.url_of(entry.model, key)) for key in keys[:KEYS_SHOWN]]
+    shown = [
+        (navigation.name_of(entry.model, key), navigation.url_of(entry.model, key))
+        for key in keys[:KEYS_SHOWN]
+    ]
     asked = target.get("filter") or {}
     return Deed(
         entry,
         badge_of_entry(entry),
-        _kind(entry.model),
+        "" if keys else _kind(entry.model),
         shown,
         max(len(keys), entry.asked or 0) - len(shown) if keys else 0,
         [(name, value) for name, value in asked.items() if value not in ("", None)],

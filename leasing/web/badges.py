@@ -47,6 +47,7 @@ EVENT_BADGES: Final = {
     EventKind.TAKEN_OVER: Badge("taken over", "warn", "swap", "⇄"),
     EventKind.RELEASED: Badge("released", "mute", "unlock", "◌"),
     EventKind.REVOKED: Badge("revoked", "warn", "shield", "◆"),
+    EventKind.PREEMPTED: Badge("preempted", "warn", "swap", "⇄"),
     EventKind.LOST: Badge("lost", "crit", "alert", "▲"),
     EventKind.REFUSED: Badge("write refused", "crit", "slash", "⊘"),
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.apps import apps
 from django.db.models import Model
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
@@ -30,6 +31,7 @@ class Entry:
 _entries: dict[str, Entry] = {}
 _row_views: dict[str, str] = {}
 _shared_views: dict[str, str] = {}
+_only_rows: dict[str, str] = {}
 
 
 def add(*entries: Entry) -> None:
@@ -42,9 +44,26 @@ def add_row_page(label: str, view: str) -> None:
     _row_views[label] = view
 
 
-def add_shared_page(label: str, view: str) -> None:
-    """Rows of the model ``label`` are shown by ``view``, all on one page."""
+def add_shared_page(label: str, view: str, only: str = "") -> None:
+    """Rows of the model ``label`` are shown by ``view``, all on one page. A model that has but one
+    row gives it the name ``only``."""
     _shared_views[label] = view
+    if only:
+        _only_rows[label] = only
+
+
+def name_of(label: str, key: str) -> str:
+    """Return the name of the row of the model ``label`` with that key, as pages show it:
+    "task:17", "queue reports"."""
+    if label in _only_rows:
+        return _only_rows[label]
+    if label in _row_views:
+        return f"{label.rpartition('.')[2]}:{key}"
+    try:
+        kind = str(apps.get_model(label)._meta.verbose_name)
+    except (LookupError, ValueError):  # of an app that is gone
+        kind = label
+    return f"{kind} {key}"
 
 
 def url_of(label: str, key: str) -> str:

@@ -78,7 +78,7 @@ class TaskAttemptAdmin(OfTaskAdmin):
     def badge(self, attempt: TaskAttempt) -> SafeString:
         return badge_text(ATTEMPT_BADGES[AttemptOutcome(attempt.outcome)])
 
-    @admin.display(description="held by")
+    @admin.display(description="worker")
     def worker(self, attempt: TaskAttempt) -> SafeString | str:
         return worker_of(attempt.holder)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -11,9 +12,10 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.columns import stamped
+from leasing.admin.columns import NOTHING, stamped
 from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_text, related, short, short_column, site_url
+from leasing.humanize import brief
 from leasing.models import Lease
 from tasks.dashboard.badges import badge_of_queue, badge_of_worker
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
@@ -73,13 +75,22 @@ class WorkerAdmin(ReadOnlyAdmin):
     fields = (
         ("name", "badge", "role"),
         ("hostname", "pid"),
-        ("fleet", "fleet_index", "fleet_restarts"),
+        ("fleet", "fleet_index"),
+        "fleet_restarts",
         "queues",
         "handlers",
-        ("slots", "blocked", "sweeps"),
-        ("started_at", "last_seen_at", "stopped_at"),
-        "death",
+        ("slots", "blocked"),
+        "sweeps",
+        ("started_at", "last_seen_at"),
+        ("stopped_at", "death"),
     )
+    labels: ClassVar = {
+        "fleet": "parent",
+        "fleet_index": "number under its parent",
+        "fleet_restarts": "restarts",
+        "sweeps": "runs recovery",
+        "death": "how it died",
+    }
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows: Any = super().get_queryset(request)
@@ -106,15 +117,20 @@ class WorkerAdmin(ReadOnlyAdmin):
 
 @admin.register(GeneratorDesiredState)
 class GeneratorDesiredStateAdmin(ReadOnlyAdmin):
-    list_display = ("__str__", "revision", "changed_by", "changed_at", "acknowledged_by")
+    list_display = ("state", "revision", "changed_by", "changed_at", "acknowledged_by")
     list_page = "leasing_tasks:generator"
     fields = (
-        "wanted",
+        "state",
         "revision",
         ("changed_by", "changed_at"),
         "reason",
-        ("acknowledged_revision", "acknowledged_by", "acknowledged_at"),
+        ("acknowledged_by", "acknowledged_at"),
+        "acknowledged_revision",
     )
+
+    @admin.display(description="desired state")
+    def state(self, desired: GeneratorDesiredState) -> str:
+        return "running" if desired.wanted else "stopped"
 
     def view_on_site(self, desired: GeneratorDesiredState) -> str | None:
         return site_url("leasing_tasks:generator")
@@ -127,7 +143,7 @@ class GeneratorDesiredStateAdmin(ReadOnlyAdmin):
 class SampleAdmin(ReadOnlyAdmin):
     list_display = (
         *("at", "queue", "ready", "scheduled", "running", "enqueued", "claimed", "completed"),
-        *("failed", "retried", "recovered", "wait_p95"),
+        *("failed", "retried", "recovered", "p95"),
     )
     exact_search = ("id",)
     recent_search = ("queue",)
@@ -138,10 +154,22 @@ class SampleAdmin(ReadOnlyAdmin):
         ("ready", "scheduled", "running"),
         ("enqueued", "claimed", "completed"),
         ("failed", "cancelled", "retried", "recovered"),
-        ("wait_p50", "wait_p95"),
+        ("p50", "p95"),
         ("renewals", "expirations", "releases"),
     )
 
     @admin.display(description="time")
     def at(self, sample: Sample) -> SafeString:
         return stamped(sample.at)
+
+    @admin.display(description="waiting time, p50")
+    def p50(self, sample: Sample) -> str:
+        return _waited(sample.wait_p50)
+
+    @admin.display(description="waiting time, p95")
+    def p95(self, sample: Sample) -> str:
+        return _waited(sample.wait_p95)
+
+
+def _waited(seconds: float | None) -> str:
+    return NOTHING if seconds is None else brief(timedelta(seconds=seconds))

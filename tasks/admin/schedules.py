@@ -57,6 +57,7 @@ class ScheduleForm(FormOfSchedule):
             "task_data": "Arguments",
             "every": "Interval",
             "missed": "Missed due times",
+            "timezone": "Time zone",
             "overlap": "Allow overlap",
         }
         help_texts: ClassVar = {
@@ -67,7 +68,7 @@ class ScheduleForm(FormOfSchedule):
             "cron": "Five fields: minute, hour, day of month, month, day of week.",
             "every": "Instead of cron: an interval as hours:minutes:seconds.",
             "timezone": "Time zone of the cron expression, such as Europe/Berlin.",
-            "missed": "Due times to catch up on after no worker was running.",
+            "missed": "Which due times to catch up on after a time without workers.",
             "overlap": "If off, a due time is skipped while the previous task has not ended.",
         }
 

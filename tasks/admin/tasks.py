@@ -43,16 +43,16 @@ class TaskStateFilter(StateFilter):
 
 @admin.register(Task)
 class TaskAdmin(LeasableAdmin):
-    list_display = ("id", "called", "badge", "when", "worker", "in_queue", "tries")
-    list_display_links = ("id", "called")
-    sortable_by = ("id",)
+    list_display = ("of_id", "called", "badge", "when", "worker", "in_queue", "tries")
+    list_display_links = ("of_id", "called")
+    sortable_by = ("of_id",)
     list_filter = (TaskStateFilter,)
     labels: ClassVar = {
         "scheduled_at": "not before",
         "started_at": "first started",
         "processed_at": "ended",
         "progressed_at": "progress reported",
-        "cancel_requested_by": "by",
+        "cancel_requested_by": "cancel requested by",
     }
     exact_search = ("id", "unique_key", "idempotency_key")
     recent_search = ("name",)
@@ -102,7 +102,8 @@ class TaskAdmin(LeasableAdmin):
                 "fields": [
                     ("created_at", "scheduled_at"),
                     ("started_at", "processed_at"),
-                    ("timeout", "progress_timeout", "progressed_at"),
+                    "timeout",
+                    ("progress_timeout", "progressed_at"),
                     ("cancel_requested_at", "cancel_requested_by"),
                 ]
             },
@@ -112,9 +113,11 @@ class TaskAdmin(LeasableAdmin):
             "Keys",
             {
                 "fields": [
-                    ("unique_key", "unique_for", "unique_until", "duplicates"),
+                    ("unique_key", "duplicates"),
+                    ("unique_for", "unique_until"),
                     "idempotency_key",
-                    ("concurrency_key", "concurrency_limit", "slot"),
+                    ("concurrency_key", "concurrency_limit"),
+                    "slot",
                     ("shown_checkpoint", "checkpoints"),
                 ]
             },
@@ -147,6 +150,10 @@ class TaskAdmin(LeasableAdmin):
 
     called = short_column("name")
 
+    @admin.display(description="task", ordering="id")
+    def of_id(self, task: Task) -> str:
+        return f"task:{task.pk}"
+
     @admin.display(description="state")
     def badge(self, task: Any) -> SafeString:
         return badge_text(badge_of_task(task, task.now))
@@ -160,7 +167,7 @@ class TaskAdmin(LeasableAdmin):
     def tries(self, task: Task) -> str:
         return f"{task.attempts} of {task.max_attempts}"
 
-    @admin.display(description="held by")
+    @admin.display(description="worker")
     def worker(self, task: Task) -> SafeString | str:
         return worker_of(task.holder)
 

@@ -238,7 +238,7 @@ class Migration(migrations.Migration):
                 ('holder', models.CharField(max_length=200)),
                 ('started_at', models.DateTimeField()),
                 ('ended_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
-                ('outcome', models.CharField(choices=[('failed', 'Failed'), ('lost', 'Lost'), ('returned', 'Returned'), ('snoozed', 'Snoozed'), ('cancelled', 'Cancelled')], max_length=9)),
+                ('outcome', models.CharField(choices=[('failed', 'Failed'), ('lost', 'Lost'), ('returned', 'Given back'), ('snoozed', 'Postponed'), ('cancelled', 'Cancelled')], max_length=9)),
                 ('error', models.TextField(blank=True, default='')),
                 ('exception', models.TextField(blank=True, default='')),
                 ('traceback', models.TextField(blank=True, default='')),

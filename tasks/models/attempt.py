@@ -19,8 +19,8 @@ class AttemptOutcome(models.TextChoices):
 
     FAILED = "failed"
     LOST = "lost"
-    RETURNED = "returned"
-    SNOOZED = "snoozed"
+    RETURNED = "returned", "Given back"
+    SNOOZED = "snoozed", "Postponed"
     CANCELLED = "cancelled"
 
 

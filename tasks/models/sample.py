@@ -8,6 +8,7 @@ from typing import ClassVar
 from django.db import models
 
 from leasing.db.routing import RoutedManager
+from leasing.humanize import stamp
 
 
 class Sample(models.Model):
@@ -54,7 +55,7 @@ class Sample(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.queue or 'leases'} at {self.at:%Y-%m-%d %H:%M:%S}"
+        return f"{self.queue or 'leases'} at {stamp(self.at)}"
 
     @property
     def at(self) -> datetime:

@@ -9,6 +9,7 @@ from django.db import models
 from django.db.models import Q
 
 from leasing.functions import DbNow
+from leasing.humanize import stamp
 from tasks.models.task import Task
 from tasks.querysets import ScheduleQuerySet, SlotQuerySet
 from tasks.querysets.schedule_validation import clean_schedule
@@ -110,4 +111,4 @@ class ScheduleSlot(models.Model):
         indexes: ClassVar = [models.Index(fields=["at"], name="leasing_tasks_slot_by_time")]
 
     def __str__(self) -> str:
-        return f"{self.schedule_id} at {self.at}"
+        return f"schedule {self.schedule_id} at {stamp(self.at)}"

@@ -143,7 +143,7 @@ def test_the_list_filters_by_the_states_of_the_operators_list(viewer: Client) ->
     assert offered == [f"?state={state}" for state in listing.STATES if state != "all"]
     for link in offered:
         state = link.removeprefix("?state=")
-        found = {int(row["id"]) for row in get(viewer, TASKS + link).rows}
+        found = {int(row["of_id"].removeprefix("task:")) for row in get(viewer, TASKS + link).rows}
         assert found == set(listing.in_state(state).values_list("pk", flat=True)), state
     assert len(get(viewer, f"{TASKS}?state=stuck").rows) == 1
     assert len(get(viewer, f"{TASKS}?state=nonsense").rows) == len(page.rows)
@@ -163,9 +163,9 @@ def test_a_page_has_one_form_of_date_and_the_names_of_the_operators_page(viewer:
     assert page.fields["created_at"] == stamp(task.created_at)
     assert page.fields["ttl"] == span(task.ttl)
     labels = {each.text.rstrip(":") for each in page.all("label")}
-    assert {"Created", "Not before", "First started", "Ended", "Held by", "Expires"} <= labels
-    (row,) = (row for row in get(viewer, TASKS).rows if row["id"] == str(task.pk))
-    assert (row["when"], row["tries"]) == (f"expired {stamp(task.expires_at)}", "1 of 10")
+    assert {"Created", "Not before", "First started", "Ended", "Worker", "Expires"} <= labels
+    (row,) = (row for row in get(viewer, TASKS).rows if row["of_id"] == f"task:{task.pk}")
+    assert (row["when"], row["tries"]) == (f"lease expired {stamp(task.expires_at)}", "1 of 10")
 
 
 @pytest.mark.once
@@ -185,8 +185,8 @@ def test_a_state_is_shown_by_mark_and_word(viewer: Client) -> None:
     def shown(badge: Badge) -> str:
         return f"{badge.mark} {badge.word}"
 
-    listed = {row["id"]: row["badge"] for row in get(viewer, TASKS).rows}
-    assert listed == {str(tasks[state].pk): shown(badge) for state, badge in expected.items()}
+    listed = {row["of_id"]: row["badge"] for row in get(viewer, TASKS).rows}
+    assert listed == {f"task:{tasks[state].pk}": shown(badge) for state, badge in expected.items()}
     stuck = get(viewer, url_of(tasks["stuck"]))
     assert stuck.fields["badge"] == shown(badges.STUCK)
 
