@@ -1,6 +1,6 @@
 """Pages of the lists: ``limit`` rows, and the cursor of the next page.
 
-The cursor says behind which row of each model the next page begins, so that rows that come
+The cursor says behind which row of each source the next page begins, so that rows that come
 meanwhile neither repeat a row nor hide one, and the thousandth page costs what the first costs. A
 list whose condition no index serves looks through ``leasing.web.keyset.REACH`` rows a page: such a
 page may have fewer rows than its limit, even none, and still a next one.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import islice
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -58,7 +57,7 @@ class Page(BaseModel):
 
 @dataclass
 class Source(Generic[Record]):
-    """Rows of one model that a list shows.
+    """Rows of one model that a list shows: all of them, or those in one state.
 
     Args:
         rows: The rows.
@@ -103,7 +102,7 @@ def list_route(
 
 
 def page_at(
-    at: str, limit: int, *sources: Source[Any], newest: Callable[[Any], datetime] | None = None
+    at: str, limit: int, *sources: Source[Any], merged_by: Callable[[Any], Any] | None = None
 ) -> tuple[list[Any], str | None]:
     """Return the rows of a page, and the cursor of the next one; None: it is the last. Raises
     InvalidCursor.
@@ -111,16 +110,17 @@ def page_at(
     Args:
         at: The cursor of the page; empty: the first page.
         limit: The number of rows, at most.
-        sources: Rows of different models, each in its order.
-        newest: The moment by which rows of several sources are mixed, the latest first.
+        sources: Rows of different models or states, each in its order.
+        merged_by: Returns of a row what several sources are merged by, the greatest first. The
+            order of each is that, or it is the same for all its rows.
     """
     _begin(sources, at)
     pages = [page_of(each.rows, each._begin, limit, each.order, each.search) for each in sources]
     # Of each source from its beginning: what is left of it begins the next page.
     numbered = ([(row, n) for row in page.rows] for n, page in enumerate(pages))
-    key = None if newest is None else lambda each: newest(each[0])
+    key = None if merged_by is None else lambda each: merged_by(each[0])
     shown = list(islice(heapq.merge(*numbered, key=key, reverse=True), limit))
-    cursors: list[str] = []
+    cursors: list[Cursor | None] = []
     is_last = True
     for n, (source, page) in enumerate(zip(sources, pages, strict=True)):
         mine = [row for row, of in shown if of == n]
@@ -131,17 +131,21 @@ def page_at(
             is_last = is_last and not page.older
             last = cursor_of(mine[-1], source.order) if mine else source._begin
             behind = Cursor.decode(page.older) if page.older else last
-        if behind is not None:
-            cursors.append(behind.encode())
-    return [row for row, _ in shown], None if is_last else ".".join(cursors)
+        cursors.append(behind)
+    # One place for each source, empty for one that is at its beginning.
+    following = ".".join(each.encode() if each else "" for each in cursors)
+    return [row for row, _ in shown], None if is_last else following
 
 
 def _begin(sources: Sequence[Source[Any]], at: str) -> None:
     """Set where each of ``sources`` begins. Raises InvalidCursor."""
-    by_label = {source.label: source for source in sources}
-    for part in at.split(".") if at else ():
-        cursor = Cursor.decode(part)
-        source = by_label.pop(cursor.model, None)
-        if source is None or cursor.side != "older":
+    if not at:
+        return
+    parts = at.split(".")
+    if len(parts) != len(sources) or not any(parts):
+        raise InvalidCursor("of another list")
+    for source, part in zip(sources, parts, strict=True):
+        cursor = Cursor.decode(part) if part else None
+        if cursor is not None and (cursor.model != source.label or cursor.side != "older"):
             raise InvalidCursor("of another list")
         source._begin = cursor

@@ -98,7 +98,7 @@ def leases_in(request: HttpRequest, state: str, cursor: str, limit: int) -> Leas
     """
     visible = principal_of(request).leases
     sources = [source_of(visible(listed(model)), state) for model in leasable_models()]
-    rows, following = page_at(cursor, limit, *sources, newest=granted_at)
+    rows, following = page_at(cursor, limit, *sources, merged_by=granted_at)
     return LeaseList(leases=[LeaseOut.of(row) for row in rows], next=following)
 
 

@@ -14,6 +14,7 @@ from typing import Generic
 from django.db import models
 from django.db.models import Q
 
+from leasing.web import keyset
 from leasing.web.cursors import NEWEST_FIRST, Cursor, Order
 from leasing.web.keyset import REACH, Record, rows_from
 
@@ -54,14 +55,24 @@ def page_of(
     """
     cursor = _of_model(rows.model, cursor)
     backwards = cursor is not None and cursor.side == "newer"
-    there, end = rows_from(rows, cursor, order, search)
-    found = list(there[: size + 1])
-    shown = found[:size][::-1] if backwards else found[:size]
-    page = _linked(shown, order, cursor, has_more=len(found) > size)
-    if end is None or len(found) > size:
+    there, end = rows_from(rows, cursor, order), None
+    if search is None:
+        found = list(there[: size + 1])
+        places = [cursor_of(row, order) for row in found]
+    else:
+        places, end = keyset.search(there, order, search, size + 1)
+        by = there.query.order_by
+        found = list(rows.filter(pk__in=[each.key for each in places]).order_by(*by))
+    has_more, places = len(places) > size, places[:size]
+    if backwards:
+        found, places = found[:size][::-1], places[::-1]
+    page = _linked(found[:size], places, order, cursor, has_more=has_more)
+    if end is None or has_more:
         return page
     page = replace(page, looked_at=REACH)
-    return replace(page, newer=end.encode()) if backwards else replace(page, older=end.encode())
+    if backwards:
+        return replace(page, newer=replace(end, side="newer").encode())
+    return replace(page, older=end.encode())
 
 
 def _of_model(model: type[models.Model], cursor: Cursor | None) -> Cursor | None:
@@ -69,19 +80,33 @@ def _of_model(model: type[models.Model], cursor: Cursor | None) -> Cursor | None
 
 
 def _linked(
-    rows: list[Record], order: Order, cursor: Cursor | None, *, has_more: bool
+    rows: list[Record],
+    places: Sequence[Cursor],
+    order: Order,
+    cursor: Cursor | None,
+    *,
+    has_more: bool,
 ) -> Page[Record]:
+    """Return the page of ``rows`` with the cursors of its neighbours.
+
+    Args:
+        rows: Those of its rows that are there: of what a search found some may have gone since.
+        places: The places of all its rows.
+        order: The order of the list.
+        cursor: The place from which the page was read; None: the first page.
+        has_more: True if more rows follow on the cursor's side.
+    """
     moved = cursor is not None
     page = Page(rows, moved=moved, words=order.words)
-    if not rows:
+    if not places:
         return page
     backwards = cursor is not None and cursor.side == "newer"
     newer = has_more if backwards else moved
     older = True if backwards else has_more
     return replace(
         page,
-        newer=replace(cursor_of(rows[0], order), side="newer").encode() if newer else "",
-        older=cursor_of(rows[-1], order).encode() if older else "",
+        newer=replace(places[0], side="newer").encode() if newer else "",
+        older=places[-1].encode() if older else "",
     )
 
 

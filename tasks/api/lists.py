@@ -1,11 +1,13 @@
 """Routes that show tasks: lists, one task, its attempts and its diagnosis.
 
-A list is in the order of an index. What no index serves (a queue, a name, begun and not done) is
-searched for among so many rows a page: see ``leasing.api.lists``.
+A list is in the order of an index, or merged from lists that are. What no index serves (a queue, a
+name) is searched for among so many rows a page: see ``leasing.api.lists``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from django.db.models import Q
@@ -17,6 +19,7 @@ from leasing.api.bodies import Name
 from leasing.api.errors import answers
 from leasing.api.lists import At, Limit, Page, Source, list_route, page_at
 from leasing.validation.names import check_name
+from leasing.web.cursors import NEWEST_FIRST
 
 # GET and POST of /tasks are one address, and so of one router.
 from tasks import registry
@@ -24,9 +27,9 @@ from tasks.api.producers import router
 from tasks.api.rows import find, search_of, tasks
 from tasks.api.schemas import AttemptOut, DiagnosisOut, StuckTask, TaskAnswer, TaskList
 from tasks.api.visibility import VIEW, shown, shown_attempt
-from tasks.dashboard.listing import STATES, in_state
+from tasks.dashboard.listing import LATEST_ENDED_FIRST, SOONEST_FIRST, STATES, in_state
 from tasks.diagnosis import diagnose, look_around
-from tasks.models import TaskAttempt
+from tasks.models import Task, TaskAttempt, TaskStatus
 
 may_see = Access(VIEW)
 
@@ -70,22 +73,29 @@ def list_tasks(
         conditions.append(Q(name__in=registry.all_names(check_name(name, "name"))))
     rows, order = in_state(status or "all", tasks()), STATES[status or "all"].order
     search = search_of(request, *conditions)
-    return page(request, Source(rows, order, search), cursor, limit)
+    return page(request, cursor, limit, Source(rows, order, search))
 
 
 @list_route(router, "/tasks/started", may_see, TaskList, get_task=task_at("/tasks/0/id"))
 def list_started_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> TaskList:
-    """List tasks that have started and not ended, including those between two attempts, newest
-    first."""
-    begun = search_of(request, Q(started_at__isnull=False, processed_at=None))
-    return page(request, Source(tasks(), search=begun), cursor, limit)
+    """List tasks that have started and not ended: running ones, the newest first, and then those
+    that wait to run again, the next to start first."""
+    again = tasks().filter(status=TaskStatus.READY, started_at__isnull=False)
+    running, waiting = (
+        Source(rows, order, search_of(request))
+        for rows, order in ((tasks().running(), NEWEST_FIRST), (again, SOONEST_FIRST))
+    )
+    return page(request, cursor, limit, running, waiting, merged_by=is_running)
 
 
 @list_route(router, "/tasks/processed", may_see, TaskList, get_task=task_at("/tasks/0/id"))
 def list_processed_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") -> TaskList:
-    """List tasks that have ended, in any state, newest first."""
-    ended = search_of(request, Q(processed_at__isnull=False))
-    return page(request, Source(tasks(), search=ended), cursor, limit)
+    """List tasks that have ended, in any state, the latest first."""
+    ended = [
+        Source(in_state(each, tasks()), LATEST_ENDED_FIRST, search_of(request))
+        for each in ("succeeded", "failed", "cancelled")
+    ]
+    return page(request, cursor, limit, *ended, merged_by=attrgetter("processed_at"))
 
 
 @list_route(router, "/tasks/stuck", may_see, StuckList, get_task=task_at("/tasks/0/task/id"))
@@ -131,14 +141,26 @@ def diagnose_task(request: HttpRequest, task_id: str) -> DiagnosisOut:
     return DiagnosisOut(id=task.pk, **diagnose(task).as_json())
 
 
-def page(request: HttpRequest, source: Source[Any], cursor: str, limit: int) -> TaskList:
+def is_running(task: Task) -> bool:
+    """Return True if ``task`` was running when it was read."""
+    return task.status == TaskStatus.RUNNING
+
+
+def page(
+    request: HttpRequest,
+    cursor: str,
+    limit: int,
+    *sources: Source[Any],
+    merged_by: Callable[[Any], Any] | None = None,
+) -> TaskList:
     """Return a page of tasks.
 
     Args:
         request: The client's request.
-        source: The tasks among which they are.
         cursor: The cursor of the page; empty: the first page.
         limit: The number of tasks, at most.
+        sources: The tasks among which they are.
+        merged_by: What several sources are merged by: see ``page_at``.
     """
-    found, following = page_at(cursor, limit, source)
+    found, following = page_at(cursor, limit, *sources, merged_by=merged_by)
     return TaskList(tasks=[shown(request, task) for task in found], next=following)

@@ -110,7 +110,8 @@ def in_state(state: str, rows: Any = None) -> Any:
             return rows.filter(status=TaskStatus.READY)
         case "retrying":
             # Also after a holder that was gone; what was given back has spent no attempt.
-            return rows.filter(status=TaskStatus.READY, attempts__gt=0)
+            # That it has begun is implied, but the index is of rows that have.
+            return rows.filter(status=TaskStatus.READY, started_at__isnull=False, attempts__gt=0)
         case "succeeded" | "failed" | "cancelled":
             # Implied, but the index is of rows that have it.
             return rows.filter(status=state, processed_at__isnull=False)

@@ -260,10 +260,11 @@ class Task(Leasable):
                 name="leasing_tasks_task_waiting",
                 condition=Q(status=TaskStatus.READY),
             ),
+            # Begun and waiting again: for a retry, or given back, which spends no attempt.
             models.Index(
-                fields=["scheduled_at", "id"],
+                fields=["scheduled_at", "id", "attempts"],
                 name="leasing_tasks_task_retrying",
-                condition=Q(status=TaskStatus.READY, attempts__gt=0),
+                condition=Q(status=TaskStatus.READY, started_at__isnull=False),
             ),
             # One for all ends, each in its order: a task that completes writes to no more.
             models.Index(

@@ -36,9 +36,12 @@ SCOPES = [
     *("leasing.view_lease", "leasing.change_lease"),
     *("leasing_tasks.view_task", "leasing_tasks.change_task"),
 ]
-LISTS = ("tasks", "tasks?status=succeeded", "tasks/stuck", "leases")
-#: No index serves it: it looks through 10,000 rows, of however many.
-SEARCHED = "tasks/started"
+LISTS = (
+    *("tasks", "tasks?status=succeeded", "tasks/started", "tasks/processed", "tasks/stuck"),
+    *("tasks?queue=default", "leases", "leases/active"),
+)
+#: No task is there, and no index says so: it looks through 10,000 rows, of however many.
+SEARCHED = "tasks?queue=nobodys"
 
 #: Sends a request, and returns the answer.
 Call = Callable[[str, str, dict[str, Any]], Any]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
 from leasing.models import ApiToken
@@ -23,6 +26,9 @@ pytestmark = [
     pytest.mark.once,
     pytest.mark.usefixtures("compatible", "queues"),
 ]
+
+#: By the vendor, what shows the plan of a statement.
+PLANNED = {"postgresql": "EXPLAIN ", "sqlite": "EXPLAIN QUERY PLAN "}
 
 
 def pages(client: Client, path: str, noun: str = "tasks", limit: int = 2) -> list[list[Any]]:
@@ -58,6 +64,39 @@ def test_a_list_is_read_page_by_page(client: Client, path: str, states: tuple[st
     found = pages(client, path)
     assert flat(found) == made[::-1]
     assert [len(each) for each in found] == [2, 2, 1]
+
+
+def test_begun_tasks_are_those_that_run_and_then_those_that_wait_again(client: Client) -> None:
+    waiting = [TaskFactory(state=state).pk for state in ("returned", "recovered", "retrying")]
+    running = [TaskFactory(state="running").pk for _ in range(2)]
+    for state in ("ready", "scheduled", "succeeded"):
+        TaskFactory(state=state)
+    assert flat(pages(client, "/tasks/started")) == running[::-1] + waiting
+
+
+def test_ended_tasks_are_sorted_by_their_end(client: Client) -> None:
+    early, late = TaskFactory(state="running"), TaskFactory(state="running")
+    ended = [TaskFactory(state=state).pk for state in ("failed", "cancelled", "succeeded")]
+    for task in (late, early):
+        Task.objects.complete(task)
+    assert flat(pages(client, "/tasks/processed")) == [early.pk, late.pk, *ended[::-1]]
+
+
+@pytest.mark.parametrize("path", ["/tasks/started", "/tasks/processed", "/tasks?status=retrying"])
+def test_a_list_of_a_state_reads_no_task_that_has_not_begun(client: Client, path: str) -> None:
+    Task.objects.enqueue_many("jobs.echo", [{}] * 3000)
+    TaskFactory(state="retrying")
+    TaskFactory(state="succeeded")
+    with CaptureQueriesContext(connection) as queries:
+        assert len(call(client, "GET", path).body["tasks"]) == 1
+    reads = [each["sql"] for each in queries if 'FROM "leasing_tasks_task"' in each["sql"]]
+    assert reads
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+        for read in reads:
+            cursor.execute(PLANNED[connection.vendor] + read)
+            plan = str(cursor.fetchall())
+            assert re.search("leasing_tasks_task_(running|retrying|ended)", plan), plan
 
 
 @pytest.mark.parametrize("status", ["ready", "succeeded", "failed", "cancelled", "scheduled"])
