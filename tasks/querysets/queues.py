@@ -36,10 +36,10 @@ class QueueQuerySet(RoutedQuerySet["Queue"]):
             reason: The reason, shown with every task that waits there.
         """
         rows = self._home()
-        if not rows.filter(name=name).exists():
-            rows.declare([check_queue(name)])
-        paused = rows.filter(name=name, paused_at=None).update(
-            paused_at=DbNow(), paused_by=by[:200], reason=reason[:500]
+        paused = (
+            rows.known(name)
+            .filter(paused_at=None)
+            .update(paused_at=DbNow(), paused_by=by[:200], reason=reason[:500])
         )
         if paused:
             rows._tell(signals.paused, name, by=by, reason=reason)
@@ -53,6 +53,14 @@ class QueueQuerySet(RoutedQuerySet["Queue"]):
             rows._tell(signals.resumed, name, by=by)
             notify_queues(rows.db, {name: 0})
         return bool(resumed)
+
+    def known(self, *names: str) -> QueueQuerySet:
+        """Return the queues of these names, after making rows for those that have none. Raises
+        UnknownQueue."""
+        named = self._home().filter(name__in=names)
+        unseen = set(names) - set(named.values_list("name", flat=True))
+        self.declare([check_queue(name) for name in sorted(unseen)])
+        return named
 
     def declare(self, names: Iterable[str]) -> None:
         """Make rows for the queues that have none, so that operators find them."""

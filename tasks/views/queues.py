@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
-from leasing import audit
-from leasing.web.access import is_live, may, page, report, user_name, verb
+from leasing.web.access import is_live, may, page, report, verb
 from leasing.web.polling import answer, shared_reading
 from tasks.dashboard.forms import PauseQueueForm, ResumeQueueForm
+from tasks.dashboard.queue_actions import QUEUE_ACTIONS
 from tasks.dashboard.queue_rows import read_queues
 from tasks.exceptions import UnknownQueue
 from tasks.models import Queue
@@ -28,44 +29,39 @@ def queues(request: HttpRequest) -> HttpResponse:
 def pause(request: HttpRequest) -> HttpResponse:
     """Pause a queue: none of its tasks is claimed from now on."""
     form = PauseQueueForm(request.POST)
-    if not form.is_valid():
-        return _queues(request, form, status=400)
-    name, reason = form.cleaned_data["queue"], form.cleaned_data["reason"]
-    paused = False
-    with audit.recording(
-        request.user, "pause", Queue, keys=[name], reason=reason, via="page"
-    ) as act:
-        try:
-            paused = Queue.objects.pause(name, by=user_name(request), reason=reason)
-        except UnknownQueue as error:
-            form.add_error("queue", str(error))
-        act.changed = int(paused)
-    if form.errors:
-        return _queues(request, form, status=400)
-    report(
-        request,
-        paused,
-        f"The queue {name} is paused. Running tasks continue.",
-        f"Nothing changed: the queue {name} is already paused.",
+    return _act(request, "pause", form, "paused. Running tasks continue") or _queues(
+        request, form, status=400
     )
-    return redirect("leasing_tasks:queues")
 
 
 @verb(PAUSE)
 def resume(request: HttpRequest) -> HttpResponse:
     """Resume a queue, so that its tasks are claimed again."""
     form = ResumeQueueForm(request.POST)
+    return _act(request, "resume", form, "resumed") or _queues(request, status=400)
+
+
+def _act(request: HttpRequest, name: str, form: Form, done: str) -> HttpResponse | None:
+    """Do an action to the queue that ``form`` names. Returns None if that is not valid.
+
+    Args:
+        request: The operator's request.
+        name: The name of the action.
+        form: The form that was sent.
+        done: The state of the queue afterwards, for the message.
+    """
     if not form.is_valid():
-        return _queues(request, status=400)
-    name = form.cleaned_data["queue"]
-    with audit.recording(request.user, "resume", Queue, keys=[name], via="page") as act:
-        act.changed = int(Queue.objects.resume(name, by=user_name(request)))
-    report(
-        request,
-        act.changed,
-        f"The queue {name} is resumed.",
-        f"Nothing changed: the queue {name} is not paused.",
-    )
+        return None
+    queue, action = form.cleaned_data["queue"], QUEUE_ACTIONS[name]
+    try:
+        rows = Queue.objects.known(queue)
+    except UnknownQueue as error:
+        form.add_error("queue", str(error))
+        return None
+    outcome = action.perform(rows, {queue: None}, form.cleaned_data, user=request.user, via="page")
+    why = next(iter(outcome.skipped), "")
+    otherwise = f"Nothing changed: the queue {queue} is {why}."
+    report(request, outcome.changed, f"The queue {queue} is {done}.", otherwise)
     return redirect("leasing_tasks:queues")
 
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 
-from leasing import audit
-from leasing.web.access import may, page, report, user_name, verb
+from leasing.web.access import may, page, report, verb
 from leasing.web.paging import page_of
 from leasing.web.polling import answer, read_list
 from tasks.dashboard.forms import PageFilter
+from tasks.dashboard.schedule_actions import CHANGE, SCHEDULE_ACTIONS
 from tasks.dashboard.schedule_status import status_of
-from tasks.exceptions import TaskError
 from tasks.models import Schedule
 
-VIEW, CHANGE = "leasing_tasks.view_schedule", "leasing_tasks.change_schedule"
+VIEW = "leasing_tasks.view_schedule"
 
-#: The message of a button that changed nothing.
-NOTHING = {
-    "pause": "Nothing changed: the schedule is already paused.",
-    "resume": "Nothing changed: the schedule is not paused.",
-    "run": "Nothing enqueued: the previous task has not ended and overlap is off, or no handler "
-    "is registered here.",
+#: The messages of a button: one if it has changed something, and one if it has not.
+SAID = {
+    "pause": ("Schedule paused.", "Nothing changed: the schedule is already paused."),
+    "resume": ("Schedule resumed.", "Nothing changed: the schedule is not paused."),
+    "run_now": (
+        "Task enqueued.",
+        "Nothing enqueued: the previous task has not ended and overlap is off, or no handler is "
+        "registered here.",
+    ),
 }
 
 
@@ -48,45 +49,19 @@ def schedule_list(request: HttpRequest) -> HttpResponse:
 
 
 @verb(CHANGE)
-def pause(request: HttpRequest, pk: int) -> HttpResponse:
-    """Enqueue nothing of it from now on."""
-    with _recorded(request, "pause", pk) as act:
-        act.changed = _one(pk).pause(by=user_name(request))
-    return _answer(request, act.changed, "Schedule paused.", NOTHING["pause"])
-
-
-@verb(CHANGE)
-def resume(request: HttpRequest, pk: int) -> HttpResponse:
-    """Go on with its next moment."""
-    with _recorded(request, "resume", pk) as act:
-        act.changed = _one(pk).resume()
-    return _answer(request, act.changed, "Schedule resumed.", NOTHING["resume"])
-
-
-@verb(CHANGE)
-def run_now(request: HttpRequest, pk: int) -> HttpResponse:
-    """Enqueue its task once, outside of the plan."""
-    try:
-        with _recorded(request, "run", pk) as act:
-            act.changed = _one(pk).run_now(by=user_name(request))
-    except (TaskError, ValueError) as error:
-        return _answer(request, 0, "", f"Nothing enqueued: {error}")
-    return _answer(request, act.changed, "Task enqueued.", NOTHING["run"])
-
-
-def _recorded(request: HttpRequest, verb: str, pk: int) -> AbstractContextManager[audit.Act]:
+def act(request: HttpRequest, pk: int, name: str) -> HttpResponse:
+    """Do an action to one schedule."""
     get_object_or_404(_rows().only("pk"), pk=pk)
-    return audit.recording(request.user, verb, Schedule, keys=[pk], via="page")
-
-
-def _answer(request: HttpRequest, done: int, said: str, otherwise: str) -> HttpResponse:
-    report(request, done, said, otherwise)
+    action, (done, otherwise) = SCHEDULE_ACTIONS[name], SAID[name]
+    changed = 0
+    try:
+        outcome = action.perform(_rows(), {pk: None}, {}, user=request.user, via="page")
+        changed = outcome.changed
+    except action.refusals as error:
+        otherwise = f"Nothing enqueued: {error}"
+    report(request, changed, done, otherwise)
     return redirect("leasing_tasks:schedules")
 
 
 def _rows() -> Any:
     return Schedule.objects.home()
-
-
-def _one(pk: int) -> Any:
-    return _rows().filter(pk=pk)

@@ -19,7 +19,6 @@ from tasks.dashboard.queue_rows import QueueLine, read_queues
 from tasks.exceptions import UnknownQueue
 from tasks.management.acting import perform, report
 from tasks.models import Queue
-from tasks.querysets import check_queue
 
 
 class Command(SubcommandsCommand):
@@ -52,10 +51,8 @@ class Command(SubcommandsCommand):
         self._act("resume", options)
 
     def _act(self, name: str, options: dict[str, Any]) -> None:
-        rows = Queue.objects.home()
-        unseen = set(options["names"]) - set(rows.values_list("name", flat=True))
         try:
-            rows.declare([check_queue(queue) for queue in sorted(unseen)])
+            rows = Queue.objects.home().known(*options["names"])
         except UnknownQueue as error:
             raise CommandError(str(error)) from error
         outcome = perform(QUEUE_ACTIONS[name], rows, options["names"], options)
