@@ -134,11 +134,12 @@ class LeaseCalls:
                 break
         raise RequestRefused(answer.status, answer.message)
 
-    def _undo(self, answer: Answer) -> None:
+    @staticmethod
+    def _undo(transport: Transport, answer: Answer) -> None:
         """Release what nobody waits for any more."""
         if answer.status == 201:
             lease = grant_of(answer).row
-            self.transport.exchange(_releasing(lease.resource, lease.lease_key))
+            transport.exchange(_releasing(lease.resource, lease.lease_key))
 
     def _fresh(self, grant: Grant) -> Steps[Grant]:
         if clock() - grant.sent_at < STALE_AFTER * grant.ttl:

@@ -20,6 +20,7 @@ import ssl
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -112,20 +113,24 @@ def checked_field(data: Any, name: str, *kinds: type) -> Any:
     return value
 
 
+#: Called with what can send, and an answer that nobody waits for.
+Undo = Callable[["Transport", Answer], object]
+
+
 class Exchange:
     """One try of a request, for a driver: a thread or an event loop.
 
     Args:
         transport: The transport that sends it.
         request: The request.
-        undo: Called with the answer if the coroutine that waited for it was cancelled.
+        undo: Called with a transport and the answer if the waiting coroutine was cancelled.
     """
 
     def __init__(
         self,
         transport: Transport,
         request: Request,
-        undo: Callable[[Answer], object] | None = None,
+        undo: Undo | None = None,
     ) -> None:
         self._transport = transport
         self._request = request
@@ -145,13 +150,11 @@ class Exchange:
             raise
 
     def _undo_unanswered(self) -> None:
-        # The same request finds what the first was granted, or is granted the same now.
+        # The same request finds what the first was granted, or is granted the same now. Not over
+        # the client's connections, which may be closed by then.
         assert self._undo is not None
-        try:
-            self._undo(self.wait())
-        finally:
-            if self._transport.is_closed:  # while this waited for its thread
-                self._transport.close()
+        with closing(self._transport.twin()) as transport:
+            self._undo(transport, transport.exchange(self._request))
 
 
 class Transport:
@@ -184,8 +187,6 @@ class Transport:
         self._transport = transport
         self._lock = threading.Lock()
         self._client: tuple[int, httpx.Client] | None = None
-        #: True once ``close`` was called.
-        self.is_closed = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -198,7 +199,7 @@ class Transport:
         *,
         patience: float | None = None,
         stopping: threading.Event | None = None,
-        undo: Callable[[Answer], object] | None = None,
+        undo: Undo | None = None,
     ) -> Steps[Answer]:
         """Steps that send ``request``, again if need be, and bring its answer.
 
@@ -206,7 +207,7 @@ class Transport:
             request: The request.
             patience: Seconds for which it is tried again; None: those of the transport.
             stopping: An event that ends the tries.
-            undo: Called with the answer if the coroutine that waited for it was cancelled.
+            undo: Called with a transport and the answer if the waiting coroutine was cancelled.
 
         Raises ServiceUnavailable, InvalidAnswer, AccessDenied.
         """
@@ -252,9 +253,19 @@ class Transport:
         """``exchange``, for an event loop."""
         return await in_thread(self.exchange, request)
 
+    def twin(self) -> Transport:
+        """Return a transport to the same service, with connections of its own, for threads."""
+        return Transport(
+            self.url,
+            self._token,
+            timeout=self.timeout,
+            patience=self.patience,
+            verify=self._verify,
+            transport=self._transport,
+        )
+
     def close(self) -> None:
         """Close the connections. The next request opens new ones."""
-        self.is_closed = True
         with self._lock:
             client, self._client = self._client, None
         if client is not None and client[0] == os.getpid():
