@@ -110,10 +110,10 @@ def _take(
     }
     most = sum(rooms)
     if after is None:
-        statement = _timed("take", rows, take_statement, most)
+        statement = _timed("take", rows, take_statement, most, requests=len(requests))
         claimed, said = _answered(rows, terms, statement, parameters)
     else:
-        statement = _timed("take after", rows, take_after_statement, most)
+        statement = _timed("take after", rows, take_after_statement, most, requests=len(requests))
         sent_at, answers = _answers(rows, statement, parameters | {"after": after})
         answers.sort()  # by what they begin with, in which no two are the same
         claimed, said = _claimed(rows, terms, sent_at, [answer[3:] for answer in answers])
@@ -132,10 +132,13 @@ def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[C
     return claimed, bool(said)
 
 
-def _timed(what: str, rows: TaskRows, compiled: Callable[..., str], limit: int) -> str:
+def _timed(
+    what: str, rows: TaskRows, compiled: Callable[..., str], limit: int, **constants: int
+) -> str:
     # How long they have waited is read where somebody counts, and nowhere else.
     timed, most = signals.claimed.is_counted, _most(limit)
-    return cached_statement((what, timed, most), rows, partial(compiled, timed=timed, most=most))
+    make = partial(compiled, timed=timed, most=most, **constants)
+    return cached_statement((what, timed, most, *constants.values()), rows, make)
 
 
 def _most(limit: int) -> int:

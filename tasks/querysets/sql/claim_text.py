@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 #: also where nothing was granted: 1 for keys, and a bit for each request that came past others.
 #:
 #: The ``most`` that a claim like this asks for stands there as a constant, around and inside of the
-#: limits, which are parameters, and so does the most requests that there are: by these parameters
-#: alone the planner of a prepared statement would expect a tenth of the table, find its plan too
-#: dear, and make another for every claim. Inside more may be found than the limit; no more is
-#: locked, for a row is as it is asked for.
+#: limits, which are parameters, and so does the number of requests: by these parameters alone the
+#: planner of a prepared statement would expect a tenth of the table, or several requests where
+#: there is one, find its plan too dear, and make another for every claim. Inside more may be found
+#: than the limit; no more is locked, for a row is as it is asked for.
 _CHOSEN = """
 WITH chosen AS MATERIALIZED (
     SELECT id, request, concurrency_key <> '' AS is_keyed, attempts > 0 AS has_run,
@@ -44,7 +44,8 @@ WITH chosen AS MATERIALIZED (
     FROM (
         SELECT within.*, request.number AS request
         FROM (
-            SELECT * FROM unnest(%(rooms)s::int[]) WITH ORDINALITY AS r (room, number) LIMIT {kinds}
+            SELECT * FROM unnest(%(rooms)s::int[])
+                WITH ORDINALITY AS r (room, number) LIMIT {requests}
         ) AS request, LATERAL (
             SELECT found.* FROM {asked}, LATERAL ({found}) AS found
             WHERE asked.request = request.number LIMIT request.room
@@ -53,7 +54,7 @@ WITH chosen AS MATERIALIZED (
 ), at_once AS MATERIALIZED (
     SELECT first.id FROM (
         SELECT * FROM unnest(%(free)s::int[], %(soon)s::int[])
-            WITH ORDINALITY AS r (free, soon, number) LIMIT {kinds}
+            WITH ORDINALITY AS r (free, soon, number) LIMIT {requests}
     ) AS request, LATERAL (
         SELECT bool_or(has_run) AS has_run FROM chosen WHERE chosen.request = request.number
     ) AS known, LATERAL (
@@ -154,13 +155,13 @@ _HOLDER: Any = RawSQL(f"{MARKS['holder']}::varchar", [], output_field=CharField(
 _TTL: Any = RawSQL(f"{MARKS['ttl']}::interval", [], output_field=DurationField())
 
 
-def take_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
+def take_statement(rows: TaskRows, *, timed: bool, most: int, requests: int) -> str:
     found = _locked(rows, most)
-    chosen = _CHOSEN.format(asked=_ASKED, found=found, most=most, kinds=len(KINDS))
+    chosen = _CHOSEN.format(asked=_ASKED, found=found, most=most, requests=requests)
     return _taking(rows, chosen, _OF_CHOSEN, _SAID, timed)
 
 
-def take_after_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
+def take_after_statement(rows: TaskRows, *, timed: bool, most: int, requests: int) -> str:
     table = table_of(rows)
     first, further = (
         _locked(rows, most, RawSQL(which.format(table=table), [], output_field=BooleanField()))
@@ -168,7 +169,7 @@ def take_after_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
     )
     found = _FOUND_AFTER.format(first=first, further=further)
     asked = _ASKED_AFTER.format(table=table)
-    chosen = _CHOSEN.format(asked=asked, found=found, most=most, kinds=len(KINDS))
+    chosen = _CHOSEN.format(asked=asked, found=found, most=most, requests=requests)
     now = compiled(rows, DbMicroseconds())
     answer = _reported(rows, timed, due="scheduled_at", now=f"(SELECT {now})")
     return _CLAIM_ON.format(

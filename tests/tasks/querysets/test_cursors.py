@@ -264,14 +264,17 @@ def test_a_claim_of_many_may_take_longer(
     assert (kept.plan() != before) == again
 
 
-def test_a_claim_that_was_prepared_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1, 100])
+def test_a_claim_that_was_prepared_is_planned_once(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a plan that serves for any limit, as soon as the server has seen enough others."""
     Task.objects.enqueue_many("jobs.echo", [{}] * 2000)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE leasing_tasks_task")
     kept.statements.clear()
-    assert take(1)
-    assert take(1)
+    assert take(size)
+    assert take(size)
     server: Any = connection.connection
     monkeypatch.setattr(server, "prepare_threshold", 0)
     statements = list(kept.statements.values())
