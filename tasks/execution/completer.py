@@ -46,8 +46,8 @@ class WriterState(Enum):
 
 
 class Completer:
-    """Stores outcomes on a thread of its own. ``is_busy`` returns True while more tasks run.
-    ``stored`` is called with what was just stored. ``callbacks`` calls receivers."""
+    """Stores outcomes on a thread of its own. ``is_busy`` returns True while others are to
+    come. ``stored`` is called with what was just stored. ``callbacks`` calls receivers."""
 
     def __init__(
         self,

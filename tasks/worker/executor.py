@@ -34,7 +34,7 @@ PREFETCH_SECONDS, MAX_PREFETCH = 0.03, 2000
 #: one: those that take microseconds begin about as soon as others that have a slot. Each claim
 #: would be for a few of them, and take longer than they do. And the number of tasks that have to
 #: end for each of them: a task that kills its worker costs no more than that share of others.
-MOMENT, MAX_IN_A_MOMENT, CAREFUL = 0.004, 128, 32
+MOMENT, MAX_IN_A_MOMENT, CAREFUL = 0.004, 512, 16
 #: A task is long once it has run for so many seconds, and for so many times what others take.
 LONG_AFTER, LONG_FACTOR = 0.005, 3.0
 #: Seconds until what waits behind long tasks is judged again, and given back: where the whole
@@ -88,6 +88,9 @@ class Executor:
         #: be given back.
         self._took: deque[float] = deque(maxlen=PACED_BY)
         self._paced = 0
+        #: Since when it has not been empty, how many had ended by then, and the seconds from one
+        #: end to the next since: threads that take turns take longer than their tasks.
+        self._filled_at, self._paced_before, self._each = float("-inf"), 0, 0.0
         #: Since when each of the tasks that are over has been seen to run on.
         self._over_since: dict[Execution, float] = {}
 
@@ -133,7 +136,8 @@ class Executor:
         flowing = self._flowing(clock())
         if not self.may_prefetch:
             most = min(MAX_IN_A_MOMENT, self._paced // CAREFUL)
-            return int(max(0, min(most, self._fit(flowing, MOMENT) - self.slots)))
+            in_a_moment = min(self._fit(flowing, MOMENT), MOMENT / max(self._each, 1e-6))
+            return int(max(0, min(most, in_a_moment - self.slots)))
         return int(min(MAX_PREFETCH, self._fit(flowing), 2 * self._paced))
 
     def _fit(self, slots: int, seconds: float = PREFETCH_SECONDS) -> float:
@@ -268,6 +272,8 @@ class Executor:
     def submit(self, executions: Iterable[Execution]) -> None:
         """Run ``executions``, in their order, as slots become free."""
         executions = list(executions)
+        if not self._running:
+            self._filled_at, self._paced_before = clock(), self._paced
         self._running.update((id(execution), execution) for execution in executions)
         count = len(executions)
         if self.is_outranked or self._moved:
@@ -340,6 +346,8 @@ class Executor:
         self._completer.wake()
         if len(self._running) <= self.look_at:
             self.look_at = -1
+            ended = max(1, self._paced - self._paced_before)
+            self._each = (outcome.ended_at - self._filled_at) / ended
             self._wake()
 
     def is_stuck(self) -> bool:

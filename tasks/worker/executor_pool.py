@@ -40,7 +40,7 @@ class ExecutorPool:
         chaos: Chaos | None = None,
         callbacks: CallbackThreads | None = None,
     ) -> None:
-        self.completer = Completer(self._is_busy, stored, callbacks)
+        self.completer = Completer(self._expects_more, stored, callbacks)
         self.executors: dict[Kind, Executor] = {
             executor.kind: executor(slots[executor.kind], self.completer, wake, chaos)
             for executor in (Threads, Coroutines, Processes)
@@ -57,6 +57,10 @@ class ExecutorPool:
         inside = [each for executor in self.executors.values() for each in executor.executions]
         found = {id(each): each for each in (*inside, *self.completer.executions)}
         return list(found.values())
+
+    def _expects_more(self) -> bool:
+        """Return True if more outcomes come soon: what is ready is claimed as what runs ends."""
+        return self._is_busy() or self.have_more
 
     def _is_busy(self) -> bool:
         return any(executor.is_busy for executor in self.executors.values())

@@ -267,7 +267,7 @@ def test_few_are_claimed_ahead_at_first() -> None:
     [
         (executors.CAREFUL - 1, 0.0, 0),
         (executors.CAREFUL * 5, 0.0, 5),
-        (executors.CAREFUL * 500, 0.0, executors.MAX_IN_A_MOMENT),
+        (executors.CAREFUL * 600, 0.0, executors.MAX_IN_A_MOMENT),
         (executors.CAREFUL * 500, executors.MOMENT / 3.2, 8),
         (executors.CAREFUL * 500, executors.MOMENT, 0),
         (executors.CAREFUL * 500, 1.0, 0),
@@ -283,6 +283,25 @@ def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment
     assert executor.prefetch == ahead
     # Where all slots end before a claim would, it waits for all of them.
     assert executor.low == ahead // 2 + (0 if seconds < executors.MOMENT / 4 else 3)
+
+
+def test_what_must_not_wait_is_no_more_than_what_slots_that_take_turns_end_in_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = executor_of(4, *[0.0] * executors.CAREFUL * 600)
+    executor.may_prefetch = False
+    monkeypatch.setattr(executor, "_begin", lambda count: None)
+    now = clock()
+    monkeypatch.setattr(executors, "clock", lambda: now)
+    executions: list[Any] = [SimpleNamespace() for _ in range(10)]
+
+    executor.submit(executions)
+    executor.look_at = 0
+    for each in executions:
+        now += executors.MOMENT / 40
+        executor._end(SimpleNamespace(execution=each), now)  # type: ignore[arg-type]
+
+    assert 35 <= executor.prefetch <= 36
 
 
 def test_what_was_to_end_at_once_and_does_not_is_judged_when_it_is_long(
@@ -673,6 +692,25 @@ def test_of_what_is_claimed_only_what_is_more_urgent_is_compared_with_each_that_
 
     assert list(line.executor._waiting) == [claimed[0], *waiting, *claimed[1:]]
     assert [call.args[1] for call in compare.mock_calls] == [1]
+
+
+@pytest.mark.once
+def test_results_wait_for_those_of_what_is_about_to_be_claimed() -> None:
+    pool = ExecutorPool(dict.fromkeys(Kind, 1), lambda: None, lambda outcomes: None)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        executor.has_more = False
+
+    pool.completer._wakes = SimpleNamespace(wait=wait)  # type: ignore[assignment]
+    executor = pool.executors[Kind.THREAD]
+    executor.has_more = True
+
+    pool.completer._wait_for_batch()
+    pool.completer._wait_for_batch()
+
+    assert len(waits) == 1
 
 
 @pytest.mark.once
