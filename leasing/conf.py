@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import Enum
-from typing import Any, TypeGuard, get_type_hints
+from typing import Any, ClassVar, TypeGuard, get_type_hints
 
-from leasing.runtime.framework import ImproperlyConfigured, settings, settings_of
+from leasing.runtime.framework import django_setting
 from leasing.runtime.suggestions import suggestion
 
 #: In place of a network: connections over a socket of this machine, which have no address.
@@ -59,32 +59,32 @@ class _Setting:
         if read is None:
             return self.default
         # Spelled out, for every verb reads several.
-        try:
-            given = getattr(settings, read.name, None)
-        except ImproperlyConfigured:
-            given = settings_of(read.name)
+        given = django_setting(read.name)
         return given[self.key] if given and self.key in given else self.default
 
 
 class AppSettings:
     """The upper-case attributes of a subclass are the defaults of one settings dictionary."""
 
+    defaults: ClassVar[Mapping[str, Any]] = {}
+
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __init_subclass__(cls) -> None:
-        for key, default in list(vars(cls).items()):
-            if key.isupper():
-                setattr(cls, key, _Setting(key, default))
+        own = {key: default for key, default in vars(cls).items() if key.isupper()}
+        cls.defaults = {**cls.defaults, **own}
+        for key, default in own.items():
+            setattr(cls, key, _Setting(key, default))
 
     def values(self, *keys: str) -> tuple[Any, ...]:
         """Return several settings at once, in the time that one takes."""
-        given, defaults = self.given(), type(self)
-        return tuple([given[key] if key in given else getattr(defaults, key) for key in keys])
+        given, defaults = django_setting(self.name) or {}, self.defaults
+        return tuple([given[key] if key in given else defaults[key] for key in keys])
 
     def given(self) -> Mapping[str, Any]:
         """Return the settings that the project has set."""
-        return settings_of(self.name)
+        return django_setting(self.name) or {}
 
     def __getattr__(self, key: str) -> Any:
         if key.isupper():

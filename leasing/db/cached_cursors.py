@@ -10,32 +10,40 @@ one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
-#: The attribute of a connection that has them: the open connection of the driver's, and its
-#: cursors by statement.
+from django.db.backends.utils import CursorWrapper
+
+from leasing.runtime.framework import django_setting
+
+#: The attribute of a connection that has them: the open connection of the driver's, the thread that
+#: was seen to be its own, and its cursors by statement.
 ATTRIBUTE = "_leasing_cursors"
+NONE_YET: tuple[Any, int, dict[str, Any]] = (None, 0, {})
 #: Cursors that a connection may have, and the rows of the latest answer of each.
 MAX_CURSORS, MAX_ROWS = 50, 1
 
 
 def fetch_all(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
     """Send ``sql``, a text that is kept, to PostgreSQL, and return the rows of its answer."""
-    if connection.queries_logged or "cursor" in connection.__dict__:
+    is_logged = connection.force_debug_cursor or django_setting("DEBUG")
+    if is_logged or "cursor" in connection.__dict__:
         # Somebody looks at each cursor: Django itself, or a tool that has replaced what makes them.
         with new_cursor(connection) as cursor:
             cursor.execute(sql, params)
             rows: list[Any] = cursor.fetchall()
         return rows
     # As Django does before it makes one.
-    connection.close_if_health_check_failed()
+    if connection.health_check_enabled:
+        connection.close_if_health_check_failed()
     connection.ensure_connection()
-    connection.validate_thread_sharing()
     cursors = _cursors(connection)
     # Nobody else has it meanwhile: what wraps the statement may send another like it.
     cursor = cursors.pop(sql, None) or new_cursor(connection)
     cursor.execute(sql, params)
-    rows = cursor.fetchall()
+    # The driver has read them by now: there is no error for Django's wrapper to translate.
+    rows = (cursor.cursor if type(cursor) is CursorWrapper else cursor).fetchall()
     if len(rows) <= MAX_ROWS and len(cursors) < MAX_CURSORS:
         cursors[sql] = cursor
     return rows
@@ -54,8 +62,10 @@ def new_cursor(connection: Any) -> Any:
 
 
 def _cursors(connection: Any) -> dict[str, Any]:
-    of, cursors = connection.__dict__.get(ATTRIBUTE) or (None, {})
-    if of is not connection.connection:
-        cursors = {}
-        connection.__dict__[ATTRIBUTE] = connection.connection, cursors
+    raw, thread = connection.connection, get_ident()
+    of, owner, cursors = connection.__dict__.get(ATTRIBUTE) or NONE_YET
+    if of is not raw or owner != thread:
+        connection.validate_thread_sharing()
+        cursors = cursors if of is raw else {}
+        connection.__dict__[ATTRIBUTE] = raw, thread, cursors
     return cursors

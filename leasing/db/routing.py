@@ -11,7 +11,8 @@ primary of the replica it was read from.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
 from typing import Any, Self, TypeVar
 
 from django.db import models, router
@@ -29,6 +30,12 @@ Row = TypeVar("Row", bound=models.Model)
 class RoutedQuerySet(models.QuerySet[Row]):
     """Rows of one of our models, or of a model that can be leased."""
 
+    #: The verbs that a manager calls on rows that it keeps: they narrow copies, and read nothing
+    #: of the queryset itself.
+    kept_for: frozenset[str] = frozenset()
+    #: True of rows that are kept.
+    is_kept = False
+
     @property
     def db(self) -> str:
         chosen: str | None = self._db  # type: ignore[attr-defined]
@@ -44,6 +51,9 @@ class RoutedQuerySet(models.QuerySet[Row]):
             self.refuse_elsewhere(row, using)
         if self._db == using:  # type: ignore[attr-defined]
             return self
+        if self.is_kept:
+            rows: Self = kept_rows(type(self), self.model, using)
+            return rows
         if _is_fresh(self):
             # Whatever narrows rows narrows a copy of their query, so two may share it.
             return type(self)(self.model, self.query, using, self._hints)  # type: ignore[attr-defined]
@@ -67,6 +77,44 @@ class RoutedQuerySet(models.QuerySet[Row]):
                 "router's db_for_write for this row. If it is a replica, a router's "
                 "allow_relation must link it to its primary."
             )
+
+
+@cache
+def kept_rows(kind: type[Any], model: type[models.Model], using: str | None) -> Any:
+    """Return all rows of ``model``, in the database ``using``: one queryset for all calls of the
+    verbs in ``kept_for``. To make another for each takes as long as a quarter of a verb."""
+    rows = kind(model, using=using)
+    rows.is_kept = True
+    return rows
+
+
+def _as_manager(kind: Any) -> Any:
+    """``as_manager`` of Django's, which calls the verbs in ``kept_for`` on rows that are kept."""
+    base: Any = models.Manager
+    made = base.from_queryset(kind)
+    for name in kind.kept_for:
+        setattr(made, name, _on_kept_rows(name, getattr(kind, name)))
+    manager = made()
+    manager._built_with_asmanager = True
+    return manager
+
+
+# Type checkers know the manager by Django's own method, and take it from there.
+RoutedQuerySet.as_manager = classmethod(_as_manager)  # type: ignore[method-assign, assignment]
+
+
+def _on_kept_rows(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of a manager that calls the verb called ``name``."""
+
+    @wraps(method)
+    def verb(manager: Any, *args: Any, **options: Any) -> Any:
+        if manager._hints or type(manager).get_queryset is not models.Manager.get_queryset:
+            rows = manager.get_queryset()  # of a relation, or as somebody has narrowed them
+        else:
+            rows = kept_rows(manager._queryset_class, manager.model, manager._db)
+        return getattr(rows, name)(*args, **options)
+
+    return verb
 
 
 def is_plain(query: Any) -> bool:

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import models
@@ -68,7 +68,7 @@ class GrantingRows(HolderRows[Row]):
             resource,
             wait,
             attempt,
-            say_wanted=lambda: self._say_wanted(resource),
+            say_wanted=partial(self._say_wanted, resource),
             stopping=stopping,
         )
         if probes.acquiring:
@@ -160,15 +160,23 @@ class GrantingRows(HolderRows[Row]):
         if granted is None:
             with durable(self.db):
                 granted = rows._grant_locked(terms, limit=1, **key)
-        return self._tell_granted(granted)[0] if granted else None
+        if not granted:
+            return None
+        ((row, kind),) = granted
+        signals.send_each(getattr(signals, kind), [row])
+        return row
 
     @property
     def _is_granted_in_one(self) -> bool:
         """Return True if granting these rows needs no more than the one-statement form."""
+        # What others may replace is asked each time, the class and the query once.
+        return self._is_in_one and postgres.notes(self) and self._is_granted_simply
+
+    @cached_property
+    def _is_granted_simply(self) -> bool:
         own = type(self)
         plain = own._chosen is GrantingRows._chosen
         plain = plain and own._write_grants is GrantingRows._write_grants
-        plain = plain and self._is_in_one and postgres.notes(self)
         return plain and not joins.is_ordered_by_many(self)
 
     def _grant_in_one(self, terms: Terms, **key: Any) -> list[tuple[Row, str]] | None:

@@ -122,7 +122,7 @@ class HolderRows(LeaseRows[Row]):
         connection = connections[self.db]
         freed = postgres.release(connection, self, held, releasing, tell=self.tells_waiters)
         if freed:
-            after_commit(connection, lambda: self._tell_freed(freed))
+            after_commit(connection, partial(self._tell_freed, freed))
         return freed
 
     def _tell_freed(self, freed: list[Row]) -> None:

@@ -49,6 +49,8 @@ class LeasableQuerySet(GrantingRows[Row]):
     Operator verbs (revoke) act on the whole queryset and return how many rows they changed.
     """
 
+    kept_for = frozenset({"acquire", "renew", "release", "hold"})
+
     # Taking
 
     def acquire(

@@ -57,6 +57,8 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
     metadata       a JSON object, for readers of the row
     """
 
+    kept_for = LeasableQuerySet.kept_for | {"acquire_many"}
+
     def acquire(  # type: ignore[override]
         self,
         resource: str,

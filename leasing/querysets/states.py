@@ -173,7 +173,7 @@ class LeaseRows(GuardedRows[Row]):
 
     def _each_once(self) -> Self:
         """Return these rows in their order, each once, even if several rows refer to them."""
-        if not joins.repeats(self):
+        if self.is_kept or not joins.repeats(self):
             return self
         rows = self._instances().filter(pk__in=self.order_by().values("pk"))
         query, own = rows.query, self.query
@@ -216,7 +216,7 @@ class LeaseRows(GuardedRows[Row]):
     def _is_in_one(self) -> bool:
         """Return True if these rows are in a database and a table that has the one-statement
         forms."""
-        return postgres.serves(self.db) and postgres.suits(self.model)
+        return postgres.serves(self._db or self.db) and postgres.suits(self.model)  # type: ignore[attr-defined]
 
 
 def _clock_time(moment: datetime | None) -> str:

@@ -132,7 +132,7 @@ class RowStore:
             rows.prove(row)
 
     def _rows(self) -> Any:
-        return self.model.lease_rows(self.using)
+        return self.model._kept_rows(self.using)
 
 
 @cache

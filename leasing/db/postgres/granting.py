@@ -115,7 +115,7 @@ def _granted(
 ) -> list[Granted] | None:
     connection = connections[rows.db]
     refuse_transaction(connection)
-    if is_plain(rows.query):
+    if rows.is_kept or is_plain(rows.query):
         key = (type(rows), rows.model, rows.db, form, shape_of(values))
         granting: Granting | None = cached_statement(key, compile)
     else:

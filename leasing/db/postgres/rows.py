@@ -24,6 +24,7 @@ class LeasableRows(Protocol):
     above; conditions and columns of its portable forms are compiled here."""
 
     keeps_events: bool
+    is_kept: bool
 
     @property
     def db(self) -> str: ...

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC
 from typing import Any
 
 import pytest
-from django.db import DataError, connections, transaction
+from django.db import DatabaseError, DataError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from leasing.db import cached_cursors
@@ -25,7 +26,7 @@ def connection() -> Any:
 
 
 def kept(connection: Any) -> dict[str, Any]:
-    _, cursors = connection.__dict__[cached_cursors.ATTRIBUTE]
+    *_, cursors = connection.__dict__[cached_cursors.ATTRIBUTE]
     return dict(cursors)
 
 
@@ -104,6 +105,14 @@ def test_another_connection_has_cursors_of_its_own(connection: Any) -> None:
 
     assert again.grants == 2
     assert not set(before.values()) & set(kept(connection).values())
+
+
+def test_another_thread_does_not_use_the_connection(connection: Any) -> None:
+    fetch_all(connection, "SELECT 1", [])
+    with ThreadPoolExecutor() as threads:
+        error = threads.submit(fetch_all, connection, "SELECT 1", []).exception()
+
+    assert isinstance(error, DatabaseError) and "same thread" in str(error)
 
 
 def test_moments_are_those_of_django(connection: Any) -> None:

@@ -312,6 +312,47 @@ def test_a_lease_is_released_where_it_was_acquired(shard: str) -> None:
     assert Lease.objects.using(shard).release(lease).released_at
 
 
+# Managers, which keep rows for their verbs
+
+
+@with_shard
+def test_a_manager_acquires_in_the_database_that_it_is_of(shard: str) -> None:
+    assert Lease.objects.acquire("crane:1")._state.db == "default"
+    assert Lease.objects.db_manager(shard).acquire("crane:1")._state.db == shard
+    assert Lease.objects.acquire("crane:2")._state.db == "default"
+
+
+@with_shard
+def test_a_manager_acquires_near_the_row_that_it_is_given(shard: str) -> None:
+    far = Lease.objects.using(shard).create(resource="crane:1")
+    near: Any = Lease.objects.db_manager(hints={"instance": far})
+
+    assert near.acquire("crane:2")._state.db == shard
+
+
+def test_a_manager_with_fewer_rows_acquires_no_others() -> None:
+    class Unpacked(type(Order.objects)):  # type: ignore[misc]
+        def get_queryset(self) -> Any:
+            return super().get_queryset().filter(packed=False)
+
+    unpacked = Unpacked()
+    unpacked.model = Order
+    order, packed = [Order.objects.create(packed=packed) for packed in (False, True)]
+
+    assert unpacked.acquire(order).grants == 1
+    with pytest.raises(LeaseHeld):
+        unpacked.acquire(packed)
+
+
+def test_verbs_of_a_manager_read_rows_that_were_made_since() -> None:
+    for number in range(2):
+        order = Order.objects.create()
+        with Order.objects.hold(order):
+            assert Order.objects.count() == number + 1
+        held = Order.objects.renew(Order.objects.acquire(order))
+        assert Order.objects.release(held).grants == 2
+
+
 @with_shard
 @pytest.mark.usefixtures("in_a_database_of_their_own")
 def test_a_router_that_sends_our_models_elsewhere_is_an_error() -> None:
