@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any, Protocol
 
 from leasing.store import Renewal, Store
@@ -62,10 +63,6 @@ def in_batches(holds: Iterable[Renewable]) -> Iterator[tuple[Group, dict[Any, Re
         if len(batches[-1]) >= BATCH or hold.key in batches[-1]:
             batches.append({})
         batches[-1][hold.key] = hold
-    for group in sorted(groups, key=_octave):
+    for group in sorted(groups, key=itemgetter(1)):
         for batch in groups[group]:
             yield group, batch
-
-
-def _octave(group: Group) -> int:
-    return group[1]

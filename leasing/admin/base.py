@@ -216,7 +216,9 @@ class ReadOnlyAdmin(AdminOfAny):
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Without the columns, and the columns shown as ``shown_<column>``, that are hidden."""
         # What one adds, one may see.
-        hidden = {*self._hidden(request), *_grants_hidden(request)} if obj is not None else set()
+        hidden = set(self._hidden(request) if obj is not None else ())
+        if obj is not None and not request.user.has_perm(SEE_GRANTS):
+            hidden.add("grant_id")
         is_edited = obj is None or self.has_change_permission(request, obj)
         shown = set(self._shown()) if is_edited else None
         sets = []
@@ -325,10 +327,6 @@ class ReadOnlyAdmin(AdminOfAny):
                 (each, badge_text(badge_of_entry(each))) for each in entries[:AUDITED]
             ]
         return super().history_view(request, object_id, context | (extra_context or {}))
-
-
-def _grants_hidden(request: HttpRequest) -> tuple[str, ...]:
-    return () if request.user.has_perm(SEE_GRANTS) else ("grant_id",)
 
 
 def _without(hidden: set[str], line: str | Sequence[str]) -> str | Sequence[str]:

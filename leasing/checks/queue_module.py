@@ -46,7 +46,7 @@ def check_queue_module(**kwargs: Any) -> list[CheckMessage]:
         return []
     if _has_queue_settings() or missing_backends():
         return [Error(_sentence(found), hint=REMEDY, id="leasing.E016")]
-    if _is_installed() and not _is_app(found):
+    if apps.is_installed(QUEUE) and not _is_app(found):
         hint = f"{REMEDY} If the queue is not used, silence this check."
         return [Warning(_sentence(found), hint=hint, id="leasing.W008")]
     return []
@@ -109,10 +109,6 @@ def _is_ours(place: Path) -> bool:
 def _has_queue_settings() -> bool:
     # Another library's setting of that name is probably no dictionary.
     return isinstance(getattr(settings, "TASK_QUEUE", None), Mapping)
-
-
-def _is_installed() -> bool:
-    return apps.is_installed(QUEUE)
 
 
 def _is_app(found: Path) -> bool:

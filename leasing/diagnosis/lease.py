@@ -70,7 +70,11 @@ def explain(
             badge=badge,
         )
     found = _expired(row, now, badge) if state == LeaseState.EXPIRED else _held(row, now, badge)
-    takeovers = [each for each in events if _is_recent_takeover(each, now)]
+    takeovers = [
+        each
+        for each in events
+        if each.kind == EventKind.TAKEN_OVER and now - each.at < FLAPPING_WITHIN
+    ]
     return found if len(takeovers) < FLAPS else _flapping(found, takeovers)
 
 
@@ -157,10 +161,6 @@ def _facts(row: Leasable) -> list[tuple[str, str]]:
         ("Until", stamp(row.expires_at)),
         ("Granted", f"{row.grants} times" if row.grants != 1 else "once"),
     ]
-
-
-def _is_recent_takeover(event: LeaseEvent, now: datetime) -> bool:
-    return event.kind == EventKind.TAKEN_OVER and now - event.at < FLAPPING_WITHIN
 
 
 def _flapping(found: Explanation, takeovers: list[LeaseEvent]) -> Explanation:

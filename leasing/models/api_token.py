@@ -102,7 +102,7 @@ class ApiToken(models.Model):
             "name": _wrong_name(self.name),
             "scopes": _wrong_scopes(self.scopes),
             "prefix": _wrong_prefix(self.prefix),
-            "queues": _wrong_queues(self.queues),
+            "queues": next(filter(None, map(_wrong_name, self.queues)), ""),
         }
         if any(errors.values()):
             raise ValidationError({field: text for field, text in errors.items() if text})
@@ -162,7 +162,3 @@ def _wrong_scopes(given: Any) -> str:
 def _wrong_prefix(prefix: str) -> str:
     # The beginning of a name, and so all but its end is as in a name.
     return _wrong_name(f"{prefix}x"[:MAX_NAME]).replace("name", "prefix", 1) if prefix else ""
-
-
-def _wrong_queues(queues: Any) -> str:
-    return next((wrong for wrong in map(_wrong_name, queues) if wrong), "")

@@ -33,7 +33,8 @@ def _serve(sender: Any, **kwargs: Any) -> None:
     from leasing.metrics.port import serve_at
     from leasing.metrics.registry import SHARED, is_shared
 
-    if _forks(sender) and not is_shared():
+    forks = type(sender.controller.pool).__module__ == "celery.concurrency.prefork"
+    if forks and not is_shared():
         raise SystemExit(f"Metrics of a pool of processes need {SHARED}: see docs/celery.md.")
     try:
         serve_at(_address, _port)
@@ -41,8 +42,3 @@ def _serve(sender: Any, **kwargs: Any) -> None:
         raise SystemExit(
             f"Cannot serve metrics at {_address} port {_port}: {error.strerror}."
         ) from error
-
-
-def _forks(consumer: Any) -> bool:
-    """Return True if tasks run in other processes than this."""
-    return type(consumer.controller.pool).__module__ == "celery.concurrency.prefork"

@@ -123,7 +123,7 @@ def listed(state: str, wanted: Mapping[str, Any]) -> Any:
     """The tasks of the list ``state`` with what a list shows, and no more; the one with the id
     that is ``wanted``, where it is."""
     rows = _by_id(in_state(state), wanted).only(*SHOWN)
-    if _shows_errors(state):
+    if state in ("failed", "retrying"):
         rows = rows.annotate(error_start=Left("last_error", ERROR_SHOWN))
     return rows
 
@@ -131,10 +131,6 @@ def listed(state: str, wanted: Mapping[str, Any]) -> Any:
 def diagnosed(wanted: Mapping[str, Any]) -> Any:
     """Return the stuck tasks that are ``wanted``, with what a diagnosis reads of them."""
     return _by_id(in_state("stuck"), wanted).defer(*LARGE)
-
-
-def _shows_errors(state: str) -> bool:
-    return state in ("failed", "retrying")
 
 
 def exported(state: str, wanted: Mapping[str, Any], user: Any) -> Any:

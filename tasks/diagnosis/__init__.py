@@ -49,13 +49,10 @@ def diagnose(
         return ended(task)
     if is_skewed(now, task.acquired_at, task.renewed_at, task.created_at):
         return skewed(task, now)
-    found = _running(task, now, around) if _is_running(task) else _ready(task, now, around)
+    judge = _running if task.status == TaskStatus.RUNNING else _ready
+    found = judge(task, now, around)
     losses = around.losses.get(task.pk, [])
     return flapping(task, losses, found) if losses and found.code in QUIET else found
-
-
-def _is_running(task: Task) -> bool:
-    return task.status == TaskStatus.RUNNING
 
 
 def _running(task: Task, now: datetime, around: Surroundings) -> Diagnosis:

@@ -127,7 +127,8 @@ def _is_written(level: int) -> bool:
     while each is not None:
         for handler in each.handlers:
             is_handled = True
-            if level >= handler.level and not _is_for_debug(handler):
+            is_for_debug = any(type(known) is RequireDebugTrue for known in handler.filters)
+            if level >= handler.level and not is_for_debug:
                 return True
         each = each.parent if each.propagate else None
     return not is_handled
@@ -138,10 +139,6 @@ def _calls_handlers() -> str | None:
     replace it, and see what no handler writes."""
     code = getattr(logging.Logger.callHandlers, "__code__", None)
     return None if code is None else code.co_filename
-
-
-def _is_for_debug(handler: logging.Handler) -> bool:
-    return any(type(known) is RequireDebugTrue for known in handler.filters)
 
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))

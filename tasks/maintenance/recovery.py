@@ -87,10 +87,6 @@ totals = Totals()
 _suspects: dict[str, set[int]] = {}
 
 
-def _look_ahead(seconds: float) -> float | None:
-    return Task.objects.next_lapse_in()
-
-
 def sweep() -> int:
     """Recover every stuck or stalled task there is now. Returns how many."""
     total, pause = 0, 0.0
@@ -103,8 +99,9 @@ def sweep() -> int:
 def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
     """Recover some of what there is. Returns how much, and in how many seconds to look again: at
     once while there is more."""
-    pause = task_settings.SWEEP_EVERY * random.uniform(0.9, 1.0)
-    lapse_in = (look_ahead or _look_ahead)(task_settings.SWEEP_EVERY)
+    every = task_settings.SWEEP_EVERY
+    pause = every * random.uniform(0.9, 1.0)
+    lapse_in = look_ahead(every) if look_ahead else Task.objects.next_lapse_in()
     if lapse_in is None:
         return 0, pause
     if lapse_in:

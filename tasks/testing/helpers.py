@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -166,7 +166,7 @@ def assert_enqueued(
     wanted = "at least 1" if count is None else count
     raise AssertionError(
         f"Expected {wanted} of {_name(name_or_handler)} like that, found {len(found)}. "
-        f"Enqueued: {_inventory()}."
+        f"Enqueued: {_listed(Task.objects.home().order_by('pk')[:20]) or 'nothing'}."
     )
 
 
@@ -236,9 +236,5 @@ def _name(name_or_handler: str | Callable[..., Any]) -> str:
     return registry.find(name_or_handler).name
 
 
-def _inventory() -> str:
-    return _listed(list(Task.objects.home().order_by("pk")[:20])) or "nothing"
-
-
-def _listed(tasks: list[Task]) -> str:
+def _listed(tasks: Iterable[Task]) -> str:
     return ", ".join(f"{task.name} {task.task_data} in {task.queue}" for task in tasks)
