@@ -55,7 +55,7 @@ def crash_child(request: HttpRequest) -> HttpResponse:
         request,
         faults.crash_child,
         "{} was killed (kill -9). Its parent hands back its tasks at once and starts another "
-        "worker: no lease has to expire. Those that had begun are tried again after a pause. Watch "
+        "worker: no lease has to expire. Those that had begun run again after a pause. Watch "
         "one of them here.",
     )
 

@@ -109,7 +109,7 @@ class Log:
     )
     task_result_delayed = _attempt(
         WARNING,
-        "Storing results failed (%(waiting)s waiting, the first of task:%(task_id)s); "
+        "Storing results failed (%(waiting)s waiting, task:%(task_id)s first); "
         "will retry: %(error)s",
     )
     task_result_not_stored = _attempt(
@@ -121,7 +121,7 @@ class Log:
         ERROR, "Gave back task:%(task_id)s: the thread or process that ran it ended"
     )
     task_return_failed = _attempt(WARNING, "task:%(task_id)s could not be given back: %(error)s")
-    task_return_needless = _attempt(INFO, "Nothing to give back: %(reason)s")
+    task_return_needless = _attempt(INFO, "task:%(task_id)s not given back: %(reason)s")
     task_not_logged = _task(ERROR, "Logging task:%(task_id)s for django.tasks failed")
     task_end_not_told = _task(ERROR, "on_end of task:%(task_id)s failed")
     task_policy_failed = Event(
@@ -144,7 +144,7 @@ class Log:
     worker_waits = _worker(
         WARNING,
         "Waiting for the name %(worker)s: pid %(pid)s of %(hostname)s has it, last seen "
-        "%(last_seen)s ago. Starts once that process signs off or sends no heartbeat for %(limit)s",
+        "%(last_seen)s ago. Starts once that process stops or sends no heartbeat for %(limit)s",
     )
     worker_name_taken = _worker(
         ERROR, "The name %(worker)s is taken by pid %(pid)s of %(hostname)s"

@@ -346,7 +346,7 @@ def rename_handler(machine: Machine) -> None:
     machine.edit("invoices/tasks.py", new, f'{new[:-1]}, aliases=["invoices.send"])')
     machine.restart_worker()
     assert "  handlers   2: invoices.mail, invoices.print\n" in machine.printed("run_worker")
-    machine.run("python manage.py tasks move 3 --at now")
+    machine.run("python manage.py tasks reschedule 3 --at now")
     wait_for_result(machine, 3, "{'sent': 8}")
 
 

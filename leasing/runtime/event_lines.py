@@ -63,7 +63,7 @@ class Log:
     )
     keeper_renewal_slow = _keeper(WARNING, "Renewal took %(seconds).1f s, close to its limit")
     keeper_renewals_resumed = _keeper(INFO, "Renewals succeed again")
-    keeper_note_waits = _keeper(WARNING, "Audit entry not written; will retry: %(error)s")
+    keeper_note_waits = _keeper(WARNING, "Lease event not recorded; will retry: %(error)s")
     keeper_cut_off = _keeper(WARNING, "No answer from the database; connection closed")
     keeper_not_started = _keeper(
         ERROR, "Threads that renew and watch leases cannot be started: %(error)s"

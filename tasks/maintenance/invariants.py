@@ -70,6 +70,8 @@ class Finding:
     repaired: int = 0
     #: The keys of the first of them.
     keys: list[int] = field(default_factory=list)
+    #: Their model: "task", "schedule".
+    model: str = "task"
 
 
 class Invariant:
@@ -126,8 +128,8 @@ class Expired(Invariant):
     """Its holder is gone. Poison ends here: at the limit of its attempts the task is failed."""
 
     kind = "expired"
-    what = "running past its deadline"
-    remedy = "recovered with a higher token: ready, or failed after its last attempt"
+    what = "running after its lease expired"
+    remedy = "set ready, or failed after its last attempt; its fencing token rises"
 
     def violations(self) -> TaskQuerySet:
         return _tasks().stuck()
@@ -140,7 +142,7 @@ class HolderGone(Invariant):
     """Only the lease says who holds: a worker that cannot reach the database may still work."""
 
     kind = "holder_gone"
-    what = "running on a worker that is gone; recovered when its deadline passes"
+    what = "running on a worker that is gone; recovered when its lease expires"
 
     def violations(self) -> TaskQuerySet:
         absent = [WorkerState.GONE.value, WorkerState.STOPPED.value]

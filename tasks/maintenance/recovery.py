@@ -140,8 +140,9 @@ def _examine(invariant: Invariant, dry_run: bool) -> Finding | None:
     if not found:
         return None
     keys = [row.pk for row in found[:MAX_NAMED]]
+    model = found[0]._meta.model_name
     count = max(len(found), repaired)
-    return Finding(invariant.kind, invariant.what, invariant.remedy, count, repaired, keys)
+    return Finding(invariant.kind, invariant.what, invariant.remedy, count, repaired, keys, model)
 
 
 def _tell_suspects(invariant: Invariant, found: list[Any]) -> None:

@@ -24,7 +24,12 @@ from tasks.querysets import TaskQuerySet, check_queue
 #: Values of --state: the lists of ``Task.objects``.
 STATES = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cancelled")
 #: The past tense of each verb.
-DONE = {"retry": "retried", "cancel": "cancelled", "discard": "discarded", "move": "moved"}
+DONE = {
+    "retry": "retried",
+    "reschedule": "rescheduled",
+    "cancel": "cancelled",
+    "discard": "discarded",
+}
 #: Options that select tasks other than by id.
 FILTERS = ("state", "stuck", "queue", "name")
 
@@ -111,7 +116,7 @@ def refuse_unasked(action: str, tasks: TaskQuerySet, options: Mapping[str, Any])
 
 def details_of(action: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cleaned form of an action, except the reason."""
-    if action != "move":
+    if action != "reschedule":
         return {}
     queue, start = options["to_queue"], start_of(options)
     if queue is None and start is None:

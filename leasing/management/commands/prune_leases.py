@@ -14,10 +14,9 @@ from leasing.runtime.terminal import as_json
 
 class Command(TablesCommand):
     help = (
-        "Delete named leases not held for DAYS, results kept by once whose window ended as long "
-        "ago, events of terms that ended as long ago, and audit entries older than "
-        "LEASING['AUDIT_RETENTION']. Tokens keep rising when a deleted name is used again. Safe "
-        "to run several at once, at any time."
+        "Delete named leases, lease events and results kept by once that ended more than DAYS "
+        "ago, and audit entries older than LEASING['AUDIT_RETENTION']. Fencing tokens keep rising "
+        "when a deleted name is used again. Safe to run several at once, at any time."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

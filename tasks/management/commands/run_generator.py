@@ -29,10 +29,16 @@ class Command(ServiceCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--rate", type=float, default=1.0, help="Tasks per second (default 1)")
-        parser.add_argument("--shortest", type=float, default=SHORTEST, metavar="SECONDS")
-        parser.add_argument("--longest", type=float, default=LONGEST, metavar="SECONDS")
+        for bound, default in (("shortest", SHORTEST), ("longest", LONGEST)):
+            parser.add_argument(
+                f"--{bound}",
+                type=float,
+                default=default,
+                metavar="SECONDS",
+                help=f"Time that the {bound} tasks run (default {default:g})",
+            )
         parser.add_argument("--queue", help="Queue of the tasks (default: the handler's)")
-        parser.add_argument("--ttl", type=float, help="Seconds that the generator's lease is valid")
+        parser.add_argument("--ttl", type=float, help="Seconds that its lease is valid")
         parser.add_argument("--name", help="Name of this instance")
         port.add_arguments(parser)
         parser.add_argument(

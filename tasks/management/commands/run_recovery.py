@@ -53,9 +53,8 @@ class Command(ServiceCommand):
             self.stdout.write(json.dumps(report.as_json(), indent=2))
             return
         for each in report.findings:
-            shown = ", ".join(map(str, each.keys)) + (
-                ", ..." if each.count > len(each.keys) else ""
-            )
+            shown = ", ".join(f"{each.model}:{key}" for key in each.keys)
+            shown += ", ..." if each.count > len(each.keys) else ""
             self.stdout.write(f"{each.kind}: {each.count} ({shown})")
             self.stdout.write(f"  {each.what}")
             if not each.remedy:

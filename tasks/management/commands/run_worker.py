@@ -68,7 +68,9 @@ class Command(ServiceCommand):
             help="Handlers in child processes at a time (default 1, started on demand)",
         )
         parser.add_argument(
-            "--ttl", type=float, help="Seconds that a claim or a heartbeat is valid"
+            "--ttl",
+            type=float,
+            help="Seconds that a claim or a heartbeat is valid (default: LEASING['TTL'])",
         )
         parser.add_argument(
             "--stop-timeout",

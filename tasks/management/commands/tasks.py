@@ -43,9 +43,6 @@ from tasks.management.telling import columns_of, columns_of_attempt, facts_of, f
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 
-#: The actions that go by another name here.
-VERBS = {"move": "reschedule"}
-
 
 class Command(SubcommandsCommand):
     help = "List tasks, explain one, enqueue one, or act on selected tasks."
@@ -71,10 +68,10 @@ class Command(SubcommandsCommand):
             "Reason, stored with the tasks and in the audit",
         )
         add_verb(add("discard", "Delete tasks that have ended"))
-        move = add("move", "Move waiting tasks to another queue or time")
-        add_verb(move)
-        move.add_argument("--to-queue", metavar="NAME", help="Target queue")
-        add_time(move)
+        reschedule = add("reschedule", "Move waiting tasks to another queue or time")
+        add_verb(reschedule)
+        reschedule.add_argument("--to-queue", metavar="NAME", help="Target queue")
+        add_time(reschedule)
         workers.Command().add_subcommands(
             add("workers", "List workers or check one, as the command workers does"),
             "workers_action",
@@ -202,7 +199,7 @@ class Command(SubcommandsCommand):
         every = Task.objects.home().filter(pk__in=options["ids"])
         there, chosen = (set(rows.values_list("pk", flat=True)) for rows in (every, tasks))
         if chosen:
-            outcome = perform(ACTIONS[VERBS.get(action, action)], tasks, chosen, options, said)
+            outcome = perform(ACTIONS[action], tasks, chosen, options, said)
             if others := len(there - chosen):
                 outcome.skipped["not matching the filters"] = others
             self.print_result(options, *report(outcome, "task", DONE[action]))
@@ -213,19 +210,19 @@ class Command(SubcommandsCommand):
 
     def _act_on_all(self, action: str, tasks: TaskQuerySet, options: dict[str, Any]) -> None:
         """Act on all tasks that match, however many: the verbs work in batches."""
-        said, name = details_of(action, options), VERBS.get(action, action)
+        said = details_of(action, options)
         target = {"to_queue": said.get("queue"), "scheduled_at": said.get("scheduled_at")}
         filters = {each: options[each] for each in FILTERS if options[each]}
         with audit.recording(
             operator(options),
-            name,
+            action,
             Task,
             filter=filters | {key: value for key, value in target.items() if value is not None},
             reason=options["reason"],
             via="command",
         ) as act:
             form = {"reason": options["reason"], **said}
-            act.changed = ACTIONS[name].apply(tasks, form, act.by)
+            act.changed = ACTIONS[action].apply(tasks, form, act.by)
         self.print_result(
             options, {DONE[action]: act.changed}, f"{plural(act.changed, 'task')} {DONE[action]}"
         )

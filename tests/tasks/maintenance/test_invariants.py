@@ -496,9 +496,9 @@ def test_a_dry_run_prints_what_would_be_done_and_does_nothing() -> None:
 
     text = printed("--dry-run")
 
-    assert f"expired: 1 ({stuck.pk})\n" in text
-    assert "  to be repaired: recovered with a higher token" in text
-    assert f"holder_gone: 1 ({gone.pk})\n" in text
+    assert f"expired: 1 (task:{stuck.pk})\n" in text
+    assert "  to be repaired: set ready, or failed" in text
+    assert f"holder_gone: 1 (task:{gone.pk})\n" in text
     assert "  reported only\n" in text
     assert text.endswith("1 to be repaired, 1 reported only\n")
     assert (row_of(stuck), row_of(gone)) == before

@@ -192,7 +192,7 @@ def test_all_that_the_filters_let_by_is_retried_when_it_is_meant() -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "move"])
+@pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "reschedule"])
 def test_nothing_is_done_to_all_tasks_by_mistake(verb: str) -> None:
     TaskFactory(state="failed")
 
@@ -245,7 +245,7 @@ def test_waiting_tasks_are_moved(options: list[str], queue: str, seconds: float)
     now = database_now("default")
     later = (now + timedelta(hours=2)).isoformat()
 
-    said = tasks("move", task.pk, *(option.format(later=later) for option in options))
+    said = tasks("reschedule", task.pk, *(option.format(later=later) for option in options))
 
     assert count(said) == 1
     row = row_of(task)
@@ -258,7 +258,7 @@ def test_a_time_without_a_zone_is_of_the_current_one() -> None:
     task = TaskFactory()
 
     with timezone.override("America/New_York"):
-        tasks("move", task.pk, "--at", "2030-06-01 12:00")
+        tasks("reschedule", task.pk, "--at", "2030-06-01 12:00")
 
     assert row_of(task)["scheduled_at"].isoformat() == "2030-06-01T16:00:00+00:00"
 
@@ -270,12 +270,12 @@ def test_a_time_without_a_zone_is_of_the_current_one() -> None:
         (["list", "--limit", "0"], "--limit .* 1"),
         (["list", "--state", "lost"], "'lost'"),
         (["show", "4711"], "4711"),
-        (["move", "1"], "queue"),
-        (["move", "1", "--to-queue", "nowhere"], "'nowhere'"),
-        (["move", "1", "--at", "soon"], "'soon'"),
-        (["move", "1", "--at", "2030-02-31T00:00"], "2030-02-31T00:00"),
-        (["move", "1", "--at", "now", "--in", "5"], "--in"),
-        (["move", "1", "--in", "inf"], "--in is out of bounds: inf s"),
+        (["reschedule", "1"], "queue"),
+        (["reschedule", "1", "--to-queue", "nowhere"], "'nowhere'"),
+        (["reschedule", "1", "--at", "soon"], "'soon'"),
+        (["reschedule", "1", "--at", "2030-02-31T00:00"], "2030-02-31T00:00"),
+        (["reschedule", "1", "--at", "now", "--in", "5"], "--in"),
+        (["reschedule", "1", "--in", "inf"], "--in is out of bounds: inf s"),
         (["enqueue", "sample.sleep", "--in", "nan"], "--in is out of bounds: nan s"),
     ],
 )
