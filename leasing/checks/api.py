@@ -27,17 +27,17 @@ def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
     crowds = [each for each in trusted if _is_crowd(each)]
     if crowds and leasing_settings.API_ACCESS == "compatible":
         yield Warning(
-            "The API lets clients without credentials say themselves which address they come "
-            f"from, if they are in {', '.join(crowds)}.",
+            "Clients without credentials can claim any address in X-Forwarded-For if they are in "
+            f"{', '.join(crowds)}.",
             hint="List the addresses of the proxies in LEASING['API_TRUSTED_PROXIES'], not a "
-            "network in which there are others too.",
+            "network that has other hosts too.",
             id="leasing.W109",
         )
     is_told = settings.SECURE_PROXY_SSL_HEADER or settings.CSRF_TRUSTED_ORIGINS
     if settings.CSRF_COOKIE_SECURE and not is_told:
         yield Warning(
-            "Behind a proxy that ends TLS, Django takes requests for plain HTTP, and refuses "
-            "whatever signed-in users change over the API.",
+            "Behind a proxy that terminates TLS, Django treats requests as plain HTTP and refuses "
+            "changes by signed-in users over the API.",
             hint='Set SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if the proxy '
             "sets that header itself, or name the site in CSRF_TRUSTED_ORIGINS.",
             id="leasing.W110",
@@ -69,8 +69,8 @@ def check_tokens(databases: Sequence[str] | None = None, **kwargs: Any) -> Itera
         return
     listed = ", ".join(names[:NAMED]) + (" and others" if len(names) > NAMED else "")
     yield Warning(
-        f"These tokens of the API never expire: {listed}.",
-        hint="Whoever finds one may use it until somebody notices. Replace it by one that "
-        "expires: manage.py api_tokens create.",
+        f"These API tokens never expire: {listed}.",
+        hint="A leaked token works until someone revokes it. Replace it by one that expires: "
+        "manage.py api_tokens create.",
         id="leasing.W111",
     )

@@ -62,7 +62,7 @@ def check_metrics(**kwargs: Any) -> Iterator[CheckMessage]:
     if token is None or len(str(token)) >= SHORTEST_TOKEN:
         return
     yield Warning(
-        "LEASING['METRICS_TOKEN'] is too short to be safe from guessing.",
+        "LEASING['METRICS_TOKEN'] is short enough to be guessed.",
         hint=f"Use at least {SHORTEST_TOKEN} characters, for example from "
         "secrets.token_hex(), or None to accept no token.",
         id="leasing.W108",

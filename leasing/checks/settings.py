@@ -55,7 +55,7 @@ def misnamed_settings(app_settings: AppSettings, code: str) -> list[CheckMessage
     known = app_settings.known()
     return [
         Error(
-            f"The setting {name} is not read: these settings belong into {app_settings.name}.",
+            f"The setting {name} is ignored: these settings belong in {app_settings.name}.",
             hint=f"Rename {name} to {app_settings.name}.",
             id=code,
         )
@@ -140,7 +140,7 @@ def _check_hosts() -> Iterator[CheckMessage]:
         wrong = [each for each in given if each not in more and not _is_network(each)]
         yield from (
             Error(
-                f"LEASING[{key!r}] must be a tuple of networks; {each!r} is none.",
+                f"LEASING[{key!r}] must be a tuple of networks; {each!r} is not one.",
                 id="leasing.E008",
             )
             for each in ([given] if isinstance(given, str) else wrong)

@@ -26,7 +26,7 @@ def check_growth(**kwargs: Any) -> Iterator[CheckMessage]:
         )
     elif kept := _kept_for_ever():
         yield Warning(
-            f"Never deleted, so the tables keep growing: {', '.join(kept)}.",
+            f"Some rows are never deleted, so their tables keep growing: {', '.join(kept)}.",
             hint="Set limits in TASK_QUEUE['RETENTION'], ['SAMPLE_RETENTION'] and "
             "['OUTBOX_RETENTION']. Failed tasks may be kept: they are few.",
             id="leasing_tasks.W102",

@@ -69,7 +69,7 @@ def test_settings_under_another_name_are_told_so(name: str) -> None:
         (message,) = checks.check_settings()
 
     assert message.id == "leasing.E019"
-    assert message.msg == f"The setting {name} is not read: these settings belong into LEASING."
+    assert message.msg == f"The setting {name} is ignored: these settings belong in LEASING."
 
 
 @pytest.mark.parametrize("key", checks.NUMBERS)

@@ -71,7 +71,7 @@ def test_settings_under_another_name_are_told_so(settings: Settings, name: str) 
 
     assert (message.id, message.msg, message.hint) == (
         "leasing_tasks.E029",
-        f"The setting {name} is not read: these settings belong into TASK_QUEUE.",
+        f"The setting {name} is ignored: these settings belong in TASK_QUEUE.",
         f"Rename {name} to TASK_QUEUE.",
     )
 
