@@ -22,13 +22,15 @@ class Alarm(threading.Condition):
 
     def sleep(self, now: float, seconds: float | None) -> None:
         """Sleep for ``seconds``; None: until there is work. After the last work, the thread stays
-        ready for CHECK_CLOCK_EVERY, so that many short holds do not wake it each time."""
+        ready for CHECK_CLOCK_EVERY, so that many short holds do not wake it each time. A hold that
+        woke it and was released before it looked is work too."""
         lingers, self._lingers = self._lingers, seconds is not None
         if seconds is None and lingers:
             seconds = CHECK_CLOCK_EVERY
         self._looks_at = math.inf if seconds is None else now + seconds
         try:
-            self.wait(seconds)
+            if self.wait(seconds):
+                self._lingers = True
         finally:
             # The thread is awake, and checks everything before it sleeps again.
             self._looks_at = -math.inf

@@ -381,9 +381,10 @@ def test_a_thread_that_was_just_needed_lingers_for_a_look(monkeypatch: pytest.Mo
     woken: list[float] = []
     monkeypatch.setattr(alarm, "notify", lambda: woken.append(alarm._looks_at))
 
-    def wait(seconds: float | None) -> None:
+    def wait(seconds: float | None) -> bool:
         slept.append(seconds)
         alarm.set_for(100.0 + 2 * CHECK_CLOCK_EVERY)
+        return False
 
     monkeypatch.setattr(alarm, "wait", wait)
     for seconds in (None, 0.5, None, None, 0.5):
@@ -391,6 +392,24 @@ def test_a_thread_that_was_just_needed_lingers_for_a_look(monkeypatch: pytest.Mo
 
     assert slept == [None, 0.5, CHECK_CLOCK_EVERY, None, 0.5]
     assert woken == [math.inf, math.inf]  # while it would sleep for ever
+
+
+def test_a_hold_that_is_gone_when_the_thread_looks_makes_it_linger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alarm = Alarm(threading.RLock())
+    slept: list[float | None] = []
+    woken = iter([True, False, False])
+
+    def wait(seconds: float | None) -> bool:
+        slept.append(seconds)
+        return next(woken)
+
+    monkeypatch.setattr(alarm, "wait", wait)
+    for _ in range(3):
+        alarm.sleep(100.0, None)
+
+    assert slept == [None, CHECK_CLOCK_EVERY, None]
 
 
 # Threads that can't be started, and that end
