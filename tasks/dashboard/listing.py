@@ -85,8 +85,7 @@ def moment_of(task: Task, now: datetime) -> tuple[str, datetime | None]:
     for it."""
     match task.status:
         case TaskStatus.RUNNING:
-            word = "lease ends" if task.expires_at > now else "lease expired"
-            return word, task.expires_at
+            return ("expires" if task.expires_at > now else "expired"), task.expires_at
         case TaskStatus.READY:
             return "due", task.scheduled_at
         case _:

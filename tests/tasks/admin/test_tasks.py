@@ -165,7 +165,7 @@ def test_a_page_has_one_form_of_date_and_the_names_of_the_operators_page(viewer:
     labels = {each.text.rstrip(":") for each in page.all("label")}
     assert {"Created", "Not before", "First started", "Ended", "Worker", "Expires"} <= labels
     (row,) = (row for row in get(viewer, TASKS).rows if row["of_id"] == f"task:{task.pk}")
-    assert (row["when"], row["tries"]) == (f"lease expired {stamp(task.expires_at)}", "1 of 10")
+    assert (row["when"], row["tries"]) == (f"expired {stamp(task.expires_at)}", "1 of 10")
 
 
 @pytest.mark.once
