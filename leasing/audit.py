@@ -21,6 +21,7 @@ from django.db import models
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
 from leasing.models import MAX_KEY, AuditEntry
+from leasing.validation.names import recorded_name
 
 #: Keys that an entry names at most; ``asked`` has the full number.
 KEYS_NAMED = 1_000
@@ -115,7 +116,7 @@ def record(
 
 def name_of(by: User) -> str:
     """Under what name the ledgers remember ``by``."""
-    return by if isinstance(by, str) else by.get_username()
+    return by if isinstance(by, str) else recorded_name(by)
 
 
 def _finish(act: Act, error: str = "") -> None:

@@ -32,6 +32,7 @@ from leasing.dashboard.operator_actions import OperatorAction
 from leasing.functions import DbNow
 from leasing.models import ApiToken, AuditEntry
 from leasing.models.api_token import TokenState, known_scopes
+from leasing.validation.names import TOKEN
 from leasing.web.access import is_read_only
 from leasing.web.badges import TOKEN_BADGES
 
@@ -175,7 +176,7 @@ class ApiTokenAdmin(ReadOnlyAdmin):
 
     def links(self, request: HttpRequest, token: Any) -> list[SafeString | str]:
         return [
-            related(request, "Actions over the API", AuditEntry, {"by__exact": f"token {token}"})
+            related(request, "Actions over the API", AuditEntry, {"by__exact": f"{TOKEN}{token}"})
         ]
 
     called = short_column("name")

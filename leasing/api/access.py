@@ -29,6 +29,7 @@ from leasing.api.principals import Principal, Token, User, let_in, principal_of
 from leasing.conf import leasing_settings
 from leasing.models import ApiToken
 from leasing.models.api_token import add_scope
+from leasing.validation.names import STRANGER
 from leasing.web.access import READ_ONLY, is_read_only
 
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -110,4 +111,4 @@ def _stranger(request: HttpRequest) -> Principal:
         raise HttpError(403, "Requests without credentials are not accepted from other sites.")
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise HttpError(403, "Requests without credentials are not accepted from other sites.")
-    return Principal(f"a client at {address}")
+    return Principal(f"{STRANGER}{address}")

@@ -144,8 +144,18 @@ Moment = Annotated[
     ),
 ]
 
+
+def _digits(value: object) -> object:
+    # Python reads "1_0", "+10", " 10" and digits of any alphabet as a number, too.
+    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
+        raise ValueError("must be a whole number, in digits")
+    return value
+
+
 #: Rows that a list shows.
-Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of rows.")]
+Limit = Annotated[
+    int, Query(ge=1, le=1000, description="Maximum number of rows."), BeforeValidator(_digits)
+]
 
 
 def _whole(value: object) -> object:

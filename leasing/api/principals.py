@@ -22,6 +22,7 @@ from django.http import HttpRequest
 from ninja.errors import HttpError
 
 from leasing.models import ApiToken, Lease
+from leasing.validation.names import TOKEN, recorded_name
 
 Rows = TypeVar("Rows", bound=QuerySet[Any])
 
@@ -72,7 +73,7 @@ class User(Principal):
     proves_grants = True
 
     def __init__(self, user: Any) -> None:
-        super().__init__(str(user.get_username()))
+        super().__init__(recorded_name(user))
         self._user = user
 
     def may(self, permission: str) -> bool:
@@ -85,7 +86,7 @@ class Token(Principal):
     proves_grants = True
 
     def __init__(self, token: ApiToken) -> None:
-        super().__init__(f"token {token.name}")
+        super().__init__(f"{TOKEN}{token.name}")
         self.token = token
         self.queues = list(token.queues) or None
 

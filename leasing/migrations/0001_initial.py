@@ -20,7 +20,7 @@ class Migration(migrations.Migration):
             name='ApiToken',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
-                ('name', models.CharField(max_length=200, unique=True)),
+                ('name', models.CharField(max_length=194, unique=True)),
                 ('token_hash', models.CharField(editable=False, max_length=64, unique=True)),
                 ('scopes', models.JSONField(default=list)),
                 ('prefix', models.CharField(blank=True, default='', max_length=200)),

@@ -17,7 +17,7 @@ from leasing.models.event import MAX_KEY, MAX_LABEL
 from leasing.querysets.api_tokens import ApiTokenQuerySet, hash_of, new_secret
 from leasing.querysets.token_grants import TokenGrantQuerySet
 from leasing.runtime.suggestions import suggestion
-from leasing.validation.names import MAX_NAME, check_name
+from leasing.validation.names import MAX_NAME, TOKEN, check_name
 
 #: The permissions that routes of the API require, as far as they are imported.
 _required: set[str] = set()
@@ -52,7 +52,7 @@ class ApiToken(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     #: The name in lists and ledgers. That of a revoked token stays taken: a ledger names one token.
-    name = models.CharField(max_length=MAX_NAME, unique=True)
+    name = models.CharField(max_length=MAX_NAME - len(TOKEN), unique=True)
     #: See ``leasing.querysets.api_tokens.hash_of``. The secret itself is stored nowhere.
     token_hash = models.CharField(max_length=64, unique=True, editable=False)
     scopes = models.JSONField(default=list)

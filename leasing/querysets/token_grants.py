@@ -9,7 +9,7 @@ and the last of them that won nothing leaves it.
 
 Grants that have ended are forgotten when there is no room left, so there are never more rows than
 the bound, and nothing has to be told of a release. A process that dies between the two leaves
-reservations, which take up room for RESERVED_FOR.
+reservations, which take up room for RESERVED_FOR after the longest wait for a grant.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from django.apps import apps
 from django.db import transaction
 from django.db.models import Count, F, Q
 
+from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow, after
@@ -31,7 +32,7 @@ from leasing.functions import DbNow, after
 if TYPE_CHECKING:
     from leasing.models import ApiToken, Leasable, TokenGrant
 
-#: Longer than a request may wait for its grant.
+#: Longer than a request takes that does not wait for its grant.
 RESERVED_FOR = timedelta(minutes=5)
 
 
@@ -90,7 +91,8 @@ class TokenGrantQuerySet(RoutedQuerySet["TokenGrant"]):
 
     def _forget_ended(self) -> None:
         """Delete those of these rows whose grants have ended, and reservations of the dead."""
-        self.filter(grant_id=None, reserved_at__lte=after(-RESERVED_FOR)).delete()
+        wait = timedelta(seconds=leasing_settings.API_MAX_WAIT)
+        self.filter(grant_id=None, reserved_at__lte=after(-RESERVED_FOR - wait)).delete()
         granted = self.exclude(grant_id=None).order_by("model")
         for label, group in groupby(granted, key=lambda each: each.model):
             grants = list(group)

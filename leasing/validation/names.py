@@ -6,11 +6,15 @@ import os
 import secrets
 import socket
 from datetime import timedelta
+from typing import Any
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import InvalidResource, InvalidTTL
 
 MAX_NAME = 200
+#: The beginnings of the names under which ledgers record clients of the API that are no users.
+TOKEN, STRANGER = "token ", "a client at "
+_USER = "user "
 LONGEST_DURATION = 10 * 365 * 86_400
 
 _process_name: tuple[int, str] | None = None
@@ -31,6 +35,15 @@ def check_name(value: object, what: str) -> str:
     if value != value.strip():
         raise InvalidResource(f"The {what} must not begin or end with a space.")
     return value
+
+
+def recorded_name(user: Any) -> str:
+    """Return the name under which ledgers record ``user``: the username, as long as no client of
+    another kind could have that name."""
+    name = str(user.get_username())
+    if name.startswith((TOKEN, STRANGER, _USER)):
+        name = f"{_USER}{name}"
+    return name[:MAX_NAME]
 
 
 def check_ttl(ttl: float | timedelta | None) -> timedelta:

@@ -18,6 +18,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from leasing.conf import leasing_settings
 from leasing.db.unapplied import unapplied_reason_of
+from leasing.validation.names import recorded_name
 
 View = Callable[..., HttpResponseBase]
 
@@ -114,7 +115,7 @@ def report(request: HttpRequest, done: object, said: str, otherwise: str) -> Non
 
 def user_name(request: HttpRequest) -> str:
     """Under what name the ledgers remember the user of ``request``."""
-    return request.user.get_username()
+    return recorded_name(request.user)
 
 
 def _guarded(permission: str, view: View) -> View:

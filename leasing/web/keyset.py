@@ -109,9 +109,13 @@ def _compares_rows(rows: models.QuerySet[Any]) -> bool:
 
 def _key(model: type[models.Model], text: Any) -> Any:
     try:
-        return key_of(model, text)
+        key = key_of(model, text)
     except ValueError as error:
         raise InvalidCursor("not a cursor") from error
+    # A cursor says 17 as it was written here: Python reads "1_7" and " 17" as that, too.
+    if isinstance(key, int) and str(key) != str(text):
+        raise InvalidCursor("not a cursor")
+    return key
 
 
 def _moment(text: str) -> datetime:

@@ -13,7 +13,7 @@ from leasing.api.bodies import Moment
 from leasing.api.errors import answers
 from leasing.api.lists import At, Limit, Page, Source, page_at
 from leasing.api.principals import Principal, principal_of
-from tasks.dashboard.worker_rows import WorkerRow, with_tasks
+from tasks.dashboard.worker_rows import SHOWN, WorkerRow, with_tasks
 from tasks.models import Worker
 
 may_see = Access("leasing_tasks.view_worker")
@@ -42,7 +42,10 @@ class WorkerOut(BaseModel):
     pid: int
     queues: list[str]
     slots: dict[str, SlotsOut]
-    tasks: list[int] = Field(description="Ids of the tasks that it holds.")
+    tasks: list[int] = Field(
+        description=f"Ids of the tasks that it holds: the first {SHOWN:,} of all workers of the "
+        "page together, of those that the client may see."
+    )
     started_at: Moment
     last_seen_at: Moment
     stopped_at: Moment | None

@@ -31,6 +31,12 @@ def entry() -> AuditEntry:
     return AuditEntry.objects.get()
 
 
+def test_a_user_is_recorded_by_a_name_that_no_token_has() -> None:
+    user = User(username="token ci")
+    audit.record(user, "retry", Task, changed=0)
+    assert entry().by == "user token ci"
+
+
 def test_an_action_says_who_did_what_to_which_rows_and_why() -> None:
     user = User(username="olga")
     with audit.recording(user, "retry", Task, keys=[3, 4], reason="mended", via="page") as act:

@@ -14,10 +14,12 @@ from django.db import DatabaseError, connections
 from django.http import HttpRequest
 from django.test import RequestFactory
 from ninja.errors import HttpError
+from pytest_django import Settings
 
 from leasing.api import bounds
 from leasing.api.access import Access
 from leasing.api.bounds import in_room, room_for
+from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld
 from leasing.functions import after
 from leasing.models import ApiToken, Lease, TokenGrant
@@ -163,11 +165,22 @@ def test_a_request_that_is_sent_again_in_vain_leaves_what_the_first_won() -> Non
 def test_room_that_the_dead_reserved_is_free_again_later(clocks: ManualKeeper) -> None:
     request = coming(1)
     TokenGrant.objects.create(token=ApiToken.objects.get(), request_id=uuid.uuid4())
-    clocks.advance(RESERVED_FOR.total_seconds() - 1)
+    clocks.advance(RESERVED_FOR.total_seconds() + leasing_settings.API_MAX_WAIT - 1)
     with pytest.raises(HttpError):
         acquire(request, "crane:1")
     clocks.advance(1)
     acquire(request, "crane:1")
+
+
+def test_the_room_of_a_request_that_waits_for_long_is_its_own(
+    clocks: ManualKeeper, settings: Settings
+) -> None:
+    settings.LEASING = {**settings.LEASING, "API_MAX_WAIT": 3600}
+    request = coming(1)
+    TokenGrant.objects.create(token=ApiToken.objects.get(), request_id=uuid.uuid4())
+    clocks.advance(3600)
+    with pytest.raises(HttpError):
+        acquire(request, "crane:1")
 
 
 def test_what_is_held_for_long_is_counted_for_long() -> None:

@@ -212,6 +212,13 @@ def test_another_clients_request_under_the_same_key_is_another(client: Client) -
     assert again(bob).status == 409
 
 
+def test_a_user_with_the_name_of_a_token_is_another_client(client: Client) -> None:
+    _, secret = ApiToken.objects.issue("ci", scopes=["leasing.change_lease"])
+    made = again(Client(headers={"Authorization": f"Bearer {secret}"}))
+    user = signed_in("leasing.change_lease", name="token ci")
+    assert (made.status, again(user).status) == (201, 409)
+
+
 @pytest.mark.parametrize("end", ["released", "revoked", "expired"])
 def test_a_request_whose_grant_has_ended_is_granted_no_other(client: Client, end: str) -> None:
     made = again(client).body

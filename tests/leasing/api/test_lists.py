@@ -84,6 +84,7 @@ def test_a_search_looks_through_some_rows_a_page(
         Cursor("leasing.lease", "newer", "1").encode(),
         Cursor("leasing.lease", "older", "x").encode(),
         Cursor("leasing.lease", "older", "9" * 30).encode(),
+        *(Cursor("leasing.lease", "older", key).encode() for key in ("1_0", "+1", " 1", "01", "١")),
         Cursor("leasing.auditentry", "older", "1").encode(),
         Cursor("leasing.lease", "older", "1", "acquired_at", "2020-01-01T00:00:00Z").encode(),
         Cursor("leasing_tasks.task", "older", "1").encode(),
@@ -94,6 +95,15 @@ def test_a_search_looks_through_some_rows_a_page(
 def test_a_cursor_of_no_page_is_refused(client: Client, cursor: str) -> None:
     answer = call(client, "GET", f"/leases?cursor={cursor}")
     assert (answer.status, "cursor" in answer.body["error"]) == (400, True)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "limit", ["1_0", "%2B5", "%205", "5%20", "5.0", "1e1", "٥", "", "0x5", "-5"]
+)
+def test_a_limit_is_written_in_digits(client: Client, limit: str) -> None:
+    answer = call(client, "GET", f"/leases?limit={limit}")
+    assert (answer.status, answer.body["error"][:6]) == (400, "limit:")
 
 
 @pytest.mark.once

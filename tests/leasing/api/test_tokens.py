@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.test import Client
 from pytest_django import Settings
 
 from leasing.functions import after
-from leasing.models import ApiToken, Lease
+from leasing.models import ApiToken, Lease, LeaseEvent
+from leasing.validation.names import MAX_NAME, TOKEN
 from tests.api_calls import Answer, call
 
 pytestmark = pytest.mark.django_db
@@ -138,6 +140,17 @@ def test_a_conflict_takes_no_room_and_a_repetition_no_more() -> None:
     tokens = [by(secret, "POST", "/leases", TERM, **key).body["fencing_token"] for _ in range(2)]
     assert tokens[0] == tokens[1]
     assert by(secret, "POST", "/leases", {**TERM, "resource": "crane:3"}).status == 403
+
+
+def test_the_ledgers_have_room_for_the_name_of_every_token() -> None:
+    longest = "x" * (MAX_NAME - len(TOKEN))
+    _, secret = ApiToken.objects.issue(longest, scopes=["leasing.revoke_lease"])
+    lease = Lease.objects.acquire("crane:1")
+    answer = by(secret, "PUT", f"/leases/{lease.pk}/revoke", {"reason": "gone"})
+    assert answer.status == 200
+    assert LeaseEvent.objects.filter(actor=TOKEN + longest).exists()
+    with pytest.raises(ValidationError):
+        ApiToken.objects.issue(longest + "x", scopes=[VIEW])
 
 
 def test_a_token_neither_sees_nor_uses_leases_beyond_its_prefix() -> None:

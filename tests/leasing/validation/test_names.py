@@ -8,11 +8,29 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import override_settings
 
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.validation import names
-from leasing.validation.names import check_name, check_ttl, default_holder
+from leasing.validation.names import check_name, check_ttl, default_holder, recorded_name
+
+
+def test_no_two_clients_have_one_name_in_the_ledgers() -> None:
+    users = [
+        "token ci",
+        "user token ci",
+        "a client at 127.0.0.1",
+        "user ",
+        "ann",
+        "tokens",
+        "x" * 254,
+    ]
+    recorded = [recorded_name(User(username=name)) for name in users]
+    assert recorded[4:6] == users[4:6]
+    assert len(set(recorded)) == len(users)
+    assert not [name for name in recorded if name.startswith((names.TOKEN, names.STRANGER))]
+    assert max(map(len, recorded)) == names.MAX_NAME
 
 
 @pytest.mark.parametrize("ttl", ["30", None.__class__, True, False, b"3", [], complex(1, 1)])
