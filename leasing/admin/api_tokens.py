@@ -25,7 +25,7 @@ from leasing import audit
 from leasing.admin.base import AdminOfAny, ReadOnlyAdmin
 from leasing.admin.columns import NOTHING
 from leasing.admin.filters import StateFilter
-from leasing.admin.links import badge_text, related, short_column
+from leasing.admin.links import badge_column, column, related, short_column
 from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ReasonForm
 from leasing.dashboard.operator_actions import OperatorAction
@@ -180,11 +180,5 @@ class ApiTokenAdmin(ReadOnlyAdmin):
         ]
 
     called = short_column("name")
-
-    @admin.display(description="state")
-    def badge(self, token: Any) -> SafeString:
-        return badge_text(TOKEN_BADGES[token.state_at(token.now)])
-
-    @admin.display(description="scopes")
-    def may(self, token: ApiToken) -> str:
-        return ", ".join(token.scopes) or NOTHING
+    badge = badge_column(lambda token: TOKEN_BADGES[token.state_at(token.now)])
+    may = column("scopes", lambda token: ", ".join(token.scopes) or NOTHING)

@@ -31,6 +31,7 @@ from leasing.dashboard.operator_actions import OperatorAction
 from leasing.diagnosis.base import Diagnosis
 from leasing.models import AuditEntry
 from leasing.validation.keys import key_of
+from leasing.web import navigation
 from leasing.web.access import READ_ONLY, is_read_only, why_not
 from leasing.web.badges import Badge, badge_of_entry
 from leasing.web.counts import COUNT_CAP
@@ -192,7 +193,8 @@ class ReadOnlyAdmin(AdminOfAny):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         rows = super().get_queryset(request).using(leasing_settings.DATABASE)
         is_list = bool(request.resolver_match and request.resolver_match.kwargs == {})
-        return rows.defer(*self.large) if is_list else rows.defer(*self._hidden(request))
+        shown = rows.defer(*(self.large if is_list else self._hidden(request)))
+        return shown.with_state() if hasattr(shown, "with_state") else shown
 
     def _hidden(self, request: HttpRequest) -> tuple[str, ...]:
         return () if request.user.has_perm(self.payload_permission) else self.payload
@@ -285,6 +287,10 @@ class ReadOnlyAdmin(AdminOfAny):
     def diagnosis(self, row: Any) -> tuple[Badge | None, Diagnosis | None]:
         """Why ``row`` is as it is, with a badge of how grave that is."""
         return None, None
+
+    def view_on_site(self, row: Any) -> str | None:
+        """Return the URL of the operator's page of ``row``, if there is one."""
+        return navigation.url_of(row._meta.label_lower, row.pk) or None
 
     def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
         """Return the links of ``row``, as ``related`` names them."""

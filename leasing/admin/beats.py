@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge_text, related, short_column
+from leasing.admin.links import badge_column, related, short_column
 from leasing.models import BeatEntry, Lease
 from leasing.web.badges import badge_of_beat
 
@@ -32,7 +32,4 @@ class BeatEntryAdmin(ReadOnlyAdmin):
         return [related(request, "Lease of the leader", Lease, {"q": entry.beat})]
 
     called = short_column("name")
-
-    @admin.display(description="latest slot")
-    def badge(self, entry: BeatEntry) -> SafeString:
-        return badge_text(badge_of_beat(entry))
+    badge = badge_column(badge_of_beat, "latest slot")

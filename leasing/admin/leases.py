@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.columns import NOTHING, stamped
 from leasing.admin.filters import StateFilter
-from leasing.admin.links import badge_text, json_column, related, short_column, site_url
+from leasing.admin.links import badge_column, column, json_column, related, short_column, site_url
 from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.dashboard.operator_actions import Keys, OperatorAction, Said, counted
@@ -86,11 +86,6 @@ class LeasableAdmin(ReadOnlyAdmin):
         ("fencing_token", "grant_id"),
     )
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows: Any = super().get_queryset(request)
-        with_state: QuerySet[Any] = rows.with_state()
-        return with_state
-
     def links(self, request: HttpRequest, row: Any) -> list[SafeString | str]:
         return [related(request, "Events", LeaseEvent, {"q": row.lease_resource})]
 
@@ -100,18 +95,12 @@ class LeasableAdmin(ReadOnlyAdmin):
         return explanation.badge, explanation
 
     def view_on_site(self, row: Any) -> str | None:
-        return site_url("leasing:detail", row.lease_id)
+        return super().view_on_site(row) or site_url("leasing:detail", row.lease_id)
 
     held_by = short_column("holder")
-
-    @admin.display(description="expires")
-    def ends(self, row: Any) -> str:
-        # What nobody has ever held has a deadline in 1970.
-        return stamped(row.expires_at) if row.grants else NOTHING
-
-    @admin.display(description="state")
-    def badge(self, row: Any) -> SafeString:
-        return badge_text(badge_of_lease(row, row.now))
+    # What nobody has ever held has a deadline in 1970.
+    ends = column("expires", lambda row: stamped(row.expires_at) if row.grants else NOTHING)
+    badge = badge_column(lambda row: badge_of_lease(row, row.now))
 
 
 @admin.register(Lease)

@@ -9,7 +9,7 @@ from django.contrib import admin
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge_text, json_column, link, short, short_column
+from leasing.admin.links import badge_column, column, json_column, link, short, short_column
 from leasing.models import AuditEntry, LeaseEvent
 from leasing.web import navigation
 from leasing.web.badges import badge_of_entry, badge_of_event
@@ -32,14 +32,8 @@ class LeaseEventAdmin(ReadOnlyAdmin):
         "actor",
     )
 
-    @admin.display(description="event")
-    def badge(self, event: LeaseEvent) -> SafeString:
-        return badge_text(badge_of_event(event.kind))
-
-    @admin.display(description="resource")
-    def leased(self, event: LeaseEvent) -> SafeString | str:
-        return _row(event.model, event.key, short(event.resource))
-
+    badge = badge_column(lambda event: badge_of_event(event.kind), "event")
+    leased = column("resource", lambda event: _row(event.model, event.key, short(event.resource)))
     held_by = short_column("holder")
     why = short_column("reason")
 
@@ -69,9 +63,7 @@ class AuditEntryAdmin(ReadOnlyAdmin):
         "shown_target",
     )
 
-    @admin.display(description="outcome")
-    def badge(self, entry: AuditEntry) -> SafeString:
-        return badge_text(badge_of_entry(entry))
+    badge = badge_column(badge_of_entry, "outcome")
 
     @admin.display(description="object")
     def done_to(self, entry: AuditEntry) -> SafeString | str:

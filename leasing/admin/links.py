@@ -92,29 +92,39 @@ def json_of(value: Any) -> SafeString | str:
     )
 
 
-def short_column(
-    name: str, description: str = "", ordering: str | None = None
-) -> Callable[[Any, Any], str]:
-    """Return a method of an admin that shows a column of a row, shortened.
+def column(
+    description: str, show: Callable[[Any], SafeString | str], ordering: str | None = None
+) -> Callable[[Any, Any], SafeString | str]:
+    """Return a method of an admin that is a column of its list and its form.
 
     Args:
-        name: The name of the column.
-        description: The heading; the name by default.
+        description: The heading.
+        show: Returns the contents for a row.
         ordering: The column by which a click on the heading sorts; None: it does not.
     """
 
-    @admin.display(description=description or name, ordering=ordering)
-    def column(site: Any, row: Any) -> str:
-        return short(getattr(row, name))
+    @admin.display(description=description, ordering=ordering)
+    def shown(site: Any, row: Any) -> SafeString | str:
+        return show(row)
 
-    return column
+    return shown
+
+
+def badge_column(
+    badge_of: Callable[[Any], Badge], description: str = "state"
+) -> Callable[[Any, Any], SafeString | str]:
+    """Return a column with the badge that ``badge_of`` returns for a row."""
+    return column(description, lambda row: badge_text(badge_of(row)))
+
+
+def short_column(
+    name: str, description: str = "", ordering: str | None = None
+) -> Callable[[Any, Any], SafeString | str]:
+    """Return a column with the attribute ``name`` of a row, shortened; its heading is the name by
+    default."""
+    return column(description or name, lambda row: short(getattr(row, name)), ordering)
 
 
 def json_column(name: str, description: str = "") -> Callable[[Any, Any], SafeString | str]:
-    """Return a method of an admin that shows the column ``name`` of a row as JSON."""
-
-    @admin.display(description=description or name)
-    def column(site: Any, row: Any) -> SafeString | str:
-        return json_of(getattr(row, name))
-
-    return column
+    """Return a column with the attribute ``name`` of a row as JSON."""
+    return column(description or name, lambda row: json_of(getattr(row, name)))

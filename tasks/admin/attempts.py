@@ -12,7 +12,8 @@ from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.links import (
-    badge_text,
+    badge_column,
+    column,
     json_column,
     link,
     related,
@@ -47,9 +48,10 @@ class OfTaskAdmin(ReadOnlyAdmin):
     def view_on_site(self, row: Any) -> str | None:
         return site_url("leasing_tasks:detail", row.task_id)
 
-    @admin.display(description="task")
-    def of_task(self, row: Any) -> SafeString | str:
-        return link(f"task:{row.task_id}", "admin:leasing_tasks_task_change", row.task_id)
+    of_task = column(
+        "task",
+        lambda row: link(f"task:{row.task_id}", "admin:leasing_tasks_task_change", row.task_id),
+    )
 
 
 @admin.register(TaskAttempt)
@@ -74,17 +76,12 @@ class TaskAttemptAdmin(OfTaskAdmin):
         ("fencing_token", "grant_id"),
     )
 
-    @admin.display(description="outcome")
-    def badge(self, attempt: TaskAttempt) -> SafeString:
-        return badge_text(ATTEMPT_BADGES[AttemptOutcome(attempt.outcome)])
-
-    @admin.display(description="worker")
-    def worker(self, attempt: TaskAttempt) -> SafeString | str:
-        return worker_of(attempt.holder)
-
-    @admin.display(description="traceback")
-    def trace(self, attempt: TaskAttempt) -> SafeString:
-        return format_html('<pre class="leasing-json">{}</pre>', attempt.traceback)
+    badge = badge_column(lambda attempt: ATTEMPT_BADGES[AttemptOutcome(attempt.outcome)], "outcome")
+    worker = column("worker", lambda attempt: worker_of(attempt.holder))
+    trace = column(
+        "traceback",
+        lambda attempt: format_html('<pre class="leasing-json">{}</pre>', attempt.traceback),
+    )
 
 
 @admin.register(TaskStep)

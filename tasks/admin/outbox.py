@@ -10,7 +10,7 @@ from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.filters import StateFilter
-from leasing.admin.links import badge_text, json_column, related, short, short_column
+from leasing.admin.links import badge_column, column, json_column, related, short, short_column
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
 from tasks.admin.attempts import VIEW_PAYLOAD
@@ -88,13 +88,6 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
         return [related(request, "Lease of the relay", Lease, {"q": RELAY})]
 
     called = short_column("topic")
-
-    @admin.display(description="key")
-    def of_key(self, message: OutboxMessage) -> str:
-        return short(message.key) or "–"
-
-    @admin.display(description="state")
-    def badge(self, message: OutboxMessage) -> SafeString:
-        return badge_text(badge_of_message(message))
-
+    of_key = column("key", lambda message: short(message.key) or "–")
+    badge = badge_column(badge_of_message)
     shown_payload = json_column("payload")

@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.columns import NOTHING, stamped
 from leasing.admin.filters import StateFilter
-from leasing.admin.links import badge_text, related, short, short_column, site_url
+from leasing.admin.links import badge_column, column, related, short, short_column
 from leasing.humanize import brief
 from leasing.models import Lease
 from tasks.dashboard.badges import badge_of_queue, badge_of_worker
@@ -38,9 +37,6 @@ class QueueAdmin(ReadOnlyAdmin):
     fields = ("name", "badge", ("paused_at", "paused_by"), "reason")
     acts = tuple(QUEUE_ACTIONS.values())
 
-    def view_on_site(self, queue: Queue) -> str | None:
-        return site_url("leasing_tasks:queues")
-
     def links(self, request: HttpRequest, queue: Any) -> list[SafeString | str]:
         def tasks(text: str, state: str) -> SafeString | str:
             return related(request, text, Task, {"queue__exact": queue.name, "state": state})
@@ -51,9 +47,7 @@ class QueueAdmin(ReadOnlyAdmin):
             tasks("Failed tasks", "failed"),
         ]
 
-    @admin.display(description="state")
-    def badge(self, queue: Queue) -> SafeString:
-        return badge_text(badge_of_queue(queue))
+    badge = badge_column(badge_of_queue)
 
 
 class WorkerStateFilter(StateFilter):
@@ -92,27 +86,16 @@ class WorkerAdmin(ReadOnlyAdmin):
         "death": "how it died",
     }
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows: Any = super().get_queryset(request)
-        with_state: QuerySet[Any] = rows.with_state()
-        return with_state
-
-    def view_on_site(self, worker: Worker) -> str | None:
-        return site_url("leasing_tasks:worker", worker.pk)
-
     def links(self, request: HttpRequest, worker: Any) -> list[SafeString | str]:
         holds = {"holder__exact": worker.name, "state": "running"}
         return [related(request, "Current tasks", Task, holds)]
 
     called = short_column("name")
-
-    @admin.display(description="parent")
-    def parent(self, worker: Worker) -> str:
-        return f"{short(worker.fleet)} · {worker.fleet_index}" if worker.fleet else ""
-
-    @admin.display(description="state")
-    def badge(self, worker: Worker) -> SafeString:
-        return badge_text(badge_of_worker(worker))
+    parent = column(
+        "parent",
+        lambda worker: f"{short(worker.fleet)} · {worker.fleet_index}" if worker.fleet else "",
+    )
+    badge = badge_column(badge_of_worker)
 
 
 @admin.register(GeneratorDesiredState)
@@ -128,12 +111,7 @@ class GeneratorDesiredStateAdmin(ReadOnlyAdmin):
         "acknowledged_revision",
     )
 
-    @admin.display(description="desired state")
-    def state(self, desired: GeneratorDesiredState) -> str:
-        return "running" if desired.wanted else "stopped"
-
-    def view_on_site(self, desired: GeneratorDesiredState) -> str | None:
-        return site_url("leasing_tasks:generator")
+    state = column("desired state", lambda desired: "running" if desired.wanted else "stopped")
 
     def links(self, request: HttpRequest, desired: Any) -> list[SafeString | str]:
         return [related(request, "Lease of the generator", Lease, {"q": RESOURCE})]
@@ -158,17 +136,9 @@ class SampleAdmin(ReadOnlyAdmin):
         ("renewals", "expirations", "releases"),
     )
 
-    @admin.display(description="time")
-    def at(self, sample: Sample) -> SafeString:
-        return stamped(sample.at)
-
-    @admin.display(description="waiting time, p50")
-    def p50(self, sample: Sample) -> str:
-        return _waited(sample.wait_p50)
-
-    @admin.display(description="waiting time, p95")
-    def p95(self, sample: Sample) -> str:
-        return _waited(sample.wait_p95)
+    at = column("time", lambda sample: stamped(sample.at))
+    p50 = column("waiting time, p50", lambda sample: _waited(sample.wait_p50))
+    p95 = column("waiting time, p95", lambda sample: _waited(sample.wait_p95))
 
 
 def _waited(seconds: float | None) -> str:

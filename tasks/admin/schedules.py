@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 
 from leasing import audit
 from leasing.admin.base import AdminOfAny, ReadOnlyAdmin
-from leasing.admin.links import badge_text, json_column, link, related, short, site_url
+from leasing.admin.links import badge_text, json_column, link, related, short
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
 from leasing.humanize import stamp
@@ -158,9 +158,6 @@ class ScheduleAdmin(ReadOnlyAdmin):
             related(request, "Enqueued tasks", ScheduleSlot, of_schedule),
             related(request, "Queue", Queue, {"q": schedule.queue}) if schedule.queue else "",
         ]
-
-    def view_on_site(self, schedule: Schedule) -> str | None:
-        return site_url("leasing_tasks:schedules")
 
     @admin.display(description="when")
     def when(self, schedule: Schedule) -> str:

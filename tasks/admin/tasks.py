@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from leasing.admin.columns import NOTHING, stamped
 from leasing.admin.filters import StateFilter
 from leasing.admin.leases import LeasableAdmin, RevokeAction
-from leasing.admin.links import badge_text, json_column, related, short_column, site_url
+from leasing.admin.links import badge_column, column, json_column, related, short_column, site_url
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.dashboard.operator_actions import Said
 from leasing.diagnosis.base import Diagnosis
@@ -145,36 +145,18 @@ class TaskAdmin(LeasableAdmin):
             format_html('<a href="{}">Lease</a>', lease) if may_see_lease else "",
         ]
 
-    def view_on_site(self, task: Task) -> str | None:
-        return site_url("leasing_tasks:detail", task.pk)
-
     called = short_column("name")
-
-    @admin.display(description="task", ordering="id")
-    def of_id(self, task: Task) -> str:
-        return f"task:{task.pk}"
-
-    @admin.display(description="state")
-    def badge(self, task: Any) -> SafeString:
-        return badge_text(badge_of_task(task, task.now))
+    of_id = column("task", lambda task: f"task:{task.pk}", ordering="id")
+    badge = badge_column(lambda task: badge_of_task(task, task.now))
 
     @admin.display(description="when")
     def when(self, task: Any) -> str:
         word, moment = moment_of(task, task.now)
         return format_html("{} {}", word, stamped(moment)) if moment else NOTHING
 
-    @admin.display(description="attempts")
-    def tries(self, task: Task) -> str:
-        return f"{task.attempts} of {task.max_attempts}"
-
-    @admin.display(description="worker")
-    def worker(self, task: Task) -> SafeString | str:
-        return worker_of(task.holder)
-
-    @admin.display(description="queue")
-    def in_queue(self, task: Task) -> SafeString | str:
-        return related_to("leasing_tasks_queue", task.queue)
-
+    tries = column("attempts", lambda task: f"{task.attempts} of {task.max_attempts}")
+    worker = column("worker", lambda task: worker_of(task.holder))
+    in_queue = column("queue", lambda task: related_to("leasing_tasks_queue", task.queue))
     shown_task_data = json_column("task_data", "arguments")
     shown_task_output = json_column("task_output", "result")
     shown_progress = json_column("progress")
