@@ -47,7 +47,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "leasing_tasks.add_task": ("enqueue_task", "enqueue_tasks"),
     "leasing_tasks.change_task": (
         *("claim_next_task", "heartbeat_task", "complete_task", "fail_task"),
-        *("heartbeat_tasks", "complete_tasks", "fail_tasks", "report_progress"),
+        *("heartbeat_tasks", "complete_tasks", "fail_tasks", "give_back_tasks"),
+        "report_progress",
         "store_checkpoint",
     ),
     "leasing_tasks.cancel_task": ("cancel_task",),
@@ -388,7 +389,9 @@ def test_a_lease_of_a_batch_outside_of_the_prefix_is_refused_alone(
     assert Lease.objects.get(resource="other:1").renewals == 0
 
 
-@pytest.mark.parametrize("name", ["heartbeat_tasks", "complete_tasks", "fail_tasks"])
+@pytest.mark.parametrize(
+    "name", ["heartbeat_tasks", "complete_tasks", "fail_tasks", "give_back_tasks"]
+)
 def test_a_task_of_a_batch_in_another_queue_is_as_one_that_is_not_there(
     name: str, limited: dict[str, str]
 ) -> None:

@@ -8,7 +8,9 @@ from pydantic import BaseModel, Field
 
 from leasing.api.bodies import WHOLE, Name, Request, Text
 from leasing.api.keys import HoldersRequest
-from tasks.api.holders import MAX_BATCH, output_field
+from leasing.api.schemas import MAX_REASON
+from tasks.api.holders import MAX_BATCH, RETRY, output_field
+from tasks.delays import LONGEST_DELAY
 
 
 class One(HoldersRequest):
@@ -27,6 +29,24 @@ class Failure(One):
     """The error with which an attempt of a task failed."""
 
     error: Text = Field(min_length=1, examples=["the printer is out of paper"])
+    retry: bool = RETRY
+
+
+class Return(One):
+    """A task that its holder does not run to its end."""
+
+    reason: Text = Field(
+        "given back by its holder",
+        min_length=1,
+        max_length=MAX_REASON,
+        examples=["its worker was stopped"],
+    )
+    delay: float = Field(
+        0, ge=0, le=LONGEST_DELAY.total_seconds(), description="Seconds until it may start again."
+    )
+    begun: bool = Field(
+        True, description="False if it was never started: its history does not mention it then."
+    )
 
 
 class Many(Request):
@@ -55,6 +75,12 @@ class Failures(Many):
     """Tasks of which an attempt failed."""
 
     tasks: list[Failure] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class Returns(Many):
+    """Tasks to give back."""
+
+    tasks: list[Return] = Field(min_length=1, max_length=MAX_BATCH)
 
 
 class Result(BaseModel):

@@ -7,7 +7,10 @@ by one query and written together.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from django.http import HttpRequest
@@ -28,10 +31,12 @@ from tasks.api.batch_schemas import (
     Heartbeats,
     Many,
     One,
+    Returns,
 )
 from tasks.api.errors import refusal_of
-from tasks.api.holders import is_completed, may_change, why_not_held
+from tasks.api.holders import failure, is_completed, may_change, why_not_held
 from tasks.api.rows import tasks, tasks_of
+from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStatus
 from tasks.querysets.claimed import COLUMNS, OF_TERM, ClaimedTask
 
@@ -117,12 +122,46 @@ def fail_tasks(request: HttpRequest, body: Failures) -> EndedMany:
     """Fail the current attempt of several tasks. Each is retried, unless that was its last
     attempt."""
     batch = Batch(request, body, body.tasks)
+
+    def error_of(task: Task) -> str | GiveUp:
+        said = batch.said(task)
+        return failure(said.error, said.retry)
+
     for task in batch.late():
-        batch.call(task, lambda task: tasks().fail(task, batch.said(task).error, unexpired=True))
-    failed = [(task, batch.said(task).error) for task in batch.in_time()]
+        batch.call(task, lambda task: tasks().fail(task, error_of(task), unexpired=True))
+    failed = [(task, error_of(task)) for task in batch.in_time()]
     _, lost = tasks().fail_many(failed)
     for task, error in lost:
         batch.refuse(task, error)
+    return batch.ended(lambda task: task.status)
+
+
+@router.put(
+    "/tasks/give-back",
+    auth=may_change,
+    response=answers({200: EndedMany}, *BAD_BODY),
+    exclude_none=True,
+)
+def give_back_tasks(request: HttpRequest, body: Returns) -> EndedMany:
+    """Make several tasks ready again without spending their attempts."""
+    batch = Batch(request, body, body.tasks)
+    together: defaultdict[tuple[str, bool], list[Task]] = defaultdict(list)
+    for task in batch.held.values():
+        said = batch.said(task)
+        if said.delay:
+            give_back = partial(
+                tasks().give_back,
+                reason=said.reason,
+                delay=timedelta(seconds=said.delay),
+                begun=said.begun,
+            )
+            batch.call(task, give_back)
+        else:
+            together[said.reason, said.begun].append(task)
+    for (reason, begun), held in together.items():
+        _, lost = tasks().give_back_many(held, reason, begun=begun)
+        for task, error in lost:
+            batch.refuse(task, error)
     return batch.ended(lambda task: task.status)
 
 

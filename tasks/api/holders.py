@@ -32,6 +32,7 @@ from tasks.api.rows import find, tasks
 from tasks.api.schemas import ClaimedTask, ClaimedTasks, HeldTask, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_claimer, shown_to_holder
 from tasks.api.waiting import claiming
+from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStatus
 from tasks.payload import is_same_json
 
@@ -119,10 +120,17 @@ class Complete(Holder):
     task_output: Any = output_field()
 
 
+#: The field that says if a task that failed may run again.
+RETRY: Any = Field(
+    True, description="False if another attempt would fail too: the task fails for good."
+)
+
+
 class Fail(Holder):
     """The error with which an attempt of a task failed."""
 
     error: Text = Field(min_length=1, examples=["the printer is out of paper"])
+    retry: bool = RETRY
 
 
 class Progress(Holder):
@@ -214,7 +222,8 @@ def fail_task(request: HttpRequest, task_id: str, body: Fail) -> Status[Any]:
     """Fail the current attempt. The task is retried, unless that was its last attempt."""
 
     def fail(task: Task) -> TaskOut:
-        return shown(request, tasks().fail(task, body.error, unexpired=True), task.holder)
+        failed = tasks().fail(task, failure(body.error, body.retry), unexpired=True)
+        return shown(request, failed, task.holder)
 
     return by_holder(request, task_id, body, fail)
 
@@ -240,6 +249,11 @@ def store_checkpoint(request: HttpRequest, task_id: str, body: Checkpoint) -> St
         return shown(request, stored, task.holder)
 
     return by_holder(request, task_id, body, checkpoint)
+
+
+def failure(error: str, retry: bool) -> str | GiveUp:
+    """Return the error of a holder, as the verb takes it. Without ``retry`` it is the last."""
+    return error if retry else GiveUp(error)
 
 
 def is_completed(task: Task, output: Any) -> bool:

@@ -128,6 +128,11 @@ class ClaimedTask(HeldTask):
     """A task, for the client that has just claimed it."""
 
     checkpoint: Any = Field(description="The state stored by the latest attempt.")
+    timeout: float | None = Field(
+        description="Seconds that one attempt may run, if the task has a limit of its own: its "
+        "holder should then fail it.",
+        examples=[600],
+    )
 
 
 class ClaimedTasks(BaseModel):

@@ -34,7 +34,9 @@ def shown_to_owner(task: Task) -> TaskOut:
 def shown_to_claimer(task: Task) -> ClaimedTask:
     """``task`` for the client that has just claimed it."""
     term = term_shown(task, task.now)
-    return ClaimedTask(**vars(TaskOut.of(task)), **term, checkpoint=task.checkpoint)
+    timeout = None if task.timeout is None else task.timeout.total_seconds()
+    out = vars(TaskOut.of(task))
+    return ClaimedTask(**out, **term, checkpoint=task.checkpoint, timeout=timeout)
 
 
 def shown_to_holder(request: HttpRequest, task: Task) -> HeldTask:

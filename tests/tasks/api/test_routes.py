@@ -63,7 +63,7 @@ SAMPLE = {
     "taskOutput",
 }
 #: In addition, for the holder; the checkpoint with the claim alone.
-TERM = {"lease_key", "ttl", "remaining", "yield_to", "is_last", "checkpoint"}
+TERM = {"lease_key", "ttl", "remaining", "yield_to", "is_last", "checkpoint", "timeout"}
 OURS = {
     "leaseKey",
     "yieldTo",
