@@ -1,0 +1,25 @@
+"""Tasks of a service over HTTP, for programs without the database, or without Django."""
+
+from __future__ import annotations
+
+from leasing.client.exceptions import (
+    AccessDenied,
+    InvalidAnswer,
+    RequestRefused,
+    ServiceError,
+    ServiceUnavailable,
+)
+from tasks.client.calls import Claimed, RemoteTask
+from tasks.client.client import AsyncTaskClient, TaskClient
+
+__all__ = [
+    "AccessDenied",
+    "AsyncTaskClient",
+    "Claimed",
+    "InvalidAnswer",
+    "RemoteTask",
+    "RequestRefused",
+    "ServiceError",
+    "ServiceUnavailable",
+    "TaskClient",
+]

@@ -1,0 +1,366 @@
+"""The requests about tasks, each written once, as steps for threads and for coroutines."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from leasing.client.calls import BODY_SIZE, Proof, moment_of, reason_of, renewal_of, results_of
+from leasing.client.exceptions import RequestRefused, ServiceError
+from leasing.client.transport import Answer, Request, Transport, checked_field, in_portions
+from leasing.exceptions import LeaseLost
+from leasing.runtime.aio import Steps
+from leasing.runtime.labels import TASKS
+from leasing.store import Grant, Renewal, Renewals
+from tasks.exceptions import NotSerializable
+
+#: Tasks of one request, as many as the API takes.
+MAX_BATCH: Final = 100
+
+_GRANTS: Final = uuid.UUID("0b6f1d0e-3f0a-4a41-9c0f-6a2f3d1b5c7e")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTask:
+    """A task, as the service shows it."""
+
+    id: int
+    name: str
+    queue: str
+    #: ready, running, succeeded, failed or cancelled.
+    status: str
+    data: dict[str, Any]
+    attempts: int
+    max_attempts: int
+    #: The output of its handler, once it has succeeded.
+    output: Any
+    #: The error of the latest attempt that failed.
+    last_error: str
+    #: The whole answer.
+    fields: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, data: Any) -> RemoteTask:
+        """Return the task that the fields of an answer tell of. Raises InvalidAnswer."""
+        return cls(
+            id=checked_field(data, "id", int),
+            name=checked_field(data, "name", str),
+            queue=checked_field(data, "queue", str),
+            status=checked_field(data, "status", str),
+            data=checked_field(data, "task_data", dict, type(None)) or {},
+            attempts=checked_field(data, "attempts", int),
+            max_attempts=checked_field(data, "max_attempts", int),
+            output=data.get("task_output"),
+            last_error=checked_field(data, "last_error", str),
+            fields={name: value for name, value in data.items() if name != "lease_key"},
+        )
+
+    @property
+    def resource(self) -> str:
+        """The name of its lease: ``task:17`` in logs."""
+        return f"{TASKS}{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A task that this process has claimed, with the grant that proves it."""
+
+    task: RemoteTask
+    grant: Grant
+    #: The state that the latest attempt stored.
+    checkpoint: Any
+    #: Seconds that this attempt may run; None: no limit.
+    timeout: float | None
+
+    @property
+    def proof(self) -> dict[str, Any]:
+        """The fields by which a batch names it."""
+        return {"id": self.task.id, "lease_key": self.grant.key.lease_key}
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a hold's grant shows of its task in the log."""
+
+    lease_resource: str
+    holder: str
+    fencing_token: int
+    grant_id: uuid.UUID
+
+
+#: The error of each task of a batch that was not written, by its id.
+Refused = dict[int, Exception]
+
+
+class TaskCalls:
+    """The requests about tasks of one service."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    # Producers
+
+    def enqueue(
+        self, name: str, data: Mapping[str, Any] | None, options: Mapping[str, Any], key: uuid.UUID
+    ) -> Steps[RemoteTask]:
+        """Enqueue a task. ``options`` are those of the API."""
+        body = {"name": name, "data": dict(data or {}), **_options(options)}
+        request = Request("POST", "/tasks", body, key=key)
+        answer: Answer = yield from self._sending(request)
+        if answer.status not in (200, 201):
+            raise RequestRefused(answer.status, answer.message)
+        return RemoteTask.of(answer.data)
+
+    def enqueue_many(
+        self, name: str, items: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> Steps[list[int]]:
+        """Enqueue a task with each of ``items``, and return their ids. Raises RequestRefused at the
+        first that is refused; those before it are stored."""
+        keys: list[int] = []
+        bodies = [{"name": name, "data": dict(data), **_options(options)} for data in items]
+        for portion in _portions(bodies):
+            request = Request("POST", "/tasks/batch", {"tasks": portion}, key=uuid.uuid4())
+            answer: Answer = yield from self._sending(request)
+            if answer.status != 200:
+                raise RequestRefused(answer.status, answer.message)
+            for result in results_of(answer, len(portion)):
+                status = checked_field(result, "status", int)
+                if status not in (200, 201):
+                    raise RequestRefused(status, str(result.get("error")))
+                keys.append(checked_field(result, "id", int))
+        return keys
+
+    def get(self, task_id: int) -> Steps[RemoteTask | None]:
+        """Return a task; None: there is none."""
+        answer: Answer = yield from self._sending(Request("GET", f"/tasks/{int(task_id)}"))
+        if answer.status == 404:
+            return None
+        if answer.status != 200:
+            raise RequestRefused(answer.status, answer.message)
+        return RemoteTask.of(answer.value("task", dict))
+
+    # Holders
+
+    def claim(self, request: Request) -> Steps[tuple[list[Claimed], float]]:
+        """Claim by a request that ``claiming`` made. Returns the tasks, and the seconds for which
+        the service asks to stay away if there are none."""
+        answer: Answer = yield from self._sending(request)
+        if answer.status == 202:
+            return [claimed_of(each, answer) for each in answer.value("tasks", list)], 0.0
+        if answer.status == 200:
+            return [], answer.retry_after
+        raise RequestRefused(answer.status, answer.message)
+
+    def heartbeat_many(
+        self, proofs: Sequence[Proof], timeout: float | None = None
+    ) -> Steps[Renewals]:
+        """Renew the leases of many tasks.
+
+        Args:
+            proofs: The proofs of their grants.
+            timeout: Seconds until one request must be answered; none is sent again then.
+        """
+        found = Renewals()
+        left = list(proofs)
+        for portion in _portions([proof_of(each) for each in proofs]):
+            batch, left = left[: len(portion)], left[len(portion) :]
+            request = Request("PUT", "/tasks/heartbeat", {"tasks": portion}, timeout=timeout)
+            try:
+                patience = None if timeout is None else 0.0
+                answer: Answer = yield from self._sending(request, patience=patience)
+                _note_heartbeats(found, batch, answer)
+            except ServiceError:
+                if not found.renewed:
+                    raise
+                break  # the rest is tried again shortly
+        return found
+
+    def complete_many(
+        self, results: Sequence[tuple[Claimed, Any]], patience: float | None = None
+    ) -> Steps[Refused]:
+        """Complete each task with its output, from pairs of both. Returns the errors of those that
+        are not completed: LeaseLost, or RequestRefused."""
+        items = [(each, {"task_output": output}) for each, output in results]
+        return (yield from self._end_many("complete", items, patience))
+
+    def fail_many(
+        self, failures: Sequence[tuple[Claimed, str, bool]], patience: float | None = None
+    ) -> Steps[Refused]:
+        """End the attempt of each task with an error; the third says if it may be retried."""
+        items = [(each, {"error": error, "retry": retry}) for each, error, retry in failures]
+        return (yield from self._end_many("fail", items, patience))
+
+    def give_back_many(
+        self, returns: Sequence[tuple[Claimed, Mapping[str, Any]]], patience: float | None = None
+    ) -> Steps[Refused]:
+        """Give back each task; the second are ``reason``, ``delay`` and ``begun``."""
+        return (yield from self._end_many("give-back", returns, patience))
+
+    def _end_many(
+        self, verb: str, items: Sequence[tuple[Claimed, Mapping[str, Any]]], patience: float | None
+    ) -> Steps[Refused]:
+        refused: Refused = {}
+        left = [each for each, _ in items]
+        for portion in _portions([{**each.proof, **said} for each, said in items]):
+            batch, left = left[: len(portion)], left[len(portion) :]
+            request = Request("PUT", f"/tasks/{verb}", {"tasks": portion})
+            answer: Answer = yield from self._sending(request, patience=patience)
+            if answer.status != 200:
+                if len(portion) == 1:
+                    refused[batch[0].task.id] = RequestRefused(answer.status, answer.message)
+                    continue
+                # A form that is refused as a whole: each alone, so that one does not sink others.
+                for each, said in [pair for pair in items if pair[0] in batch]:
+                    refused |= yield from self._end_many(verb, [(each, said)], patience)
+                continue
+            for each, result in zip(batch, results_of(answer, len(portion)), strict=True):
+                if (error := _refusal(each, result)) is not None:
+                    refused[each.task.id] = error
+        return refused
+
+    def progress(self, claimed: Claimed, value: Any) -> Steps[None]:
+        """Report the progress of a task. Raises LeaseLost."""
+        yield from self._write(claimed, "progress", {"progress": value})
+
+    def checkpoint(self, claimed: Claimed, state: Any) -> Steps[None]:
+        """Store the state of a task. Raises LeaseLost."""
+        yield from self._write(claimed, "checkpoint", {"state": state})
+
+    def _write(self, claimed: Claimed, verb: str, said: Mapping[str, Any]) -> Steps[None]:
+        body = {"lease_key": claimed.grant.key.lease_key, **said}
+        request = Request("PUT", f"/tasks/{claimed.task.id}/{verb}", body)
+        answer: Answer = yield from self._sending(request)
+        if answer.status in (200, 404, 409):
+            raise _lost(claimed.task.resource, answer.message)
+        if answer.status != 202:
+            raise RequestRefused(answer.status, answer.message)
+
+    def _sending(self, request: Request, patience: float | None = None) -> Steps[Answer]:
+        try:
+            return (yield from self.transport.sending(request, patience=patience))
+        except (TypeError, ValueError) as error:
+            raise NotSerializable(f"The request is not JSON: {error}") from error
+
+
+def claiming(
+    processor: str,
+    limit: int,
+    *,
+    queues: Sequence[str] | None = None,
+    ttl: float | None = None,
+    wait: float = 0.0,
+) -> Request:
+    """Return a request that claims tasks. Sent again, it finds what it has claimed.
+
+    Args:
+        processor: The name of the holder.
+        limit: The number of tasks, at most.
+        queues: The queues to claim from; None: all that the token allows.
+        ttl: Seconds of the leases; None: as the service is configured.
+        wait: Seconds to wait for a task, at most.
+    """
+    body: dict[str, Any] = {"processor": processor, "limit": min(limit, MAX_BATCH)}
+    if queues is not None:
+        body["queues"] = list(queues)
+    if ttl is not None:
+        body["ttl"] = ttl
+    if wait:
+        body["wait"] = wait
+    return Request("POST", "/tasks/next", body, key=uuid.uuid4(), wait=wait)
+
+
+def claimed_of(data: Any, answer: Answer) -> Claimed:
+    """Return a task that ``answer`` says was claimed. Raises InvalidAnswer."""
+    task = RemoteTask.of(data)
+    lease_key = checked_field(data, "lease_key", str)
+    token, holder = checked_field(data, "fencing_token", int), checked_field(data, "processor", str)
+    renewal = _renewal_of(data, data)
+    grant_id = uuid.uuid5(_GRANTS, lease_key)
+    grant = Grant(
+        key=Proof(str(task.id), lease_key),
+        grant_id=grant_id,
+        fencing_token=token,
+        holder=holder,
+        resource=task.resource,
+        ttl=float(checked_field(data, "ttl", int, float)),
+        remaining=renewal.remaining,
+        sent_at=answer.sent_at,
+        expires_at=renewal.expires_at,
+        row=_Row(task.resource, holder, token, grant_id),
+    )
+    timeout = checked_field(data, "timeout", int, float, type(None)) if "timeout" in data else None
+    return Claimed(task, grant, data.get("checkpoint"), timeout)
+
+
+def proof_of(proof: Proof) -> dict[str, Any]:
+    """Return the fields by which a batch names a task."""
+    return {"id": int(proof.resource), "lease_key": proof.lease_key}
+
+
+def _note_heartbeats(found: Renewals, batch: Sequence[Proof], answer: Answer) -> None:
+    if answer.status != 200:
+        raise RequestRefused(answer.status, answer.message)
+    for proof, result in zip(batch, results_of(answer, len(batch)), strict=True):
+        status = checked_field(result, "status", int)
+        if status == 202:
+            found.renewed[proof] = _heartbeat_of(result)
+        elif status in (200, 404, 409):
+            text = str(result.get("error") or result.get("message") or "")
+            found.lost[proof] = reason_of(f"task:{proof.resource}", text)
+        else:
+            raise RequestRefused(status, str(result.get("error")))
+
+
+def _heartbeat_of(result: Any) -> Renewal:
+    # A batch does not tell the deadline, which only people read.
+    remaining = float(checked_field(result, "remaining", int, float))
+    return Renewal(
+        expires_at=datetime.now().astimezone() + timedelta(seconds=remaining),
+        remaining=remaining,
+        yield_to=result.get("yield_to") or "",
+        is_last=bool(result.get("is_last")),
+    )
+
+
+def _renewal_of(data: Any, term: Any) -> Renewal:
+    deadline = moment_of(checked_field(data, "must_heartbeat_before", str))
+    return renewal_of({**term, "expires_at": deadline.isoformat()})
+
+
+def _refusal(claimed: Claimed, result: Any) -> Exception | None:
+    status = checked_field(result, "status", int)
+    if status == 202:
+        return None
+    text = str(result.get("error") or result.get("message") or "")
+    if status in (200, 404, 409):
+        return _lost(claimed.task.resource, text)
+    return RequestRefused(status, text)
+
+
+def _lost(resource: str, text: str) -> LeaseLost:
+    number = resource.removeprefix(TASKS)
+    return LeaseLost(resource, reason_of(f"task:{number}", text))
+
+
+def _portions(items: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    try:
+        return list(in_portions(list(items), MAX_BATCH, BODY_SIZE))
+    except (TypeError, ValueError) as error:
+        raise NotSerializable(f"The request is not JSON: {error}") from error
+
+
+#: How the arguments of ``enqueue`` become fields of the API.
+_PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
+    datetime: lambda moment: moment.isoformat(),
+    timedelta: lambda span: span.total_seconds(),
+}
+
+
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in options.items() if value is not None}
+    return {
+        name: _PLAIN.get(type(value), lambda same: same)(value) for name, value in given.items()
+    }

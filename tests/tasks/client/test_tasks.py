@@ -1,0 +1,146 @@
+"""Tasks over HTTP: enqueued once, claimed once, ended once."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from datetime import timedelta
+
+import pytest
+
+from leasing.exceptions import LeaseLost
+from tasks.client import AsyncTaskClient, RequestRefused, TaskClient
+from tasks.exceptions import NotSerializable
+from tasks.models import Task, TaskAttempt
+from tests.remote import Service, swallowed
+
+
+def row() -> Task:
+    return Task.objects.get()
+
+
+def test_a_task_is_enqueued_once_although_the_answer_was_lost(
+    service: Service, remote: TaskClient
+) -> None:
+    service.network.faults = [swallowed]
+
+    task = remote.enqueue("jobs.echo", {"word": "hello"}, priority=3, delay=timedelta(seconds=60))
+
+    stored = row()
+    assert (task.id, task.name, task.status) == (stored.pk, "jobs.echo", "ready")
+    assert (task.data, stored.priority) == ({"word": "hello"}, 3)
+    assert stored.scheduled_at > stored.created_at + timedelta(seconds=50)
+    assert remote.get(task.id) == task
+    assert remote.get(task.id + 1) is None
+
+
+def test_a_caller_may_name_its_request(remote: TaskClient) -> None:
+    key = uuid.uuid4()
+
+    first = remote.enqueue("jobs.echo", {"word": "a"}, idempotency_key=key)
+
+    assert remote.enqueue("jobs.echo", {"word": "a"}, idempotency_key=key) == first
+    with pytest.raises(RequestRefused, match="already used"):
+        remote.enqueue("jobs.echo", {"word": "b"}, idempotency_key=key)
+
+
+def test_what_the_service_refuses_is_an_error(remote: TaskClient) -> None:
+    with pytest.raises(RequestRefused, match=r"jobs\.none") as refused:
+        remote.enqueue("jobs.none")
+    assert refused.value.status == 400
+    with pytest.raises(NotSerializable):
+        remote.enqueue("jobs.echo", {"word": object()})
+    with pytest.raises(NotSerializable):
+        remote.enqueue_many("jobs.echo", [{"word": float("nan")}])
+    assert not Task.objects.exists()
+
+
+def test_tasks_are_claimed_renewed_and_completed_together(
+    service: Service, remote: TaskClient
+) -> None:
+    keys = remote.enqueue_many("jobs.echo", [{"word": str(n)} for n in range(250)])
+    assert len(set(keys)) == 250
+    service.network.faults, service.network.at = [swallowed], "/tasks/next"
+
+    claimed = remote.claim(100, processor="worker-9", queues=["default"], ttl=30)
+
+    assert Task.objects.running().count() == len(claimed) == 100
+    assert claimed[0].task.attempts == 1
+    service.network.requests.clear()
+    assert len(remote.heartbeat(claimed).renewed) == 100
+    service.network.faults, service.network.at = [swallowed], "/tasks/complete"
+    assert remote.complete_many([(each, {"n": 1}) for each in claimed]) == {}
+    assert len(service.network.requests) == 3
+    assert Task.objects.filter(status="succeeded").count() == 100
+    assert set(remote.heartbeat(claimed).lost) == {each.grant.key for each in claimed}
+
+
+def test_a_holder_reports_checkpoints_and_fails(remote: TaskClient) -> None:
+    remote.enqueue("jobs.echo", {"word": "hello"}, timeout=90)
+    (claimed,) = remote.claim()
+    assert (claimed.checkpoint, claimed.timeout) == (None, 90.0)
+    remote.progress(claimed, {"done": 3})
+    remote.checkpoint(claimed, {"next": 4})
+    assert (row().progress, row().checkpoint) == ({"done": 3}, {"next": 4})
+
+    remote.fail(claimed, "the printer is out of paper")
+
+    assert (row().status, row().last_error) == ("ready", "the printer is out of paper")
+    for verb in (remote.complete, remote.progress):
+        with pytest.raises(LeaseLost, match=f"task:{row().pk} was lost: "):
+            verb(claimed)
+    with pytest.raises(LeaseLost):
+        remote.fail(claimed, "again")
+
+
+def test_a_failure_may_be_the_last(remote: TaskClient) -> None:
+    remote.enqueue("jobs.echo", {"word": "hello"})
+
+    remote.fail(remote.claim()[0], "no such printer", retry=False)
+
+    assert (row().status, row().last_error) == ("failed", "GiveUp: no such printer")
+
+
+def test_a_task_is_given_back_without_spending_its_attempt(remote: TaskClient) -> None:
+    remote.enqueue("jobs.echo", {"word": "hello"})
+    claimed = remote.claim()[0]
+
+    remote.give_back(claimed, "its worker was stopped")
+
+    assert (row().status, row().attempts) == ("ready", 0)
+    assert TaskAttempt.objects.get().error == "its worker was stopped"
+    with pytest.raises(LeaseLost):
+        remote.give_back(claimed, "again")
+    remote.give_back(remote.claim()[0], "not now", delay=60)
+    assert row().scheduled_at > row().created_at + timedelta(seconds=50)
+    assert remote.claim() == []
+
+
+def test_a_late_completion_is_refused_and_says_so(remote: TaskClient) -> None:
+    remote.enqueue("jobs.echo", {"word": "hello"})
+    late = remote.claim()[0]
+    Task.objects.all().revoke(reason="its host is gone")
+
+    with pytest.raises(LeaseLost, match="was lost: "):
+        remote.complete(late, {"n": 1})
+
+    assert row().status != "succeeded"
+    assert TaskAttempt.objects.get().refused_verb == "complete"
+
+
+def test_coroutines_do_the_same(service: Service) -> None:
+    async def work() -> None:
+        async with AsyncTaskClient(service.url, service.token) as remote:
+            task = await remote.enqueue("jobs.echo", {"word": "a"})
+            await remote.enqueue_many("jobs.echo", [{"word": "b"}, {"word": "c"}])
+            first, second, third = await remote.claim(3, wait=1)
+            assert first.task.id == task.id
+            assert len((await remote.heartbeat([first, second])).renewed) == 2
+            await remote.progress(first, {"done": 1})
+            await remote.checkpoint(first, 1)
+            await remote.complete(first)
+            await remote.complete_many([(second, None)])
+            await remote.fail(third, "it broke")
+            assert ((await remote.get(task.id)) or task).status == "succeeded"
+
+    asyncio.run(work())
