@@ -56,8 +56,6 @@ class Execution:
     interrupt: Callable[[], object] | None = None
     #: Follows it from the call of its handler on, where tasks are traced.
     trace: AttemptTrace | None = None
-    #: The place of its mark, where a parent reads marks: see ``tasks.runtime.marks``.
-    mark: int | None = None
 
     def __init__(
         self,
@@ -107,17 +105,16 @@ class Execution:
     def set_mark(self) -> None:
         """Mark that its handler is about to be called, where a parent reads marks."""
         if marks.current is not None:
-            self.mark = marks.current.begin(self.claimed.grant_id)
+            marks.current.begin(self.claimed.grant)
 
     def clear_mark(self, *, is_stored: bool) -> None:
         """Clear the mark: now that the outcome is stored, or else once the lease has run out."""
-        mark = self.__dict__.pop("mark", None)  # two threads may come at the same time
-        if mark is not None and marks.current is not None:
+        if marks.current is not None:
             if is_stored:
-                marks.current.clear(mark)
+                marks.current.clear([self.claimed.grant])
             else:
                 # A renewal may be on its way.
-                marks.current.keep(mark, 2 * self.hold.ttl)
+                marks.current.keep(self.claimed.grant, 2 * self.hold.ttl)
 
     @property
     def owes_a_word(self) -> bool:

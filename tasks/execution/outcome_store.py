@@ -22,6 +22,7 @@ from tasks.log import log
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
 from tasks.runtime import marks
+from tasks.runtime.marks import Marks
 from tasks.runtime.tracepoints import points
 
 #: Pauses between the tries to store a result, in seconds.
@@ -42,14 +43,16 @@ def store_outcomes(outcomes: list[Outcome], database_down: Callable[[bool], obje
         database_down(False)
         detach_all([outcome.execution.hold for outcome in outcomes])
         if marks.current is not None:
-            _clear_marks(outcomes)
+            _clear_marks(marks.current, outcomes)
 
 
-def _clear_marks(outcomes: list[Outcome]) -> None:
-    for outcome in outcomes:
-        if not outcome.dropped:  # which whoever ended the attempt sees to
+def _clear_marks(known: Marks, outcomes: list[Outcome]) -> None:
+    ours = [each for each in outcomes if not each.dropped]  # whoever ended those sees to them
+    known.clear([each.execution.claimed.grant for each in ours if each.is_done and each.verb])
+    for each in ours:
+        if not (each.is_done and each.verb):
             # One without a verb is lost: until the lease has run out its row looks as it did.
-            outcome.execution.clear_mark(is_stored=outcome.is_done and bool(outcome.verb))
+            each.execution.clear_mark(is_stored=False)
 
 
 def _drop(outcome: Outcome) -> None:

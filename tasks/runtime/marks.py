@@ -5,7 +5,7 @@ task there before it calls the handler, and clears it when the outcome is stored
 was killed, what runs under its name in the database and is not marked had not begun.
 
 A mark that was being written when the worker was killed matches no grant: the handler had not been
-called. One that was being cleared matches none either: the outcome is stored.
+called.
 
 A worker without a parent has no marks: ``current`` is None, and nobody writes.
 """
@@ -18,12 +18,14 @@ import struct
 import threading
 import uuid
 from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
 
 from leasing.runtime.clock import clock
 
-#: Bytes of a grant, and of a process group's number.
-GRANT, GROUP = 16, 8
-_NONE = bytes(GRANT)
+#: Bytes of a grant as the text that came with its claim, for converting it would take longer than
+#: all the rest; and of a process group's number.
+GRANT, GROUP = 36, 8
 _NUMBER = struct.Struct("q")
 #: The number of results that may wait to be stored, and those that are being stored: tasks that
 #: have begun, beyond those that are in an executor.
@@ -47,6 +49,8 @@ class Marks:
         places = range(self._groups_end, size, GRANT)
         #: Offsets of what is free: the latest first, so that few pages are ever touched.
         self._free = [*reversed(places)]
+        #: Offsets of the marks, by their grants.
+        self._places: dict[str, int] = {}
         self._kept: deque[tuple[float, int]] = deque()
         self._lock = threading.Lock()
 
@@ -59,27 +63,33 @@ class Marks:
             self._forget_kept()
         return len(self._free) < self.inside
 
-    def begin(self, grant: uuid.UUID) -> int:
-        """Mark that the handler of the task under ``grant`` is about to be called. Returns the
-        place of the mark. Raises IndexError if there is none."""
-        place = self._free.pop()
-        self._map[place : place + GRANT] = grant.bytes
-        return place
+    def begin(self, grant: str) -> None:
+        """Mark that the handler of the task under ``grant`` is about to be called. Raises
+        IndexError if there is no place."""
+        self._places[grant] = place = self._free.pop()
+        self._map[place : place + GRANT] = grant.encode()
 
-    def clear(self, place: int) -> None:
-        """Clear the mark: the outcome is stored."""
-        self._map[place : place + GRANT] = _NONE
-        self._free.append(place)
+    def clear(self, grants: Iterable[str]) -> None:
+        """Clear the marks, where there are any: the outcomes are stored."""
+        for grant in grants:
+            place = self._places.pop(grant, None)  # two threads may come at the same time
+            if place is not None:
+                self._map[place] = 0
+                self._free.append(place)
 
-    def keep(self, place: int, seconds: float) -> None:
+    def keep(self, grant: str, seconds: float) -> None:
         """Clear the mark in so many seconds: the outcome could not be stored, and the task may run
         until then."""
-        self._kept.append((clock() + seconds, place))
+        place = self._places.pop(grant, None)
+        if place is not None:
+            self._kept.append((clock() + seconds, place))
 
     def _forget_kept(self) -> None:
         with self._lock:
             while self._kept and self._kept[0][0] <= clock():
-                self.clear(self._kept.popleft()[1])
+                _, place = self._kept.popleft()
+                self._map[place] = 0
+                self._free.append(place)
 
     def add_group(self, number: int) -> None:
         """Note that handlers run in the process group ``number``."""
@@ -101,9 +111,12 @@ class Marks:
 
     def begun(self) -> set[uuid.UUID]:
         """Return the grants that are marked."""
-        grants = self._map[self._groups_end :]
-        found = {grants[at : at + GRANT] for at in range(0, len(grants), GRANT)} - {_NONE}
-        return {uuid.UUID(bytes=grant) for grant in found}
+        found: set[uuid.UUID] = set()
+        for place in range(self._groups_end, len(self._map), GRANT):
+            if self._map[place]:
+                with suppress(ValueError):  # it was being written
+                    found.add(uuid.UUID(self._map[place : place + GRANT].decode()))
+        return found
 
     def noted_groups(self) -> list[int]:
         """Return the process groups that are noted."""

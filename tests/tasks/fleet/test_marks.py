@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError
 
 from leasing.runtime.clock import clock
-from tasks.execution import attempt, runner
+from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.execution.outcome_store import store_outcomes
@@ -25,6 +25,8 @@ from tests.processes import wait_for
 from tests.tasks.support import Handlers, end_by_another
 from tests.tasks.workers import PATIENCE, ended, states, working
 
+ONE_MORE = str(uuid.uuid4())
+
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marks]:
@@ -36,34 +38,48 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marks]:
     known.close()
 
 
+def fill(known: Marks, count: int) -> None:
+    for _ in range(count):
+        known.begin(str(uuid.uuid4()))
+
+
 @pytest.mark.once
 def test_a_mark_is_there_until_it_is_cleared() -> None:
     known = Marks(3, 1)
     first, second = uuid.uuid4(), uuid.uuid4()
 
-    place = known.begin(first)
-    known.begin(second)
+    known.begin(str(first))
+    known.begin(str(second))
     assert known.begun() == {first, second}
 
-    known.clear(place)
+    known.clear([str(first), str(uuid.uuid4())])
     assert known.begun() == {second}
+
+
+@pytest.mark.once
+def test_what_was_being_marked_when_the_worker_was_killed_matches_no_grant() -> None:
+    known = Marks(1, 0)
+    whole = uuid.uuid4()
+    known.begin(str(whole)[:20].ljust(36, "\0"))
+    known.begin(str(whole))
+
+    assert known.begun() == {whole}
 
 
 @pytest.mark.once
 def test_a_map_that_has_no_place_for_all_that_may_be_in_the_worker_is_full() -> None:
     known = Marks(3, 1)
-    places = [known.begin(uuid.uuid4()) for _ in range(UNSTORED)]
+    fill(known, UNSTORED)
     assert not known.are_full
 
-    places.append(known.begin(uuid.uuid4()))
+    known.begin(ONE_MORE)
     assert known.are_full
 
-    known.clear(places.pop())
+    known.clear([ONE_MORE])
     assert not known.are_full
-    for _ in range(3):
-        known.begin(uuid.uuid4())
+    fill(known, 3)
     with pytest.raises(IndexError):
-        known.begin(uuid.uuid4())
+        fill(known, 1)
 
 
 @pytest.mark.once
@@ -73,7 +89,9 @@ def test_a_mark_that_is_kept_is_cleared_when_its_time_is_over(
     now = 100.0
     monkeypatch.setattr(marks, "clock", lambda: now)
     known = Marks(3, 1)
-    known.keep(known.begin(grant := uuid.uuid4()), 60)
+    known.begin(str(grant := uuid.uuid4()))
+    known.keep(str(grant), 60)
+    known.clear([str(grant)])  # it is not stored, whatever somebody else says
 
     now += 59
     assert not known.are_full
@@ -102,7 +120,7 @@ def test_who_maps_the_same_file_sees_the_same_marks(tmp_path: Path) -> None:
         file.truncate(size_of(5, 1))
         ours, theirs = (Marks(5, 1, file.fileno()) for _ in range(2))
 
-    theirs.begin(grant := uuid.uuid4())
+    theirs.begin(str(grant := uuid.uuid4()))
     theirs.add_group(17)
 
     assert (ours.begun(), ours.noted_groups()) == ({grant}, [17])
@@ -138,7 +156,6 @@ def test_a_task_without_a_handler_here_is_not_marked(
 
     runner.work(execution)
 
-    assert execution.mark is None
     assert known.begun() == set()
 
 
@@ -252,7 +269,6 @@ def test_an_attempt_that_timed_out_is_cleared_once_by_whoever_stores_it(
 @pytest.mark.once
 def test_a_bare_worker_has_no_marks() -> None:
     assert marks.current is None
-    assert attempt.Execution.mark is None
 
 
 # Workers
@@ -297,11 +313,12 @@ def test_a_worker_whose_map_is_full_claims_nothing(
     known: Marks, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = TaskFactory(name="jobs.echo", data={})
-    places = [known.begin(uuid.uuid4()) for _ in range(UNSTORED + 1)]
+    fill(known, UNSTORED)
+    known.begin(ONE_MORE)
     with working() as worker:
         wait_for(lambda: worker._is_blocked)
         task.refresh_from_db()
         assert task.status == TaskStatus.READY
-        known.clear(places.pop())
+        known.clear([ONE_MORE])
         wait_for(lambda: states() == ["succeeded"])
         assert not ended(worker)()
