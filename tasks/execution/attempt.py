@@ -103,9 +103,13 @@ class Execution:
                 self._watch(self)
 
     def set_mark(self) -> None:
-        """Mark that its handler is about to be called, where a parent reads marks."""
+        """Mark that its handler is about to be called, where a parent reads marks. Raises
+        TimeoutError, and leaves no mark, if the attempt is over: it is not to be called."""
         if marks.current is not None:
             marks.current.begin(self.claimed.grant)
+            if self.ended_by:  # and whoever ended it has perhaps cleared the mark already
+                self.clear_mark(is_stored=True)
+                raise TimeoutError("The attempt was over before its handler was called.")
 
     def clear_mark(self, *, is_stored: bool) -> None:
         """Clear the mark: now that the outcome is stored, or else once the lease has run out."""

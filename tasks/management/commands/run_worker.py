@@ -163,7 +163,7 @@ class Command(ServiceCommand):
         worker = _worker(options) if options["workers"] else _measured(options)
         facts = greeting.facts(worker)
         if options["workers"]:
-            facts = {"workers": f"{options['workers']} processes under this one", **facts}
+            facts = {"workers": f"{options['workers']}, started by this process", **facts}
         self.greet(options, f"worker {worker.name}", facts)
         if options["verbosity"] and (reason := greeting.no_handler_reason()):
             log.worker_without_handlers(worker=worker.name, reason=reason)

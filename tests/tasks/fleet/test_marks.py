@@ -266,6 +266,22 @@ def test_an_attempt_that_timed_out_is_cleared_once_by_whoever_stores_it(
     assert (known.begun(), len(known._free)) == (set(), free)
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.once
+def test_an_attempt_that_timed_out_before_its_handler_was_called_leaves_no_mark(
+    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+) -> None:
+    task = TaskFactory(name="jobs.echo", state="running")
+    called: list[object] = []
+    handlers["jobs.echo"] = lambda ctx, **data: called.append(ctx)
+    execution = execution_of(task)
+    execution.follow = lambda: runner.time_out(execution)  # type: ignore[method-assign]
+
+    store_outcomes([runner.work(execution)])
+
+    assert (called, known.begun(), known._places) == ([], set(), {})
+
+
 @pytest.mark.once
 def test_a_bare_worker_has_no_marks() -> None:
     assert marks.current is None
