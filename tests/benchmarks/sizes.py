@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-#: For the kills, which run side by side.
+#: For what runs side by side.
 KILL_QUEUES = tuple(f"kills-{number}" for number in range(4))
 
 
@@ -47,6 +47,8 @@ class Size:
     single_kills: int = 5
     #: Of children of one parent.
     fleet_kills: int = 100
+    #: By workers with a parent, and by as many without.
+    fleet_drains: int = 8
 
 
 DEFAULT = Size()
@@ -84,6 +86,7 @@ SHORT = replace(
     single_attempts=300,
     single_kills=2,
     fleet_kills=20,
+    fleet_drains=2,
 )
 
 #: For the test that the benchmark still runs: what it measures means nothing.
@@ -116,6 +119,7 @@ MINI = replace(
     single_attempts=60,
     single_kills=1,
     fleet_kills=2,
+    fleet_drains=1,
 )
 
 SIZES = {size.name: size for size in (DEFAULT, FULL, SHORT, MINI)}
