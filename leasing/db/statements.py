@@ -209,10 +209,14 @@ def array_of(values: list[Any]) -> Any:
     of a list; but for kinds whose text only it knows."""
     kind = type(values[0]) if values else None
     if kind is uuid.UUID:
-        return joined([f"{value.int:032x}" for value in values])
+        digits = b"".join([value.int.to_bytes(16) for value in values]).hex()
+        return joined([digits[n : n + 32] for n in range(0, len(digits), 32)])
     if kind is int:
         return joined(map(str, values))
     if kind is str:
+        text = '","'.join(values)
+        if "\\" not in text and text.count('"') == 2 * len(values) - 2:
+            return f'{{"{text}"}}'  # as most names are
         escaped = [value.replace("\\", r"\\").replace('"', r"\"") for value in values]
         return joined([f'"{value}"' for value in escaped])
     return values

@@ -160,8 +160,8 @@ def _of_trust() -> Iterator[Mutant]:
         (
             "leasing/db/postgres/granting.py",
             "_granted",
-            "row.sent_at = sent_at",
-            "row.sent_at = clock()",
+            '"sent_at": sent_at',
+            '"sent_at": clock()',
         ),
         (
             "leasing/querysets/granting.py",

@@ -6,7 +6,7 @@ import os
 import uuid
 from typing import Any
 
-from django.db import connections
+from django.db import connections, models
 from django.db.models import F
 from django.db.models.expressions import RawSQL
 from django.db.models.lookups import Exact
@@ -59,6 +59,9 @@ FROM granted w JOIN chosen c ON c.{pk} = w.{pk}
 
 #: A grant of each row's own.
 _NEW_GRANT = RawSQL("gen_random_uuid()", [], output_field=UUID)
+
+#: Of the holder's clock, which is not in the statement.
+MOMENT: models.Field[Any, Any] = models.FloatField()
 
 #: Of the digit that is of the version of a UUID in two bits, and random in two.
 _VARIANT = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
@@ -126,11 +129,9 @@ def _granted(
     sent_at = clock()
     answers = execute(connection, statement, values)
     granted = []
-    for row, answer in zip(every.rows(answers, values), answers, strict=True):
-        row.sent_at = sent_at
+    for row in every.rows(answers, values | {"sent_at": sent_at}):
         row.now = row.acquired_at
-        row.previous_expired_at = answer[-1]
-        granted.append((row, "acquired" if answer[-1] is None else "taken_over"))
+        granted.append((row, "acquired" if row.previous_expired_at is None else "taken_over"))
     return granted
 
 
@@ -169,7 +170,13 @@ def _granting(
     )
     columns |= {"grant_id": grant_id}
     update_sql, update_params = compiled_update(target, columns, alone=alone)
-    every = reader_after(rows.model, rows.db, columns)
+    every = reader_after(
+        rows.model,
+        rows.db,
+        columns,
+        more=("previous_expired_at",),
+        sent_at=Marker("sent_at", MOMENT),
+    )
     text = _GRANT.format(
         chosen=chosen_sql,
         alias=alias_of(rows),

@@ -150,7 +150,7 @@ def renew(
     using = target.db
     model: Any = target.model
     connection: Any = connections[using]
-    answered = reader(model, using, model.renewal_columns)
+    answered = reader(model, using, model.renewal_columns, more=("now",))
     statement = cached_statement(
         (type(target), model, using, "renew many"), lambda: _renewing(target, columns, answered)
     )
@@ -167,10 +167,7 @@ def renew(
             cursor.execute(f"{limit};{statement.sql}", [*limit_params, *params])
             cursor.nextset()
             answers = cursor.fetchall()
-    rows = answered.rows(answers)
-    for row, answer in zip(rows, answers, strict=True):
-        row.now = answer[-1]
-    return rows
+    return answered.rows(answers)
 
 
 def _renewing(target: Any, columns: dict[str, Any], answered: Reader) -> Statement:
