@@ -9,8 +9,8 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, NoReturn
 
 from django.conf import settings
-from django.http import HttpRequest
-from ninja import Query
+from django.http import HttpRequest, HttpResponse
+from ninja import Query, Status
 from ninja.errors import HttpError
 from ninja.parser import Parser
 from pydantic import (
@@ -132,7 +132,9 @@ def _int(text: str) -> int:
 
 
 def _utc_milliseconds(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if moment.tzinfo is not UTC:  # as it is where a database answered
+        moment = moment.astimezone(UTC)
+    return moment.isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 #: A time in an answer: ISO 8601, UTC, milliseconds, Z.
@@ -261,6 +263,16 @@ def _names_in(model: type[BaseModel]) -> frozenset[str]:
         alias = field.validation_alias
         names |= set(map(str, alias.choices)) if isinstance(alias, AliasChoices) else {name}
     return frozenset(names)
+
+
+def rendered(answer: Status[Any]) -> HttpResponse:
+    """Return the response of ``answer``, a model, written as JSON at once. Of one that may be of
+    several models, ninja would make an object of its own, and of that one its fields."""
+    return HttpResponse(
+        answer.value.model_dump_json(),
+        status=answer.status_code,
+        content_type="application/json; charset=utf-8",
+    )
 
 
 class Error(BaseModel):

@@ -20,7 +20,7 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
 from leasing.api.access import Access
-from leasing.api.bodies import BodyParser, Error, refuse_body
+from leasing.api.bodies import BodyParser, Error, refuse_body, rendered
 from leasing.api.dispatch import Dispatch, View
 from leasing.api.document import Document
 from leasing.api.page import DocumentPage
@@ -162,9 +162,8 @@ class LeasingAPI(NinjaAPI):
             outcome: Returns what the view would have, or raises.
         """
         try:
-            status = outcome()
-            answer = status.value.model_dump(mode="json")
-            response = self.create_response(request, answer, status=status.status_code)
+            answer = outcome()
+            response = answer if isinstance(answer, HttpResponse) else rendered(answer)
         except Exception as error:
             response = self.on_exception(request, error)
         return _with_headers(request, response)

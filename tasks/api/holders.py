@@ -18,7 +18,7 @@ from ninja import Router, Status
 from pydantic import AliasChoices, Field, model_validator
 
 from leasing.api.access import Access
-from leasing.api.bodies import WHOLE, Between, Error, Name, Notice, Request, Text
+from leasing.api.bodies import WHOLE, Between, Error, Name, Notice, Request, Text, rendered
 from leasing.api.bounds import room_for
 from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
@@ -175,12 +175,13 @@ def claim_next_task(request: HttpRequest, body: Claim) -> Any:
             room.granted(claimed)
         return claimed
 
-    def answer(claimed: list[Task]) -> Status[Any]:
+    def answer(claimed: list[Task]) -> Any:
         if not claimed:
             return Status(200, Notice(message="There is no task to run now."))
         if body.limit is None:
             return Status(202, shown_to_claimer(claimed[0]))
-        return Status(202, ClaimedTasks(tasks=[shown_to_claimer(task) for task in claimed]))
+        shown = [shown_to_claimer(task) for task in claimed]
+        return rendered(Status(202, ClaimedTasks(tasks=shown)))
 
     attempt = Undoable(claim, partial(tasks().give_back_many, reason=HUNG_UP, begun=False))
     return answer_with(request, body.wait, partial(claiming, attempt, queues), answer)

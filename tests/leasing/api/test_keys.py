@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
+from django.core.signing import Signer
 from django.test import Client
 from pytest_django import Settings
 
@@ -142,6 +143,17 @@ def test_a_key_that_was_signed_before_the_secret_key_was_replaced_is_accepted(
     settings.SECRET_KEY_FALLBACKS = []
     assert by_key(client, "PUT", "/leases/renew", key).status == 409
     assert by_key(client, "PUT", "/leases/renew", renewed.body["lease_key"]).status == 201
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("secret", ["ä" * 50, b"\xff" * 50])
+def test_a_key_is_what_djangos_signing_makes_of_the_grant(
+    settings: Settings, secret: str | bytes
+) -> None:
+    settings.SECRET_KEY = secret
+    lease = LeaseFactory(state="active")
+    signed = f"leasing.lease:{lease.pk}:{lease.grant_id}"
+    assert lease_key_of(lease) == Signer(salt="leasing.lease_key").signature(signed)
 
 
 @pytest.mark.once
