@@ -555,7 +555,7 @@ def test_every_metric_that_is_asked_for_is_collected(monkeypatch: pytest.MonkeyP
     # What only a process at work shows.
     for module in (leasing_metrics, task_metrics):
         source = Path(str(module.__file__)).read_text()
-        collected |= set(re.findall(r'GaugeMetricFamily\(\s*"(\w+)"', source))
+        collected |= set(re.findall(r'(?:Family|_moment)\(\s*"(\w+)"', source))
     if connection.vendor != "postgresql":  # whose statistics they are of
         collected |= {name for name in documented() if name.startswith("leasing_table_")}
     dashboard = "\n".join(queries(json.loads(monitoring.dashboard())))

@@ -13,10 +13,10 @@ from copy import copy
 from typing import Any
 
 from django.db import connections, models, transaction
-from prometheus_client.core import Metric
 
 from leasing.conf import leasing_settings
 from leasing.db.dialects import limit_waiting
+from leasing.metrics.family import Family
 from leasing.runtime.clock import system_clock
 from leasing.runtime.event_lines import log
 
@@ -30,26 +30,6 @@ MAX_ROWS = 100_000
 
 class TooMany(Exception):
     """Reading the figure would cost too much."""
-
-
-class Family(Metric):
-    """The samples of one metric.
-
-    Args:
-        name: Its name, with the ending _total if it is a counter.
-        help: Its description.
-        labels: The names of its labels.
-        kind: "gauge" or "counter".
-    """
-
-    def __init__(
-        self, name: str, help: str, labels: tuple[str, ...] = (), kind: str = "gauge"
-    ) -> None:
-        super().__init__(name.removesuffix("_total") if kind == "counter" else name, help, kind)
-        self._sample, self._labels = name, labels
-
-    def add(self, value: float, *labels: str) -> None:
-        self.add_sample(self._sample, dict(zip(self._labels, labels, strict=True)), float(value))
 
 
 class Figure:
@@ -118,9 +98,9 @@ def refuse_many(rows: models.QuerySet[Any]) -> None:
 
 def read_all(figures: Iterable[Figure]) -> Iterator[Family]:
     """Every family, and how the reading went."""
-    up = Family("leasing_figures_up", "0: could not be read; its metrics are absent.", ("figure",))
-    skipped = Family("leasing_figures_skipped", "1: too many rows to be counted.", ("figure",))
-    age = Family("leasing_figures_age_seconds", "Age of the values.", ("figure",))
+    up = Family("leasing_figures_up", "0: could not be read; its metrics are absent.", "figure")
+    skipped = Family("leasing_figures_skipped", "1: too many rows to be counted.", "figure")
+    age = Family("leasing_figures_age_seconds", "Age of the values.", "figure")
     found: dict[str, Family] = {}
     for figure in figures:
         for family in figure.get():

@@ -12,7 +12,8 @@ from django.db.models import Count, Q
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
 from leasing.leasables import rows_of
-from leasing.metrics.database import Family, Figure, refuse_many
+from leasing.metrics.database import Figure, refuse_many
+from leasing.metrics.family import Family
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
 
 _TABLES = """
@@ -34,7 +35,7 @@ def figures() -> Sequence[Figure]:
 
 def _count(model: type[Leasable]) -> list[Family]:
     found = Family(
-        "leasing_leases", "Rows that were granted at least once, by state.", ("model", "state")
+        "leasing_leases", "Rows that were granted at least once, by state.", "model", "state"
     )
     label = model._meta.label_lower
     past = Q(expires_at__lte=DbNow())
@@ -63,9 +64,8 @@ def _leaders() -> list[Family]:
     names = list(leasing_settings.METRICS_LEADERS)
     wanted = Family("leasing_leaders_wanted", "Leaderships that METRICS_LEADERS names.")
     present = Family("leasing_leaders_present", "Of these, leaderships that have a leader now.")
-    wanted.add(len(names))
-    present.add(rows_of(Lease).filter(resource__in=names).active().count() if names else 0)
-    return [wanted, present]
+    found = rows_of(Lease).filter(resource__in=names).active().count() if names else 0
+    return [wanted.add(len(names)), present.add(found)]
 
 
 def _tables() -> list[Family]:
@@ -78,18 +78,15 @@ def _tables() -> list[Family]:
     with connection.cursor() as cursor:
         cursor.execute(_TABLES, [[connection.ops.quote_name(name) for name in labels]])
         rows = cursor.fetchall()
-    by_model = ("model",)
     found = [
-        Family("leasing_table_updates_total", "Rows updated.", by_model, "counter"),
-        Family(
-            "leasing_table_hot_updates_total",
-            "Of these, updates that touched no index.",
-            by_model,
-            "counter",
-        ),
-        Family("leasing_table_live_rows", "Rows, as PostgreSQL estimates.", by_model),
-        Family("leasing_table_dead_rows", "Dead rows, as PostgreSQL estimates.", by_model),
-        Family("leasing_table_size_bytes", "The table with its indexes.", by_model),
+        Family(f"leasing_table_{name}", help, "model")
+        for name, help in (
+            ("updates_total", "Rows updated."),
+            ("hot_updates_total", "Of these, updates that touched no index."),
+            ("live_rows", "Rows, as PostgreSQL estimates."),
+            ("dead_rows", "Dead rows, as PostgreSQL estimates."),
+            ("size_bytes", "The table with its indexes."),
+        )
     ]
     for name, *values in rows:
         for family, value in zip(found, values, strict=True):

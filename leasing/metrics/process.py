@@ -12,11 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from leasing import signals
 from leasing.keeper import keeper
 from leasing.leader import leaders
+from leasing.metrics.family import Family
 from leasing.runtime import probes
 from leasing.runtime.probes import Round
 from leasing.runtime.threads import replaced
@@ -228,13 +229,9 @@ class State:
         self._ahead = ahead
 
     def collect(self) -> Iterator[Metric]:
-        holds = GaugeMetricFamily(
-            "leasing_holds", "Leases that this process holds now.", labels=["model"]
-        )
         models = Tally(label_of_model(getattr(h.store, "model", None)) for h in keeper.holds)
-        for label, count in models.items():
-            holds.add_metric([label], count)
-        yield holds
+        held = Family("leasing_holds", "Leases that this process holds now.", "model")
+        yield held.add_all(models)
         here = leaders()
         for name, help, value in (
             ("leasing_keeper_draining", "1: renewals fail or are slow.", keeper.draining),
@@ -249,21 +246,12 @@ class State:
                 sum(leader.is_leading for leader in here),
             ),
         ):
-            yield GaugeMetricFamily(name, help, value=float(value))
-        ended = CounterMetricFamily(
-            "leasing_threads_replaced_total",
-            "Threads that ended early and were replaced.",
-            labels=["thread"],
-        )
-        for name, count in list(replaced.items()):
-            ended.add_metric([name], count)
-        yield ended
+            yield Family(name, help).add(value)
+        ended = "Threads that ended early and were replaced."
+        yield Family("leasing_threads_replaced_total", ended, "thread").add_all(replaced)
         if self._ahead is not None:
-            yield GaugeMetricFamily(
-                "leasing_clock_offset_seconds",
-                "This host's wall clock minus the database's.",
-                value=self._ahead,
-            )
+            ahead = "This host's wall clock minus the database's."
+            yield Family("leasing_clock_offset_seconds", ahead).add(self._ahead)
 
 
 def label_of_model(model: Any) -> str:

@@ -12,7 +12,8 @@ from django.db.models.functions import Coalesce
 
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
-from leasing.metrics.database import Family, Figure
+from leasing.metrics.database import Figure
+from leasing.metrics.family import Family
 from leasing.models import Lease
 from tasks.conf import task_settings
 from tasks.models import (
@@ -27,7 +28,7 @@ from tasks.models import (
 )
 from tasks.outbox import RELAY
 
-_QUEUE = ("queue",)
+QUEUE = "queue"
 
 
 @cache
@@ -50,14 +51,14 @@ def _names() -> set[str]:
 
 
 def _waiting() -> list[Family]:
-    ready = Family("tasks_queue_ready", "Due tasks.", _QUEUE)
+    ready = Family("tasks_queue_ready", "Due tasks.", QUEUE)
     scheduled = Family(
-        "tasks_queue_scheduled", "Tasks for later, including waiting retries.", _QUEUE
+        "tasks_queue_scheduled", "Tasks for later, including waiting retries.", QUEUE
     )
     oldest = Family(
         "tasks_queue_oldest_ready_age_seconds",
         "How long the oldest due task has been due; 0: none.",
-        _QUEUE,
+        QUEUE,
     )
     due = Q(scheduled_at__lte=DbNow())
     rows = Task.objects.home().filter(status=TaskStatus.READY).order_by()
@@ -77,14 +78,14 @@ def _waiting() -> list[Family]:
 
 
 def _running() -> list[Family]:
-    running = Family("tasks_queue_running", "Claimed tasks, including orphans.", _QUEUE)
+    running = Family("tasks_queue_running", "Claimed tasks, including orphans.", QUEUE)
     orphans = Family(
-        "tasks_orphans", "Running tasks whose lease expired or whose progress is overdue.", _QUEUE
+        "tasks_orphans", "Running tasks whose lease expired or whose progress is overdue.", QUEUE
     )
     oldest = Family(
         "tasks_oldest_heartbeat_age_seconds",
         "Longest time since a running task's last heartbeat or claim; 0: none runs.",
-        _QUEUE,
+        QUEUE,
     )
     rows = Task.objects.home().running().order_by()
     sign_of_life = Coalesce(F("renewed_at"), F("acquired_at"))
@@ -101,16 +102,15 @@ def _running() -> list[Family]:
 
 
 def _failed() -> list[Family]:
-    failed = Family("tasks_failed_current", "Tasks that failed for good.")
     # Both, for the index that has them has both.
-    failed.add(Task.objects.home().failed().filter(processed_at__isnull=False).count())
-    return [failed]
+    failed = Task.objects.home().failed().filter(processed_at__isnull=False).count()
+    return [Family("tasks_failed_current", "Tasks that failed for good.").add(failed)]
 
 
 def _workers() -> list[Family]:
     using = leasing_settings.DATABASE
     seen: list[Any] = list(Worker.objects.using(using).with_state())
-    by_state = Family("tasks_workers", "Processes that were seen within a day.", ("role", "state"))
+    by_state = Family("tasks_workers", "Processes that were seen within a day.", "role", "state")
     for role in WorkerRole:
         for state in WorkerState:
             alike = [each for each in seen if (each.role, each.state) == (role, state)]
@@ -118,8 +118,8 @@ def _workers() -> list[Family]:
     at_work = [each for each in seen if each.state in (WorkerState.LIVE, WorkerState.LATE)]
     recovering = Family("tasks_recovering_workers", "Live processes that run recovery.")
     recovering.add(sum(each.sweeps for each in at_work))
-    served = Family("tasks_queue_workers", "Live workers that serve the queue.", _QUEUE)
-    paused = Family("tasks_queue_paused", "1: an operator paused it.", _QUEUE)
+    served = Family("tasks_queue_workers", "Live workers that serve the queue.", QUEUE)
+    paused = Family("tasks_queue_paused", "1: an operator paused it.", QUEUE)
     stopped = set(Queue.objects.using(using).paused().values_list("name", flat=True))
     for queue in sorted(_names()):
         served.add(sum(queue in each.queues for each in at_work), queue)
@@ -128,13 +128,10 @@ def _workers() -> list[Family]:
 
 
 def _schedules() -> list[Family]:
-    overdue = Family(
-        "tasks_schedules_overdue", "Schedules with a slot that has passed and was not served."
-    )
     schedules = Schedule.objects.using(leasing_settings.DATABASE)
     late = schedules.filter(paused_at=None, next_at__lt=DbNow() - Schedule.OVERDUE_AFTER)
-    overdue.add(late.count())
-    return [overdue]
+    what = "Schedules with a slot that has passed and was not served."
+    return [Family("tasks_schedules_overdue", what).add(late.count())]
 
 
 def _outbox() -> list[Family]:

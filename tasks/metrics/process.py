@@ -9,9 +9,10 @@ from functools import cached_property, partial
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from leasing.metrics import process as lease_metrics
+from leasing.metrics.family import Family
 from leasing.metrics.process import TERMS, Details, ProcessMetrics
 from leasing.runtime.probes import Probe, Receiver
 from leasing.signals import Count, Logged
@@ -153,12 +154,11 @@ class State:
 
     def collect(self) -> Iterator[Metric]:
         totals = recovery.totals
-        if totals.succeeded_at is not None:
-            yield GaugeMetricFamily(
-                "tasks_recovery_last_success_timestamp_seconds",
-                "When this process last completed a recovery sweep.",
-                value=totals.succeeded_at,
-            )
+        yield from _moment(
+            "tasks_recovery_last_success_timestamp_seconds",
+            "When this process last completed a recovery sweep.",
+            totals.succeeded_at,
+        )
         counts: tuple[tuple[str, str, Mapping[str, int]], ...] = (
             ("tasks_repaired_total", "Repaired invalid states.", totals.repaired),
             ("tasks_suspected_total", "Invalid states that are only reported.", totals.suspected),
@@ -169,65 +169,50 @@ class State:
             ),
         )
         for name, help, by_kind in counts:
-            yield _counted(name, help, "kind", by_kind)
+            yield Family(name, help, "kind").add_all(by_kind)
         if self.executors is not None:
             yield from _slots(self.executors)
         if relayed.succeeded_at is not None or relayed.failures:
             yield from _relay()
 
 
+def _moment(name: str, help: str, moment: float | None) -> Iterator[Metric]:
+    if moment is not None:
+        yield Family(name, help).add(moment)
+
+
 def _slots(executors: ExecutorPool) -> Iterator[Metric]:
-    there = GaugeMetricFamily(
-        "tasks_worker_slots", "Tasks that this worker may run at a time.", labels=["kind"]
-    )
-    busy = GaugeMetricFamily(
-        "tasks_worker_slots_busy", "Of these slots, those that run a task.", labels=["kind"]
-    )
-    blocked = GaugeMetricFamily(
+    there = Family("tasks_worker_slots", "Tasks that this worker may run at a time.", "kind")
+    busy = Family("tasks_worker_slots_busy", "Of these slots, those that run a task.", "kind")
+    blocked = Family(
         "tasks_worker_slots_blocked",
         "Of these, slots whose handler runs on although its task has ended.",
-        labels=["kind"],
+        "kind",
     )
     for kind, executor in executors.executors.items():
-        there.add_metric([kind.value], executor.slots)
-        busy.add_metric([kind.value], executor.slots - max(0, executor.free))
-        blocked.add_metric([kind.value], executor.blocked)
+        there.add(executor.slots, kind.value)
+        busy.add(executor.slots - max(0, executor.free), kind.value)
+        blocked.add(executor.blocked, kind.value)
     yield from (there, busy, blocked)
 
 
 def _relay() -> Iterator[Metric]:
-    if relayed.succeeded_at is not None:
-        yield GaugeMetricFamily(
-            "tasks_relay_last_success_timestamp_seconds",
-            "When a pass of this relay last succeeded.",
-            value=relayed.succeeded_at,
-        )
-    for name, help, by_queue in (
-        ("tasks_published_total", "Tasks that this relay published.", relayed.published),
-        (
-            "tasks_published_again_total",
-            "Of these, tasks whose message the broker seemed to have lost.",
-            relayed.again,
-        ),
-    ):
-        yield _counted(name, help, "queue", by_queue)
-    for name, help, count in (
-        ("tasks_outbox_published_total", "Published messages of the outbox.", relayed.sent),
-        (
-            "tasks_outbox_failures_total",
-            "Rejections of such messages by the broker.",
-            relayed.refused,
-        ),
-        ("tasks_relay_failures_total", "Passes of the relay that failed.", relayed.failures),
-    ):
-        yield CounterMetricFamily(name, help, value=count)
-
-
-def _counted(name: str, help: str, label: str, counts: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(name, help, labels=[label])
-    for value, count in list(counts.items()):
-        family.add_metric([value], count)
-    return family
+    yield from _moment(
+        "tasks_relay_last_success_timestamp_seconds",
+        "When a pass of this relay last succeeded.",
+        relayed.succeeded_at,
+    )
+    again = "Of these, tasks whose message the broker seemed to have lost."
+    sent = "Published messages of the outbox."
+    refused = "Rejections of such messages by the broker."
+    failures = "Passes of the relay that failed."
+    yield Family("tasks_published_total", "Tasks that this relay published.", "queue").add_all(
+        relayed.published
+    )
+    yield Family("tasks_published_again_total", again, "queue").add_all(relayed.again)
+    yield Family("tasks_outbox_published_total", sent).add(relayed.sent)
+    yield Family("tasks_outbox_failures_total", refused).add(relayed.refused)
+    yield Family("tasks_relay_failures_total", failures).add(relayed.failures)
 
 
 def _child(children: dict[str, Histogram], metric: Histogram, queue: str) -> Histogram:

@@ -15,7 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
 from leasing.metrics import database, leases, registry
-from leasing.metrics.database import Family, Figure, TooMany, read_all
+from leasing.metrics.database import Figure, TooMany, read_all
+from leasing.metrics.family import Family
 from leasing.models import LeaseState
 from tasks.metrics import database as task_figures
 from tests.factories import LeaseFactory, TaskFactory
