@@ -104,32 +104,30 @@ class Fixed:
         return self.delay
 
 
-class GiveUpOn:
-    """Gives up on errors of these classes; ``then`` decides about all others."""
+class _ByClass:
+    """A policy that depends on the class of the error."""
 
     def __init__(self, *errors: type[BaseException], then: RetryPolicy = usual) -> None:
-        self.errors = _classes(errors)
+        if not errors or not all(
+            isinstance(each, type) and issubclass(each, BaseException) for each in errors
+        ):
+            raise TypeError("Pass one or more exception classes.")
+        self.errors = errors
         self.then = then
+
+
+class GiveUpOn(_ByClass):
+    """Gives up on errors of these classes; ``then`` decides about all others."""
 
     def __call__(self, error: BaseException, attempt: int) -> float | timedelta | None:
         return None if isinstance(error, self.errors) else self.then(error, attempt)
 
 
-class RetryOn:
+class RetryOn(_ByClass):
     """``then`` decides about errors of these classes; gives up on all others."""
-
-    def __init__(self, *errors: type[BaseException], then: RetryPolicy = usual) -> None:
-        self.errors = _classes(errors)
-        self.then = then
 
     def __call__(self, error: BaseException, attempt: int) -> float | timedelta | None:
         return self.then(error, attempt) if isinstance(error, self.errors) else None
-
-
-def _classes(errors: tuple[type[BaseException], ...]) -> tuple[type[BaseException], ...]:
-    if not errors or not all(isinstance(e, type) and issubclass(e, BaseException) for e in errors):
-        raise TypeError("Pass one or more exception classes.")
-    return errors
 
 
 def decide(policy: RetryPolicy, error: BaseException, attempt: int) -> timedelta | None:
