@@ -6,7 +6,7 @@ LeaseError
 ├── LeaseLost           your term has ended
 │   └── StaleToken      the target of a write has seen a newer token
 ├── LeaseInTransaction  asked for inside an atomic block
-├── StoreUnavailable    the store of the lease does not answer
+├── StoreError          the store of the lease does not answer, or refuses the request
 ├── UnsupportedByStore  the store of the lease cannot do that
 ├── PayloadMismatch     a key of ``once`` was used with other arguments
 ├── InvalidResource     the name of a resource or a holder is unusable
@@ -111,8 +111,9 @@ class LeaseInTransaction(LeaseError):
     """
 
 
-class StoreUnavailable(LeaseError):
-    """The store of the lease does not answer. What was asked may have been done or not."""
+class StoreError(LeaseError):
+    """The store of the lease does not answer, or refuses the request. Without an answer, what was
+    asked may have been done all the same."""
 
 
 class UnsupportedByStore(LeaseError):

@@ -25,8 +25,9 @@ What happens when it fails
     The watchdog closes the connection of a request that exceeds its limit: if the network drops
     every packet, the renewer would otherwise wait for good. The limit is half the interval of the
     holds that are renewed. Holds with similar intervals are renewed together, those with shorter
-    ones first. A request that hangs is cut off earlier if a shorter hold would miss its last chance
-    of a renewal, so that one table in trouble does not cost the holds of others.
+    ones first; of a store whose requests are counted all of them, as soon as one is due. A request
+    that hangs is cut off earlier if a shorter hold would miss its last chance of a renewal, so that
+    one table in trouble does not cost the holds of others.
     If a thread cannot be started, nothing new is held: acquiring raises RuntimeError.
     Rows that someone else has locked count as neither renewed nor lost, and are tried again
     shortly. In a forked child every hold is dropped.
@@ -52,7 +53,7 @@ from operator import attrgetter
 from typing import Any
 
 from leasing.conf import leasing_settings
-from leasing.renewable import Group, Renewable, group_of, in_batches
+from leasing.renewable import Group, Renewable, group_of, in_batches, is_metered
 from leasing.runtime import probes
 from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
 from leasing.runtime.breaker import Breaker
@@ -192,9 +193,15 @@ class Keeper:
         open_ones = (not breaker.is_closed for breaker in list(self._breakers.values()))
         return self._is_overdue or self._is_short or any(open_ones)
 
-    def next_due(self, sent_at: float, interval: float) -> float:
-        """Return when to renew what was granted or renewed by a request sent at ``sent_at``."""
-        return sent_at + interval * self._jitter()
+    def next_due(self, sent_at: float, interval: float, store: Store | None = None) -> float:
+        """Return when to renew what was granted or renewed by a request sent at ``sent_at``.
+
+        Args:
+            sent_at: The moment on the holder's clock.
+            interval: Seconds between renewals.
+            store: Its store, which may be metered.
+        """
+        return sent_at + interval * self._jitter(is_metered(store))
 
     # Renewing
 
@@ -202,7 +209,11 @@ class Keeper:
         """Renew what is due, or soon enough due to be renewed with it."""
         now = self.clock()
         with self._lock:
-            due = [h for h in self._holds.values() if h.due_at <= now + h.interval / 10]
+            soon = [h for h in self._holds.values() if h.due_at <= now + h.interval / 10]
+            due = [h for h in soon if h.due_at <= now or not is_metered(h.store)]
+            if metered := {group_of(h) for h in due if is_metered(h.store)}:
+                later = [h for h in self._holds.values() if h.due_at > now]
+                due += [h for h in later if group_of(h) in metered]
         for hold in [hold for hold in due if not _goes_on(hold)]:
             due.remove(hold)
             hold.give_up()
@@ -219,7 +230,7 @@ class Keeper:
             return
         grants = {key: hold.grant_id for key, hold in holds.items()}
         sent_at = self.clock()
-        jitter = self._jitter()
+        jitter = self._jitter(is_metered(store))
         for hold in holds.values():
             # Not after the answer: a hold that calls ``renew_now`` meanwhile may wait for news that
             # is not in it yet.
@@ -284,9 +295,10 @@ class Keeper:
             with self._lock:
                 self._request, self._is_overdue = None, False
 
-    def _jitter(self) -> float:
+    def _jitter(self, is_metered: bool) -> float:
         spread = leasing_settings.JITTER
-        return random.uniform(1 - spread, 1 + spread)
+        # Never early where requests count, so that there is at most one in each interval.
+        return random.uniform(1 if is_metered else 1 - spread, 1 + spread)
 
     def _open(self, store: Store) -> None:
         if self._with_threads and store not in self._open_stores:

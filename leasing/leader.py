@@ -46,7 +46,7 @@ from django.db import Error, close_old_connections, connections
 
 from leasing.db.side_connection import SideConnection, moved
 from leasing.decorators import refuse_generators
-from leasing.exceptions import LeaseHeld, LeaseLost, StoreUnavailable
+from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
 from leasing.hold import Hold
 from leasing.hold.interrupt import Interrupt
 from leasing.runtime import aio, probes
@@ -70,7 +70,7 @@ CHECK_EVERY = 1.0
 #: The longest pause in seconds between tries while the database does not answer.
 MAX_CAMPAIGN_PAUSE = 5.0
 #: Errors of a store that may answer later.
-AWAY = (Error, StoreUnavailable)
+AWAY = (Error, StoreError)
 
 
 #: Every Leader of this process, for the metrics.

@@ -55,6 +55,12 @@ def group_of(hold: Renewable) -> Group:
     return hold.store, octave
 
 
+def is_metered(store: Store | None) -> bool:
+    """Return True if requests to ``store`` are what counts: all its holds of like intervals are
+    renewed when one of them is due, and no sooner than an interval after the last time."""
+    return getattr(store, "is_metered", False)
+
+
 def in_batches(holds: Iterable[Renewable]) -> Iterator[tuple[Group, dict[Any, Renewable]]]:
     """Group ``holds`` into batches in which each key stands once, short intervals first."""
     groups: dict[Group, list[dict[Any, Renewable]]] = {}

@@ -145,7 +145,7 @@ class HoldOptions(TypedDict, total=False):
 class NamedStore(Store, Protocol):
     """A store of leases on names. Its verbs may be called from any thread.
 
-    All of them raise StoreUnavailable, or a database's error, where the store does not answer.
+    All of them raise StoreError, or a database's error, when the store does not do it.
     """
 
     def hold(self, resource: str, **options: Unpack[HoldOptions]) -> Hold:

@@ -32,8 +32,9 @@ from leasing.runtime.suggestions import closest
 from leasing.validation.json_values import dumped_json
 from leasing.validation.names import MAX_NAME
 
-#: The greatest size of a body, in bytes.
+#: The greatest size of a body, in bytes, and of those of addresses with another.
 MAX_BODY = 64 * 1024
+MAX_BODY_AT = {"/leases/renew/batch": 1024 * 1024}
 #: The deepest nesting of objects and lists: SQLite's JSON stops at 1,000, and so does Python.
 MAX_DEPTH = 64
 #: The greatest length of a number, in characters.
@@ -49,8 +50,8 @@ def refuse_body(request: HttpRequest) -> None:
     A form is refused unread: a page of any other site can send one without a preflight request.
     """
     length = _content_length(request)
-    if length > MAX_BODY:
-        _refuse_size()
+    if length > (allowed := _max_body(request)):
+        _refuse_size(allowed)
     has_body = length > 0 or "Transfer-Encoding" in request.headers
     if has_body and request.method not in _BODILESS and request.content_type != "application/json":
         raise HttpError(415, "The body must be JSON, with Content-Type application/json.")
@@ -63,7 +64,15 @@ def _content_length(request: HttpRequest) -> int:
         return 0
 
 
-def _refuse_size(allowed: int = MAX_BODY) -> NoReturn:
+def _max_body(request: HttpRequest) -> int:
+    """Return the greatest size of the body of ``request``, in bytes."""
+    for address, size in MAX_BODY_AT.items():
+        if request.path.endswith(address):
+            return size
+    return MAX_BODY
+
+
+def _refuse_size(allowed: int) -> NoReturn:
     raise HttpError(413, f"The body must not exceed {allowed} bytes.")
 
 
@@ -94,13 +103,14 @@ class BodyParser(Parser):
 
 def _body_of(request: HttpRequest) -> bytes:
     """Return the body. Reads at most the allowed size, since Content-Length may be missing."""
+    most = _max_body(request)
     if not hasattr(request, "_body"):
         allowed = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         if allowed is not None and _content_length(request) > allowed:
             _refuse_size(allowed)
-        request._body = request.read(MAX_BODY + 1)
-    if len(request.body) > MAX_BODY:
-        _refuse_size()
+        request._body = request.read(most + 1)
+    if len(request.body) > most:
+        _refuse_size(most)
     return request.body
 
 

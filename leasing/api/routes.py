@@ -20,7 +20,7 @@ from leasing.api.bodies import Name, Notice
 from leasing.api.errors import answers
 from leasing.api.lists import At, Limit, Source, list_route, page_at
 from leasing.api.principals import principal_of
-from leasing.api.schemas import LeaseList, LeaseOut
+from leasing.api.schemas import LeaseList, LeaseNow, LeaseOut
 from leasing.functions import EPOCH
 from leasing.leasables import listed
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
@@ -73,17 +73,18 @@ def list_released_leases(request: HttpRequest, limit: Limit = 100, cursor: At = 
     return leases_in(request, "released", cursor, limit)
 
 
-@router.get("/leases/named", auth=may_see, response=answers({200: LeaseOut}, 400, 404))
+@router.get("/leases/named", auth=may_see, response=answers({200: LeaseNow}, 400, 404))
 def get_named_lease(
     request: HttpRequest,
     resource: Annotated[Name, Query(description="The name of the resource.")],
-) -> LeaseOut:
-    """Return the lease of a resource, by its name."""
+) -> LeaseNow:
+    """Return the lease of a resource, by its name, with its state."""
     principal_of(request).check_resource(resource)
-    lease = Lease.objects.all().home().filter(resource=check_name(resource, "resource")).first()
+    named = Lease.objects.all().home().filter(resource=check_name(resource, "resource"))
+    lease = named.with_state().first()
     if lease is None:
         raise Http404(f"Nobody has ever held {resource}.")
-    return LeaseOut.of(lease)
+    return LeaseNow.of(lease)
 
 
 def leases_in(request: HttpRequest, state: str, cursor: str, limit: int) -> LeaseList:

@@ -14,7 +14,7 @@ from leasing.api.waiting import Wait
 from leasing.models import Leasable, Lease
 
 #: Leases that are renewed by one request.
-MAX_BATCH = 100
+MAX_BATCH = 1000
 #: The greatest length of a reason, as ledgers keep it.
 MAX_REASON = 500
 
@@ -89,6 +89,20 @@ class LeaseOut(BothSpellings):
             fencing_token=row.fencing_token,
             grants=row.grants,
         )
+
+
+class LeaseNow(LeaseOut):
+    """A lease, and its state as of the answer."""
+
+    state: str = Field(
+        description="free, active, expired or released, by the database's clock.",
+        examples=["active"],
+    )
+
+    @classmethod
+    def of(cls, row: Leasable) -> LeaseNow:
+        """Return the lease of ``row``, which was read ``with_state``."""
+        return cls(**vars(LeaseOut.of(row)), state=row.state)
 
 
 class GrantOut(LeaseOut, TermOut):

@@ -22,13 +22,13 @@ from leasing.client.transport import (
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.runtime.aio import Steps
 from leasing.runtime.clock import clock
-from leasing.store import Grant, Renewal, Renewals
+from leasing.store import Grant, Reason, Renewal, Renewals, Why
 from leasing.validation.names import check_duration, check_name, default_holder
 from leasing.waiting import Rest, pauses
 
 #: Leases that one request renews: as many as the API takes, in a body that it takes.
-RENEWED_TOGETHER: Final = 100
-BODY_SIZE: Final = 60_000
+RENEWED_TOGETHER: Final = 1000
+BODY_SIZE: Final = 1_000_000
 #: Seconds for which one request waits for a lease, at most; a longer wait is several requests.
 LONG_POLL: Final = 5.0
 #: A grant that took longer than this share of its ttl to arrive is renewed at once: trust counts
@@ -209,6 +209,9 @@ class LeaseCalls:
             raise LeaseLost(grant.resource, reason_of(grant.resource, answer.message))
         if answer.status != 201:
             raise RequestRefused(answer.status, answer.message)
+        if answer.value("fencing_token", int) != grant.fencing_token:
+            # The service cannot tell it from a release that is sent again.
+            raise LeaseLost(grant.resource, Reason(Why.REVOKED, "it was revoked"))
 
     def get(self, resource: str) -> Steps[dict[str, Any] | None]:
         """Return the lease of ``resource`` as the API shows it; None: nobody has ever held it."""
@@ -225,16 +228,21 @@ class LeaseCalls:
     def revoke(self, resource: str, reason: str) -> Steps[bool]:
         """Take the lease of ``resource`` from its holder, as an operator. Returns False if nobody
         holds it."""
+        lease = yield from self.take_back(resource, reason)
+        return lease is not None
+
+    def take_back(self, resource: str, reason: str) -> Steps[dict[str, Any] | None]:
+        """``revoke``, and return the lease as it is shown afterwards; None if nobody holds it."""
         lease = yield from self.get(resource)
         if lease is None:
-            return False
+            return None
         key = checked_field(lease, "id", int)
         request = Request("PUT", f"/leases/{key}/revoke", {"reason": reason})
         answer: Answer = yield from self.transport.sending(request)
         if answer.status == 200:
-            return True
+            return answer.data
         if answer.status in (404, 409):
-            return False
+            return None
         raise RequestRefused(answer.status, answer.message)
 
 

@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, TypeVar
 
 from leasing.client.calls import LeaseCalls
+from leasing.client.exceptions import ServiceUnavailable
 from leasing.exceptions import LeaseError
 from leasing.runtime.aio import drive
 from leasing.runtime.event_lines import log
+from leasing.runtime.threads import start_thread
 from leasing.store import Grant, Renewals
+
+Result = TypeVar("Result")
 
 
 class ServiceStore:
     """Renews and releases grants of one service, for holds and the keeper. Its keys are
     ``leasing.client.calls.Proof``.
 
-    All holds of a client are renewed together. A request that hangs ends by its timeout.
+    All holds of a client are renewed together.
     """
+
+    #: What the service pays for is the request, not the lease: see ``leasing.renewable``.
+    is_metered = True
 
     def __init__(self, calls: LeaseCalls) -> None:
         self._calls = calls
+        self._errand = Errand()
+        self._renewer = 0
 
     def open(self) -> None:
-        """Nothing to open: the first request connects."""
+        """Have requests of this thread, the renewing one, made so that they can be aborted."""
+        self._renewer = threading.get_ident()
 
     def close(self) -> None:
         """Nothing to close: connections are closed with the client."""
 
     def abort(self) -> None:
-        """Close the connections; the request under way ends by its timeout at the latest."""
-        self._calls.transport.close()
+        """Give up the request under way. Its own thread ends by its timeout."""
+        self._errand.give_up()
 
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        return drive(self._calls.renew_many(list(grants), timeout=timeout))
+        renew = partial(drive, self._calls.renew_many(list(grants), timeout=timeout))
+        if threading.get_ident() == self._renewer:
+            return self._errand.run(renew)
+        return renew()
 
     def release(self, grant: Grant) -> None:
         drive(self._calls.release(grant))
@@ -53,3 +69,43 @@ class ServiceStore:
             f"{row.lease_resource} is kept by a service: no transaction can commit together with "
             "it. Write the fencing token with your data instead (FencedModel)."
         )
+
+
+class Errand:
+    """A call that the thread which waits for it can leave behind.
+
+    The renewing thread renews the holds of every store. A socket that another thread closes does
+    not wake who reads from it, and nothing ends the resolution of a name: so a request is sent by a
+    thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: Future[Any] | None = None
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Return what ``call`` does, or raise what it raises; ServiceUnavailable once it is given
+        up, and RuntimeError if no thread can be started."""
+        self._under_way = future = Future[Result]()
+        start_thread("leasing-request", partial(_fulfil, future, call))
+        try:
+            return future.result()
+        finally:
+            self._under_way = None
+
+    def give_up(self) -> None:
+        """End the wait of ``run``, from another thread."""
+        future = self._under_way
+        if future is not None:
+            with suppress(InvalidStateError):  # it has just been answered
+                future.set_exception(ServiceUnavailable("No answer in time."))
+
+
+def _fulfil(future: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        answer = call()
+    except BaseException as error:
+        with suppress(InvalidStateError):  # it was given up
+            future.set_exception(error)
+    else:
+        with suppress(InvalidStateError):
+            future.set_result(answer)

@@ -366,7 +366,7 @@ def keep_all(held: Sequence[HeldGrant]) -> None:
     first, keeper = held[0].grant, held[0]._keeper
     distrusted = margin(first.ttl)
     # One statement renews them all.
-    due_at = keeper.next_due(first.sent_at, interval(first.ttl))
+    due_at = keeper.next_due(first.sent_at, interval(first.ttl), held[0].store)
     for each in held:
         each.trusted_until = each.granted_until - distrusted
         each.due_at = due_at

@@ -188,7 +188,7 @@ class Hold:
                 held.mark_lost(answer.lost[held.key])
             elif held.key in answer.renewed:
                 held.renewed(sent_at, answer.renewed[held.key])
-                held.due_at = keeper.next_due(sent_at, held.interval)
+                held.due_at = keeper.next_due(sent_at, held.interval, self._store)
                 held.ensure()
                 return
             else:

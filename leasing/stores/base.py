@@ -17,7 +17,7 @@ What they promise
     proof        renew and give_back act on the grant with that ``grant_id`` only. The name of the
                  holder proves nothing
     no revival   a grant that has ended is never renewed
-    answers      an answer that did not arrive is no answer: raise StoreUnavailable
+    answers      an answer that did not arrive is no answer: raise StoreError
 
 A store that keeps these needs no clock in common with its holders: each counts ``remaining`` from
 before it sent the request.
@@ -183,9 +183,7 @@ class BaseStore(ABC):
         """
 
         def attempt() -> Grant:
-            # No connection is opened to find out.
-            if unless_in is not None and connections[unless_in].in_atomic_block:
-                refuse_transaction(unless_in)
+            self.refuse_in(unless_in)
             return take()
 
         step = Undoable(attempt, self.release)
@@ -201,18 +199,28 @@ class BaseStore(ABC):
         sent_at = self.clock()
         granted = grant()
         granted.sent_at = sent_at
-        if granted.row is None:
-            granted.row = _row(
-                resource=granted.resource,
-                holder=granted.holder,
-                grant_id=granted.grant_id,
-                fencing_token=granted.fencing_token,
-                ttl=timedelta(seconds=granted.ttl),
-                expires_at=granted.expires_at,
+        return self.told(granted)
+
+    def told(self, grant: Grant) -> Grant:
+        """Return ``grant``, whose ``sent_at`` is set, once it is signalled."""
+        if grant.row is None:
+            grant.row = _row(
+                resource=grant.resource,
+                holder=grant.holder,
+                grant_id=grant.grant_id,
+                fencing_token=grant.fencing_token,
+                ttl=timedelta(seconds=grant.ttl),
+                expires_at=grant.expires_at,
             )
-        is_first = granted.row.previous_expired_at is None
-        signals.send(signals.acquired if is_first else signals.taken_over, granted.row)
-        return granted
+        is_first = grant.row.previous_expired_at is None
+        signals.send(signals.acquired if is_first else signals.taken_over, grant.row)
+        return grant
+
+    def refuse_in(self, using: str | None) -> None:
+        """Raise LeaseInTransaction in a transaction of the database ``using``."""
+        # No connection is opened to find out.
+        if using is not None and connections[using].in_atomic_block:
+            refuse_transaction(using)
 
     def release(self, grant: Grant) -> None:
         """Release ``grant``, and wake a waiter of this process. Raises LeaseLost."""

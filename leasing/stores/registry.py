@@ -19,7 +19,7 @@ from leasing.store import NamedStore
 DEFAULT_STORE = "default"
 #: The store of leases in rows of the database, and all that come with this package.
 ROWS = "leasing.stores.rows.RowStore"
-BACKENDS = (ROWS, "leasing.stores.memory.MemoryStore")
+BACKENDS = (ROWS, "leasing.stores.memory.MemoryStore", "leasing.stores.http.HttpStore")
 
 
 class InvalidStore(ImproperlyConfigured):
@@ -128,7 +128,7 @@ def _backend(alias: str, entry: Mapping[str, Any]) -> type[Any]:
     except ImportError as error:
         raise InvalidStore(
             f"{_named(alias)} has the BACKEND {path!r}, which cannot be imported: {error}.",
-            suggestion(path, BACKENDS),
+            "" if path in BACKENDS else suggestion(path, BACKENDS),
         ) from error
     if not isinstance(backend, type):
         raise InvalidStore(f"{_named(alias)} has the BACKEND {path!r}, which is no class.")

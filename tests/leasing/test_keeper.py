@@ -72,6 +72,34 @@ def test_holds_of_one_store_are_renewed_in_one_call_and_others_apart(
     assert [set(call) for call in other.calls] == [{1}]
 
 
+class MeteredStore(FakeStore):
+    is_metered = True
+
+
+@pytest.mark.parametrize("kind", [FakeStore, MeteredStore])
+def test_a_metered_store_gets_one_request_an_interval_however_many_holds_come(
+    manual_keeper: Keeper, clock: FakeClock, kind: type[FakeStore]
+) -> None:
+    store, other = kind(), FakeStore()
+    began, sent, holds = clock.now, [], 0
+    with override_settings(LEASING={"JITTER": 0.15}):
+        enter(other, manual_keeper, 1, ttl=2)
+        for moment in range(0, 600, 1):
+            if moment % 3 == 0 and holds < 90:
+                enter(store, manual_keeper, holds, ttl=30)
+                holds += 1
+            clock.now = began + moment
+            before = len(store.calls)
+            manual_keeper.renew_due()
+            manual_keeper.declare_lost()
+            sent += [moment] * (len(store.calls) - before)
+
+    apart = min(later - earlier for earlier, later in zip(sent, sent[1:], strict=False))
+    assert (apart >= 10 and len(sent) <= 60) is (kind is MeteredStore)
+    assert len(store.losses) == 0
+    assert len(store.calls[-1]) == 90 or kind is FakeStore
+
+
 def test_more_than_a_thousand_holds_are_renewed_in_batches(
     store: FakeStore, manual_keeper: Keeper, clock: FakeClock
 ) -> None:

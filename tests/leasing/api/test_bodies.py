@@ -14,7 +14,7 @@ from django.test import Client
 from ninja.errors import HttpError
 from pytest_django import Settings
 
-from leasing.api.bodies import MAX_BODY, MAX_DEPTH, BodyParser
+from leasing.api.bodies import MAX_BODY, MAX_BODY_AT, MAX_DEPTH, BodyParser
 from leasing.models import Lease
 from tasks.models import Queue, Task
 from tests.api_calls import BODIES, call
@@ -254,3 +254,10 @@ def test_a_key_twice_is_refused(body: str) -> None:
     answer = call(Client(), "POST", "/leases", body.encode())
     assert (answer.status, "key twice" in answer.body["error"]) == (400, True)
     assert not Lease.objects.exists()
+
+
+def test_a_batch_of_renewals_may_be_larger_than_other_bodies(client: Client) -> None:
+    path, most = "/leases/renew/batch", MAX_BODY_AT["/leases/renew/batch"]
+    one = {"resource": "crane:1", "holder": "x" * MAX_BODY}
+    assert call(client, "PUT", path, {"leases": [one]}).status == 200
+    assert call(client, "PUT", path, {"leases": [one]}, CONTENT_LENGTH=str(most + 1)).status == 413

@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 
 from leasing.api.keys import WRONG_KEY, lease_key_of
+from leasing.api.schemas import MAX_BATCH
 from leasing.models import AuditEntry, Lease, LeaseEvent
 from tests.api_calls import Answer, call
 from tests.factories import LeaseFactory, TaskFactory
@@ -89,7 +90,7 @@ def test_what_is_wrong_in_the_form_of_one_refuses_all(client: Client) -> None:
     for wrong in ({}, {"resource": 1}, {**term(good), "ttl": 5}, None, "x"):
         answer: Any = call(client, "PUT", "/leases/renew/batch", {"leases": [term(good), wrong]})
         assert answer.status == 400
-    for none in ([], [term(good)] * 101, None, term(good)):
+    for none in ([], [term(good)] * (MAX_BATCH + 1), None, term(good)):
         assert call(client, "PUT", "/leases/renew/batch", {"leases": none}).status == 400
     assert not Lease.objects.filter(renewals__gt=0).exists()
 
@@ -219,3 +220,10 @@ def test_who_may_change_leases_may_not_revoke_them() -> None:
     lease = LeaseFactory(state="active")
     path = f"/leases/{lease.pk}/revoke"
     assert call(signed_in("leasing.change_lease"), "PUT", path, {"reason": "x"}).status == 403
+
+
+def test_a_lease_by_its_name_has_its_state(client: Client) -> None:
+    for state in ("active", "expired", "released"):
+        lease = LeaseFactory(state=state)
+        shown = call(client, "GET", f"/leases/named?resource={lease.resource}")
+        assert (shown.status, shown.body["state"]) == (200, state)

@@ -1,14 +1,20 @@
-"""The contract of stores, as users run it on their own: over rows and over memory."""
+"""The contract of stores, as users run it on their own: over rows, memory and HTTP."""
 
 from __future__ import annotations
 
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
-from leasing.store import NamedStore
+from leasing.store import Grant, NamedStore
 from leasing.stores import stores
 from leasing.stores.memory import MemoryStore
 from leasing.testing import LeasingTestMixin
 from leasing.testing.contract import StoreContract, StoreRaces
+from tests.leasing.stores.served import InProcess, store_of_api
 
 
 class _Stopped(LeasingTestMixin):
@@ -28,6 +34,19 @@ class MemoryStoreTest(_Stopped, StoreContract, SimpleTestCase):
 
     def make_store(self) -> NamedStore:
         return MemoryStore()
+
+
+@pytest.mark.once
+class HttpStoreTest(_Stopped, StoreContract, TestCase):
+    def make_store(self) -> NamedStore:
+        self.network = InProcess()
+        return store_of_api(self.network)
+
+    def is_serving(self) -> bool:
+        return self.network.is_serving
+
+    def forged(self, grant: Grant) -> tuple[Any, uuid.UUID]:
+        return replace(grant.key, lease_key="x" * 43), grant.grant_id
 
 
 class RowStoreRacesTest(StoreRaces, TransactionTestCase):

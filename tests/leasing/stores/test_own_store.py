@@ -13,7 +13,7 @@ from django.test import SimpleTestCase, override_settings
 
 from leasing import Leader, leased, once
 from leasing.checks.stores import check_stores
-from leasing.exceptions import LeaseHeld, LeaseInTransaction, StoreUnavailable, UnsupportedByStore
+from leasing.exceptions import LeaseHeld, LeaseInTransaction, StoreError, UnsupportedByStore
 from leasing.models import Lease
 from leasing.store import Grant, Incumbent, NamedStore, Renewals
 from leasing.stores import InvalidStore, store_of, stores
@@ -232,7 +232,7 @@ def test_a_campaign_goes_on_while_the_store_is_away(
     clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DictStore(shelf="north")
-    grant, answers = store.grant, iter([StoreUnavailable(), StoreUnavailable(), None])
+    grant, answers = store.grant, iter([StoreError(), StoreError(), None])
 
     def sometimes(resource: str, terms: Any) -> Grant:
         if error := next(answers):
