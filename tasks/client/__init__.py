@@ -11,15 +11,22 @@ from leasing.client.exceptions import (
 )
 from tasks.client.calls import Claimed, RemoteTask
 from tasks.client.client import AsyncTaskClient, TaskClient
+from tasks.client.context import Context
+from tasks.client.handlers import Handlers, handler
+from tasks.client.worker import Worker
 
 __all__ = [
     "AccessDenied",
     "AsyncTaskClient",
     "Claimed",
+    "Context",
+    "Handlers",
     "InvalidAnswer",
     "RemoteTask",
     "RequestRefused",
     "ServiceError",
     "ServiceUnavailable",
     "TaskClient",
+    "Worker",
+    "handler",
 ]

@@ -1,0 +1,116 @@
+"""Run tasks of a service on a machine without its database: ``python -m tasks.client``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import logging
+import ssl
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from leasing.client.exceptions import ServiceError
+from leasing.runtime.exit_codes import ExitCode
+from tasks.client.client import TaskClient
+from tasks.client.handlers import handlers
+from tasks.client.worker import Worker
+
+
+class TokenFile:
+    """A token in a file, which is read again when it has changed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._read_at: float | None = None
+        self._token = ""
+
+    def __call__(self) -> str:
+        """Return the token. Raises OSError, ValueError."""
+        changed_at = self._path.stat().st_mtime
+        if changed_at != self._read_at:
+            token = self._path.read_text().strip()
+            if not token.isascii() or not token.isprintable() or not token or " " in token:
+                raise ValueError(f"{self._path} does not contain a token.")
+            self._token, self._read_at = token, changed_at
+        return self._token
+
+
+def load(name: str) -> ModuleType:
+    """Import the handlers in a file (``handlers.py``) or a module (``project.handlers``)."""
+    path = Path(name)
+    if path.suffix != ".py":
+        sys.path.insert(0, "")
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ModuleNotFoundError(f"There is no file {path}.")
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    options = argparse.ArgumentParser(prog="python -m tasks.client", description=__doc__)
+    add = options.add_argument
+    add("handlers", nargs="+", help="Files or modules with @tasks.client.handler functions.")
+    add("--url", required=True, help="Address of the API: https://tasks.example.com/api.")
+    add("--token-file", help="File with the token. It is read again when it has changed.")
+    add("--queue", action="append", dest="queues", help="Queue to work; repeatable. Default: all.")
+    add("--concurrency", type=int, default=8, help="Handlers that run at a time (8).")
+    add("--ttl", type=float, help="Seconds of the leases. Default: as the service is configured.")
+    add("--name", help="Name of the holder. Default: host:pid:random.")
+    add("--wait", type=float, default=5.0, help="Seconds that a claim waits for a task (5).")
+    add("--stop-timeout", type=float, default=30.0, help="Seconds until tasks are given back (30).")
+    add("--no-prefetch", action="store_true", help="Claim only for handlers that can start now.")
+    add("--ca-file", help="Certificates that sign the service's, besides those of the system.")
+    add("--drain", action="store_true", help="Stop when there is no task to run now.")
+    add("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a worker, and return its exit code."""
+    given = parser().parse_args(arguments)
+    logging.basicConfig(
+        level=given.log_level, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )
+    for name in ("httpx", "httpcore"):  # a line for each request
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        token = None if given.token_file is None else TokenFile(given.token_file)
+        if token is not None:
+            token()
+        for name in given.handlers:
+            load(name)
+        if not handlers:
+            raise ValueError("No handler is registered: decorate functions with @handler(name).")
+        verify = True if given.ca_file is None else ssl.create_default_context(cafile=given.ca_file)
+        with TaskClient(given.url, token, verify=verify) as client:
+            worker = Worker(
+                client,
+                queues=given.queues,
+                concurrency=given.concurrency,
+                ttl=given.ttl,
+                name=given.name,
+                wait=given.wait,
+                stop_timeout=given.stop_timeout,
+                prefetch=not given.no_prefetch,
+            )
+            if given.drain:
+                worker.drain()
+            else:
+                worker.run()
+    except (ServiceError, OSError, ValueError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return ExitCode.FAILED
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

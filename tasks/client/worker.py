@@ -1,0 +1,320 @@
+"""A worker of tasks that a service keeps: it claims, runs, renews and ends them over HTTP.
+
+Threads
+    caller     claims: by long polls while there is nothing to do, up to a hundred tasks at a time
+    task-N     call plain handlers; task-loop runs coroutines
+    results    stores outcomes, as many with one request as there are
+    keeper     renews all tasks that this process holds with one request, and tells of losses
+
+What happens when it fails
+    The service is away: nothing new is claimed, results wait and are sent again. A task is lost
+    once its trust has ended, and the service makes it ready again.
+    An answer to a claim is lost: the same request is sent again, and finds what it claimed.
+    The worker dies: the service recovers its tasks when their leases expire.
+    A handler blocks the event loop: its tasks are given back after their ttl.
+    A result comes too late: the service refuses it, and the log says so.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from leasing.client.calls import STALE_AFTER
+from leasing.client.exceptions import ServiceError, ServiceUnavailable
+from leasing.client.transport import Request
+from leasing.hold.held_grant import keep_all
+from leasing.keeper import keeper
+from leasing.runtime.aio import drive
+from leasing.runtime.clock import clock
+from leasing.runtime.outage import Streak
+from leasing.runtime.shutdown import on_stop_signal
+from leasing.validation.names import check_duration, check_name, default_holder
+from tasks.client.calls import MAX_BATCH, Claimed, claiming
+from tasks.client.client import TaskClient
+from tasks.client.completer import Completer
+from tasks.client.execution import STOPPED, Execution, Loop, Threads
+from tasks.client.handlers import Handler, Handlers, handlers
+from tasks.client.log import log
+from tasks.client.store import TaskStore
+from tasks.exceptions import UnknownTask
+
+#: Seconds of work, at the present pace, that are claimed ahead of free slots; and tasks, at most.
+PREFETCH_SECONDS: Final = 0.25
+MAX_PREFETCH: Final = 200
+#: Tasks of which the service does not know the outcome, besides one for each slot, at most.
+MAX_IN_HAND: Final = MAX_PREFETCH + 2 * MAX_BATCH
+#: Seconds between claims of a service that does not let a request wait.
+POLL_EVERY: Final = 1.0
+#: Seconds between looks at the work in hand, where nothing tells that it has changed.
+LOOK_EVERY: Final = 0.2
+#: Seconds until a task starts again of which this worker has no handler.
+UNKNOWN_DELAY: Final = 60.0
+#: Seconds of ``stop_timeout`` that are left to store results.
+STORE_PATIENCE: Final = 5.0
+
+
+class Worker:
+    """Runs tasks of a service on this machine, which needs no database.
+
+        worker = Worker(TaskClient("https://tasks.example.com/api", token=token))
+
+        @worker.handler("reports.build")
+        def build(ctx, report_id):
+            ...
+
+        worker.run()
+
+    Args:
+        client: The client of the service.
+        handlers: The handlers; by default those of this process: ``@tasks.client.handler(...)``.
+        queues: The queues whose tasks it runs; None: all that the token allows.
+        concurrency: The number of threads for plain handlers, and of coroutines, that run at once.
+        ttl: Seconds of the leases; None: as the service is configured.
+        name: The name of the holder; None: that of this process.
+        wait: Seconds that a claim waits at the service if there is no task.
+        stop_timeout: Seconds for which tasks may go on after the worker was asked to stop.
+        prefetch: False: claim only for free slots. By default more is claimed where tasks are
+            short. A task that dies with its worker has spent an attempt, though it had not begun.
+    """
+
+    def __init__(
+        self,
+        client: TaskClient,
+        handlers: Handlers = handlers,
+        *,
+        queues: Sequence[str] | None = None,
+        concurrency: int = 8,
+        ttl: float | None = None,
+        name: str | None = None,
+        wait: float = 5.0,
+        stop_timeout: float = 30.0,
+        prefetch: bool = True,
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError("The concurrency must be at least 1.")
+        self.client = client
+        self.handlers = handlers
+        self.handler = handlers.handler
+        self.name = default_holder() if name is None else check_name(name, "name")
+        self._queues = queues
+        self._concurrency = concurrency
+        self._ttl = None if ttl is None else check_duration(ttl, "ttl").total_seconds()
+        self._wait = wait
+        self._stop_timeout = stop_timeout
+        self._prefetches = prefetch
+        self._calls = client.calls
+        self._store = TaskStore(client.calls)
+        self._completer = Completer(client.calls)
+        self._threads = Threads(concurrency, self._note_end)
+        self._loop = Loop(concurrency, self._note_end)
+        self.stopping = threading.Event()
+        self._changed = threading.Condition()
+        self._in_hand: set[Execution] = set()
+        #: Handlers that run or wait, those of lost tasks among them.
+        self._busy = 0
+        self._ended = 0
+        self._pace = 0.0
+        self._pace_at = clock()
+        self._streak = Streak()
+        self._has_claimed = False
+
+    # The caller's thread
+
+    def run(self) -> None:
+        """Work until ``stop`` is called, or SIGTERM or SIGINT comes where this is the main thread.
+        Raises ServiceError if the first claim shows that the address or the token is wrong."""
+        self._work(until_empty=False)
+
+    def drain(self) -> None:
+        """Work until the service has no task to run now, and all that were claimed have ended."""
+        self._work(until_empty=True)
+
+    def stop(self) -> None:
+        """Claim no more, and let ``run`` return once the tasks in hand have ended, or were given
+        back after ``stop_timeout``. Call it from any thread."""
+        self.stopping.set()
+        for execution in list(self._in_hand):
+            execution.context.notified.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _work(self, until_empty: bool) -> None:
+        names = ", ".join(sorted(self.handlers)) or "none"
+        log.worker_started(worker=self.name, url=self.client.transport.url, handlers=names)
+        keeper.start()
+        self._completer.start()
+        with on_stop_signal(self.stop, insisted_upon=True):
+            try:
+                self._claim_on(until_empty)
+            finally:
+                self.stopping.set()
+                self._end()
+
+    def _claim_on(self, until_empty: bool) -> None:
+        request: Request | None = None
+        while not self.stopping.is_set():
+            if request is None:
+                room = self._room()
+                if room <= 0 or keeper.draining:
+                    self._sleep(LOOK_EVERY)
+                    continue
+                wait = 0.0 if until_empty else self._wait
+                request = claiming(
+                    self.name, min(room, MAX_BATCH), queues=self._queues, ttl=self._ttl, wait=wait
+                )
+            try:
+                claimed, pause = drive(self._calls.claim(request))
+            except ServiceError as error:
+                if not isinstance(error, ServiceUnavailable):
+                    if not self._has_claimed:
+                        raise
+                    request = None  # it was answered
+                self._pause(error)
+                continue
+            began_at, sent, request = clock(), request, None
+            self._has_claimed = True
+            self._streak.succeeded()
+            if claimed:
+                self._begin(claimed)
+            elif until_empty:
+                if not self._in_hand:
+                    return
+                self._sleep(LOOK_EVERY)
+            elif pause or clock() - began_at < sent.wait / 2:
+                self.stopping.wait((pause or self._idle_pause(sent)) * random.uniform(0.75, 1.25))
+        if request is not None:
+            self._recall(request)
+
+    def _idle_pause(self, sent: Request) -> float:
+        # A service that let the request wait was asked for long enough.
+        return 0.0 if sent.wait else POLL_EVERY
+
+    def _pause(self, error: Exception) -> None:
+        pause = self._streak.failed(error)
+        log.worker_claim_failed(level=self._streak.level, pause_seconds=pause, error=error)
+        self.stopping.wait(pause)
+
+    def _recall(self, request: Request) -> None:
+        """Give back what an unanswered claim may have claimed: the same request finds it."""
+        body = {name: value for name, value in (request.body or {}).items() if name != "wait"}
+        try:
+            claimed, _ = drive(self._calls.claim(replace(request, body=body, wait=0.0)))
+        except ServiceError as error:
+            log.worker_claim_failed(pause_seconds=0.0, error=error)
+        else:
+            self._begin(claimed)  # whose handlers are not called any more
+
+    def _room(self) -> int:
+        """Return the number of tasks to claim now."""
+        with self._changed:
+            if self._loop.is_blocked or len(self._in_hand) >= MAX_IN_HAND + self._concurrency:
+                return 0
+            ahead = self._ahead() if self._prefetches else 0
+            waiting = self._busy - self._concurrency
+            if ahead and waiting * 2 > ahead:
+                return 0  # many with one request, rather than few with many
+            return self._concurrency + ahead - self._busy
+
+    def _ahead(self) -> int:
+        now = clock()
+        if (passed := now - self._pace_at) >= LOOK_EVERY:
+            self._pace, self._ended, self._pace_at = self._ended / passed, 0, now
+        pace = max(self._pace, self._ended / max(passed, 0.01) if self._ended > 8 else 0.0)
+        return min(MAX_PREFETCH, int(pace * PREFETCH_SECONDS))
+
+    def _begin(self, claimed: Sequence[Claimed]) -> None:
+        executions = []
+        for each in self._fresh(claimed):
+            try:
+                handler = self.handlers.find(each.task.name)
+            except UnknownTask:
+                log.task_no_handler(each)
+                handler = None
+            execution = Execution(
+                each,
+                handler or _NONE,
+                self._store,
+                self._calls,
+                self._completer,
+                self.stopping,
+                self._forget,
+            )
+            executions.append(execution)
+        with self._changed:
+            self._busy += len(executions)
+            self._in_hand.update(executions)
+        keep_all([each.hold for each in executions])
+        for execution in executions:
+            if execution.handler is _NONE:
+                reason = f"No handler is registered for {execution.claimed.task.name!r}."
+                execution.give_back(reason, delay=UNKNOWN_DELAY, begun=True)
+                self._note_end()
+            elif execution.handler.is_async:
+                self._loop.submit(execution)
+            else:
+                self._threads.submit(execution)
+
+    def _fresh(self, claimed: Sequence[Claimed]) -> Sequence[Claimed]:
+        """Renew what was claimed by a request that waited: trust counts from before it was sent."""
+        grant = claimed[0].grant if claimed else None
+        if grant is None or clock() - grant.sent_at < STALE_AFTER * grant.ttl:
+            return claimed
+        sent_at = clock()
+        try:
+            renewed = drive(self._calls.heartbeat_many([each.grant.key for each in claimed]))
+        except ServiceError as error:
+            self._pause(error)
+            return claimed  # trusted for as long as it was
+        return [
+            replace(each, grant=replace(each.grant, remaining=renewal.remaining, sent_at=sent_at))
+            for each in claimed
+            if (renewal := renewed.renewed.get(each.grant.key)) is not None
+        ]
+
+    def _note_end(self) -> None:
+        with self._changed:
+            self._busy -= 1
+            self._ended += 1
+            if self._busy <= self._concurrency or self._ended % 16 == 0:
+                self._changed.notify_all()
+
+    def _forget(self, execution: Execution) -> None:
+        with self._changed:
+            self._in_hand.discard(execution)
+            if not self._in_hand:
+                self._changed.notify_all()
+
+    def _sleep(self, seconds: float) -> None:
+        with self._changed:
+            if not self.stopping.is_set():
+                self._changed.wait(seconds)
+
+    # The end
+
+    def _end(self) -> None:
+        log.worker_stopping(worker=self.name, tasks=len(self._in_hand))
+        for execution in list(self._in_hand):
+            if not execution.has_begun:
+                execution.give_back(STOPPED, begun=False)
+        until = clock() + max(0.0, self._stop_timeout - STORE_PATIENCE)
+        with self._changed:
+            while self._in_hand and clock() < until:
+                self._changed.wait(min(LOOK_EVERY, max(0.0, until - clock())))
+        for execution in list(self._in_hand):
+            execution.give_back(STOPPED)
+            if execution.interrupt is not None:
+                execution.interrupt()
+        self._completer.stop(STORE_PATIENCE)
+        for execution in list(self._in_hand):  # the service recovers what is left
+            execution.hold.detach()
+        self._threads.close()
+        self._loop.close()
+        log.worker_stopped(worker=self.name)
+
+
+#: In place of the handler of a task that has none here.
+_NONE: Final = Handler("", lambda context: None, None)
