@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,10 +145,12 @@ class TaskCalls:
 
     # Holders
 
-    def claim(self, request: Request) -> Steps[tuple[list[Claimed], float]]:
-        """Claim by a request that ``claiming`` made. Returns the tasks, and the seconds for which
-        the service asks to stay away if there are none."""
-        answer: Answer = yield from self._sending(request)
+    def claim(
+        self, request: Request, stopping: threading.Event | None = None
+    ) -> Steps[tuple[list[Claimed], float]]:
+        """Claim by a request that ``claiming`` made; ``stopping`` ends its repetitions. Returns the
+        tasks, and the seconds for which the service asks to stay away if there are none."""
+        answer: Answer = yield from self._sending(request, stopping=stopping)
         if answer.status == 202:
             return [claimed_of(each, answer) for each in answer.value("tasks", list)], 0.0
         if answer.status == 200:
@@ -238,9 +241,15 @@ class TaskCalls:
         if answer.status != 202:
             raise RequestRefused(answer.status, answer.message)
 
-    def _sending(self, request: Request, patience: float | None = None) -> Steps[Answer]:
+    def _sending(
+        self,
+        request: Request,
+        patience: float | None = None,
+        stopping: threading.Event | None = None,
+    ) -> Steps[Answer]:
+        sending = self.transport.sending
         try:
-            return (yield from self.transport.sending(request, patience=patience))
+            return (yield from sending(request, patience=patience, stopping=stopping))
         except (TypeError, ValueError) as error:
             raise NotSerializable(f"The request is not JSON: {error}") from error
 

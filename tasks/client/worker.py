@@ -167,7 +167,7 @@ class Worker:
                     self.name, min(room, MAX_BATCH), queues=self._queues, ttl=self._ttl, wait=wait
                 )
             try:
-                claimed, pause = drive(self._calls.claim(request))
+                claimed, pause = drive(self._calls.claim(request, self.stopping))
             except ServiceError as error:
                 if not isinstance(error, ServiceUnavailable):
                     if not self._has_claimed:
@@ -202,7 +202,8 @@ class Worker:
         """Give back what an unanswered claim may have claimed: the same request finds it."""
         body = {name: value for name, value in (request.body or {}).items() if name != "wait"}
         try:
-            claimed, _ = drive(self._calls.claim(replace(request, body=body, wait=0.0)))
+            again = replace(request, body=body, wait=0.0)
+            claimed, _ = drive(self._calls.claim(again, self.stopping))
         except ServiceError as error:
             log.worker_claim_failed(pause_seconds=0.0, error=error)
         else:
