@@ -24,6 +24,7 @@ from django.test import Client
 from leasing.conf import leasing_settings
 from leasing.runtime.tracepoints import points as leases
 from tasks import registry
+from tasks.client import __main__ as remote
 from tasks.conf import task_settings
 from tasks.execution.context import Context
 from tasks.maintenance import housekeeping
@@ -36,7 +37,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 
 #: The languages of fenced blocks. Those that no test here runs: `py` needs the models of
-#: tests/leasing/views/test_pages.py, the project of tests/first_hour.py, or a library; `text` is
+#: tests/leasing/views/test_pages.py, the project of tests/first_hour.py, the service of
+#: tests/tasks/client/test_page.py, or a library; `text` is
 #: the output that tests/tasks/test_tracing.py compares, `yaml` is for the promtool of
 #: tests/test_monitoring.py, `sql` is what not to do.
 LANGUAGES = {"python", "console", "html", "py", "text", "sql", "yaml"}
@@ -101,6 +103,11 @@ def test_a_documented_command_is_understood(page: str, line: str) -> None:
     command.create_parser("manage.py", name).parse_args(arguments)
 
 
+@pytest.mark.parametrize(("page", "line"), commands("python -m tasks.client"))
+def test_a_documented_remote_worker_is_understood(page: str, line: str) -> None:
+    assert remote.parser().parse_args(shlex.split(line)[3:]).handlers
+
+
 @pytest.mark.parametrize("page", ["architecture.md", "commands.md"])
 def test_every_command_is_named(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
@@ -153,7 +160,10 @@ def test_the_templates_of_a_page_are_understood(page: Path) -> None:
 
 
 def test_every_documented_command_is_tried_by_a_test() -> None:
-    tried = ("python manage.py", "make", "curl", "pip install ", "celery -A ", ".venv/bin/")
+    tried = (
+        *("python manage.py", "make", "curl", "pip install ", "celery -A ", ".venv/bin/"),
+        "python -m tasks.client ",
+    )
     # By tests/first_hour.py and tests/test_generated_client.py.
     played = ("django-admin ", "openapi-python-client ")
 

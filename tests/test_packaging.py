@@ -142,6 +142,23 @@ def closure(*distributions: str) -> set[str]:
     return found
 
 
+def test_the_clients_work_where_httpx_alone_is_installed(wheel: Path, tmp_path: Path) -> None:
+    python = make_bare_environment(tmp_path / "env", "httpx")
+    # As with the extra `client`, but for Django, which the wheel asks for.
+    run(*PIP, "--python", python, "install", "--no-index", "--no-deps", wheel, cwd=tmp_path)
+    program = """
+import importlib.util
+import leasing.client, tasks.client
+for client in (leasing.client, tasks.client):
+    for name in client.__all__:
+        getattr(client, name)
+print(importlib.util.find_spec("django"))
+"""
+
+    assert run(python, "-W", "error", "-c", program, cwd=tmp_path) == "None\n"
+    assert "--token-file" in run(python, "-m", "tasks.client", "--help", cwd=tmp_path)
+
+
 def start_project(python: Path, folder: Path) -> Path:
     """The settings of a new project that has both packages installed."""
     run(python, "-m", "django", "startproject", "site_of_a_user", ".", cwd=folder)

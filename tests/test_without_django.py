@@ -52,6 +52,7 @@ with LeaseClient("https://leases/api", "token", transport=httpx.MockTransport(an
         print(lost)
 from leasing.keeper import keeper
 keeper.stop()
+import tasks.client
 print(calls == [hold], len(renewals), "django.db" in sys.modules)
 """
 #: What comes with Django, or with an extra other than ``client``.
