@@ -6,14 +6,16 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 
 from django.db import Error
 
 from leasing.conf import leasing_settings
 from leasing.db.notifications import can_listen
+from leasing.db.questions import Questioner
 from leasing.runtime.clock import clock
 from tasks.conf import task_settings
-from tasks.models import Task
+from tasks.models import Schedule, Task
 from tasks.notifier import SECOND_POLL_AFTER, Listener, waited_for
 from tasks.querysets import TaskQuerySet
 from tasks.registry import KINDS
@@ -29,6 +31,8 @@ ASK_AFTER = 0.02
 ASK_EVERY = 0.25
 #: A priority above those of all tasks.
 ABOVE_ALL = 32768
+#: Seconds for which an idle worker sees ahead that no schedule is due.
+SCHEDULES_AHEAD = 15.0
 
 
 class Poller:
@@ -56,6 +60,10 @@ class Poller:
         #: checked.
         self._rests = False
         self._seen_to_at = float("-inf")
+        #: Returns what asks beside a statement that is due within so many seconds; None: none is.
+        self.beside: Callable[[float], Questioner | None] = lambda seconds: None
+        #: No schedule is due until then.
+        self._quiet_until = float("-inf")
 
     def listen(self, threads: ServiceThreads) -> None:
         """Hear notifications on a thread of their own, where there are any."""
@@ -176,11 +184,21 @@ class Poller:
         ``seconds``; it is to be called again by then."""
         if not self._rests:
             return self._tasks().next_lapse_in()
-        lapse_in, are_due = self._tasks().look_ahead(seconds)
+        asked_at, schedules = clock(), Schedule.objects.home().served_here()
+        due = schedules.due(timedelta(seconds=SCHEDULES_AHEAD))
+        lapse_in, are_due, are_scheduled = self._tasks().look_ahead(
+            seconds, due, self.beside(seconds)
+        )
         self._seen_to_at = clock()
+        self._quiet_until = float("-inf") if are_scheduled else asked_at + SCHEDULES_AHEAD
         if are_due:
             self.wake()
         return lapse_in
+
+    def no_schedule_for(self) -> float:
+        """Return the seconds for which no schedule is due, as far as ``look_ahead`` has seen: those
+        that have changed since are not known. 0 where one may be."""
+        return max(0.0, self._quiet_until - clock())
 
     def _is_due_within(self, seconds: float) -> bool:
         try:

@@ -100,7 +100,7 @@ def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
     """Recover some of what there is. Returns how much, and in how many seconds to look again: at
     once while there is more."""
     every = task_settings.SWEEP_EVERY
-    pause = every * random.uniform(0.9, 1.0)
+    pause = every * random.uniform(0.95, 1.0)
     lapse_in = look_ahead(every) if look_ahead else Task.objects.next_lapse_in()
     if lapse_in is None:
         return 0, pause

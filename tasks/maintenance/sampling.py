@@ -35,8 +35,8 @@ from tasks.maintenance.counting import RESOURCE, Activity, Slot, count, depths
 from tasks.models import Queue, Sample
 
 #: Seconds after which another worker samples when the sampler is gone, and the seconds before
-#: their end from which a turn renews the lease: every third turn does.
-TTL: Final = 40.0
+#: their end from which a turn renews the lease: every sixth turn does.
+TTL: Final = 70.0
 RENEWED_BEFORE: Final = 15.0
 #: In how many turns the sampler looks for new queues, and deletes what is old.
 NAMES_EVERY, PRUNED_EVERY = 12, 60

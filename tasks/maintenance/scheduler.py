@@ -59,8 +59,11 @@ def keep_house() -> int:
     return total
 
 
-def service(found: Callable[[], object] = lambda: None) -> Service:
-    """Stores what code declares, then serves. ``found`` is called when something was enqueued."""
+def service(
+    found: Callable[[], object] = lambda: None, quiet_for: Callable[[], float] = float
+) -> Service:
+    """Stores what code declares, then serves. ``found`` is called when something was enqueued.
+    ``quiet_for`` returns the seconds for which nothing is due, where somebody has just looked."""
     is_declared = False
 
     def tick() -> float:
@@ -68,6 +71,8 @@ def service(found: Callable[[], object] = lambda: None) -> Service:
         if not is_declared:
             declare_all()
             is_declared = True
+        elif quiet := quiet_for():
+            return min(quiet, CHECK_EVERY)
         taken, pause = _look()
         if taken:
             found()

@@ -23,6 +23,7 @@ def start(
     *urgent: Service,
     found: Callable[[], object] = lambda: None,
     look_ahead: LookAhead | None = None,
+    no_schedule_for: Callable[[], float] = float,
     samples: bool = True,
 ) -> None:
     """Start them on ``threads``.
@@ -31,9 +32,10 @@ def start(
         urgent: services that never wait long, as recovery.
         found: called when a task became ready.
         look_ahead: see ``recovery.service``.
+        no_schedule_for: the ``quiet_for`` of ``scheduler.service``.
         samples: whether to take part in sampling.
     """
-    quick = {"scheduler": scheduler.service(found)}
+    quick = {"scheduler": scheduler.service(found, no_schedule_for)}
     if samples:
         quick["sampling"] = Sampler().service()
     keeping = [scheduler.housekeeping(), *housekeeping.services(threads.ended)]

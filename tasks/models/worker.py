@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ from django.db import models, transaction
 from django.db.models import Case, Exists, OuterRef, Value, When
 
 from leasing.db.dialects import take_write_lock
+from leasing.db.questions import update_and_query
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
 from tasks.models.queue import Queue
@@ -121,6 +123,19 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         """
         mine = self.filter(name=name, process=process)
         return mine.update(last_seen_at=DbNow(), stopped_at=None, **news)
+
+    def seen_asking(
+        self,
+        name: str,
+        process: str,
+        about: Hashable,
+        questions: Callable[[], Mapping[str, Any]],
+    ) -> dict[str, Any] | None:
+        """Record a heartbeat that has no news, and return what ``query_scalars`` does, in one
+        statement. Returns None where ``seen`` returns 0."""
+        mine = self.filter(name=name, process=process)
+        columns = {"last_seen_at": DbNow(), "stopped_at": None}
+        return update_and_query(mine, columns, (name, process, about), questions)
 
     def sign_off_dead(self, name: str, death: str) -> int:
         """Note that the worker called ``name`` is gone: its parent has seen its ``death``."""

@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
-from django.db.models import Exists, F, Min, Q, Subquery, Value
+from django.db.models import Exists, F, Min, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, Least
 
 from leasing.db.dialects import lock, refuse_transaction
-from leasing.db.questions import query_scalars
+from leasing.db.questions import Questioner, query_scalars
 from leasing.functions import DbNow, next_token, remaining
 from leasing.humanize import span
 from leasing.runtime.clock import clock
@@ -98,16 +98,22 @@ def next_lapse_in(rows: TaskRows) -> float | None:
     return _seconds(said["left"])
 
 
-def look_ahead(rows: TaskRows, seconds: float) -> tuple[float | None, bool]:
-    """The same, and whether any of ``rows`` is due within ``seconds``."""
+def look_ahead(
+    rows: TaskRows, seconds: float, other: QuerySet[Any], beside: Questioner | None = None
+) -> tuple[float | None, bool, bool]:
+    """The same, and whether any of ``rows`` is due within ``seconds``, and any of ``other`` there.
+    ``beside`` asks in a statement that is due anyway."""
     swept_at[rows.db] = clock()
-    about = ("ahead", seconds, rows.query.where)
+    about = ("ahead", seconds, rows.query.where, other.query.where)
 
     def questions() -> dict[str, Any]:
-        return {"left": _lapse(rows), "due": Exists(rows.due_within(seconds))}
+        due = Exists(rows.due_within(seconds))
+        return {"left": _lapse(rows), "due": due, "other": Exists(other)}
 
-    said = query_scalars(rows.model, rows.db, about, questions)
-    return _seconds(said["left"]), bool(said["due"])
+    said = beside(about, questions) if beside is not None else None
+    if said is None:
+        said = query_scalars(rows.model, rows.db, about, questions)
+    return _seconds(said["left"]), bool(said["due"]), bool(said["other"])
 
 
 def _lapse(rows: TaskRows) -> Subquery:

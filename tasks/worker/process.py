@@ -431,6 +431,7 @@ class WorkerProcess:
 
     def _start_threads(self, registration: Presence) -> None:
         self.poller.listen(self._threads)
+        self.poller.beside = registration.beside
         heartbeats = registration.service()
         self.health.lasting = {"heartbeats": heartbeats, "other threads": self._threads.watching}
         services.start(
@@ -439,6 +440,7 @@ class WorkerProcess:
             *([self.health.migrations] if self.health.is_observed else ()),
             found=self.poller.wake,
             look_ahead=self.poller.look_ahead,
+            no_schedule_for=self.poller.no_schedule_for,
         )
 
     def tend(self) -> None:

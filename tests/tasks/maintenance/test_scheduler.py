@@ -676,6 +676,20 @@ def test_schedules_are_declared_until_that_succeeds(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.django_db(transaction=True)
+def test_where_somebody_saw_that_nothing_is_due_the_scheduler_does_not_look(
+    django_assert_num_queries: Any,
+) -> None:
+    quiet = iter([9.0, 60.0, 0.0])
+    serving = scheduler.service(quiet_for=lambda: next(quiet))
+    serving.step()  # declares, and looks
+
+    with django_assert_num_queries(0):
+        assert [serving.step(), serving.step()] == [9.0, scheduler.CHECK_EVERY]
+    with django_assert_num_queries(1):
+        assert serving.step() == scheduler.CHECK_EVERY
+
+
+@pytest.mark.django_db(transaction=True)
 def test_the_scheduler_keeps_house_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
     monkeypatch.setattr(scheduler, "keep_house", lambda: kept.append(1))

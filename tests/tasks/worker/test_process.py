@@ -19,8 +19,9 @@ from pytest_django import Settings
 
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
-from tasks import registry
-from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
+from leasing.runtime.clock import clock
+from tasks import poller, registry
+from tasks.models import Schedule, Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import ClaimedTask
 from tasks.worker.executor import Executor
@@ -684,6 +685,46 @@ def test_a_worker_that_stored_its_last_result_as_it_began_to_rest_is_spared_its_
     worker.poller.rest(5.0, lambda: next(idle))
 
     assert looks == [5.0]
+
+
+def test_who_looks_ahead_sees_for_how_long_no_schedule_is_due(
+    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+) -> None:
+    now = clock()
+    monkeypatch.setattr(poller, "clock", lambda: now)
+    looking = WorkerProcess().poller
+    assert looking.no_schedule_for() == 0
+    looking._rests = True
+
+    with django_assert_num_queries(1):
+        looking.look_ahead(3.0)
+    now += 5
+    assert looking.no_schedule_for() == pytest.approx(10)
+    now += 11
+    assert looking.no_schedule_for() == 0
+
+    Schedule.objects.create(name="hourly", task_name="jobs.echo", cron="0 * * * *")
+    looking.look_ahead(3.0)
+    assert looking.no_schedule_for() == 0
+
+
+def test_a_look_ahead_asks_in_a_statement_that_is_due_anyway() -> None:
+    looking = WorkerProcess().poller
+    looking._rests = True
+    TaskFactory(state="running", ttl=30)
+    asked: list[float] = []
+
+    def beside(seconds: float) -> Any:
+        asked.append(seconds)
+        said = {"left": timedelta(seconds=7), "due": False, "other": False}
+        return lambda about, questions: said if len(asked) == 1 else None
+
+    looking.beside = beside
+
+    assert looking.look_ahead(3.0) == 7
+    lapse_in = looking.look_ahead(3.0)
+    assert lapse_in is not None and lapse_in > 20
+    assert asked == [3.0, 3.0]
 
 
 def test_a_look_ahead_is_a_sweep_as_well() -> None:
