@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache, partial
 from inspect import getattr_static
 from keyword import iskeyword
@@ -250,7 +251,7 @@ def _comes_back_as_it_is(field: Any, value: Any) -> bool:
         return False
     if isinstance(value, Marker):
         return type(value.output_field) in PLAIN
-    return value is None or type(field) in PLAIN and type(value) in (int, str)
+    return value is None or type(field) in PLAIN and type(value) in (int, str, timedelta)
 
 
 def _is_plain(model: type[models.Model]) -> bool:

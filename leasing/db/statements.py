@@ -11,11 +11,11 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from datetime import timedelta
 from functools import cache, lru_cache, partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.db import models
 from django.db.models.expressions import Expression
@@ -255,14 +255,15 @@ def columns_of(
     granting: Callable[[AnyTerms], dict[str, Any]], terms: AnyTerms
 ) -> dict[str, Any] | None:
     """Return the columns that ``granting`` makes of ``terms``, with markers in place of their
-    values, but for those that are None. None when it needs to know a value, or when the type of one
-    is unknown here."""
-    given = ((field.name, getattr(terms, field.name)) for field in fields(terms))
+    values, but for those that are None or the default: most are, and a constant is neither sent nor
+    read back. None when it needs to know a value, or when the type of one is unknown here."""
+    kind: Any = type(terms)
+    given = zip(_attributes_of(kind).names, shape_of(terms), strict=True)
     try:
         markers: dict[str, Any] = {
-            name: Unknown(name, _FIELDS[type(value)]())
-            for name, value in given
-            if value is not None
+            name: Unknown(name, _FIELDS[type(getattr(terms, name))]())
+            for name, is_constant in given
+            if not is_constant
         }
         columns = granting(replace(terms, **markers))
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -275,16 +276,36 @@ def columns_of(
 def values_of(terms: Terms) -> dict[str, Any]:
     """Return the values for the markers of ``columns_of``."""
     kind: Any = type(terms)
-    names, read = _attributes_of(kind)
-    return dict(zip(names, read(terms), strict=True))
+    attributes = _attributes_of(kind)
+    return dict(zip(attributes.names, attributes.read(terms), strict=True))
+
+
+def shape_of(terms: Terms) -> tuple[str, ...]:
+    """Return the part of ``terms`` that decides the text of a statement: for each "null" or
+    "default", or "" for a value that each call brings."""
+    kind: Any = type(terms)
+    attributes = _attributes_of(kind)
+    return tuple(
+        [
+            "null" if value is None else "default" if value == default else ""
+            for value, default in zip(attributes.read(terms), attributes.defaults, strict=True)
+        ]
+    )
+
+
+class _Attributes(NamedTuple):
+    """The terms of a class: their names, what reads them, and their defaults."""
+
+    names: tuple[str, ...]
+    read: Callable[[Any], tuple[Any, ...]]
+    defaults: tuple[Any, ...]
 
 
 @cache
-def _attributes_of(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
-    names = tuple(kind.__dataclass_fields__)
-    return names, attrgetter(*names)
-
-
-def shape_of(values: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Return the part of ``values`` that decides the text of a statement."""
-    return tuple([value is None for value in values.values()])
+def _attributes_of(kind: Any) -> _Attributes:
+    names = tuple(field.name for field in fields(kind))
+    defaults = tuple(
+        field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(kind)
+    )
+    return _Attributes(names, attrgetter(*names), defaults)

@@ -79,7 +79,7 @@ def grant(rows: LeasableRows, terms: Terms, column: str, value: Any) -> list[Gra
         free = rows.available().filter(**{column: Marker("key", field)})
         return _granting(rows, free, terms, Marker("grant", UUID), alone=True)
 
-    return _granted(rows, ("one", column), compile, values)
+    return _granted(rows, ("one", column, shape_of(terms)), compile, values)
 
 
 def claim(rows: LeasableRows, terms: Terms, limit: int) -> list[Granted] | None:
@@ -90,7 +90,7 @@ def claim(rows: LeasableRows, terms: Terms, limit: int) -> list[Granted] | None:
     def compile() -> Granting | None:
         return _granting(rows, rows.available(), terms, _grant_by_position(rows), limited=True)
 
-    granted = _granted(rows, ("claim",), compile, values)
+    granted = _granted(rows, ("claim", shape_of(terms)), compile, values)
     return granted and _sorted(granted, grants)
 
 
@@ -106,7 +106,7 @@ def grant_all(
         free = rows.available().filter(is_one_of(column, Several("keys", field))).order_by(column)
         return _granting(rows, free, terms, _NEW_GRANT, counted=True)
 
-    granted = _granted(rows, ("all", column), compile, values)
+    granted = _granted(rows, ("all", column, shape_of(terms)), compile, values)
     if not granted:
         return granted
     found = {getattr(each[0], field.attname): each for each in granted}
@@ -114,12 +114,12 @@ def grant_all(
 
 
 def _granted(
-    rows: LeasableRows, form: tuple[str, ...], compile: Any, values: dict[str, Any]
+    rows: LeasableRows, form: tuple[Any, ...], compile: Any, values: dict[str, Any]
 ) -> list[Granted] | None:
     connection = connections[rows.db]
     refuse_transaction(connection)
     if rows.is_kept or is_plain(rows.query):
-        key = (type(rows), rows.model, rows.db, form, shape_of(values))
+        key = (type(rows), rows.model, rows.db, form)
         granting: Granting | None = cached_statement(key, compile)
     else:
         granting = compile()

@@ -171,6 +171,28 @@ def test_columns_that_python_chooses_by_the_terms_are_chosen_at_each_call(
     assert [rows[0].article for rows in claimed] == ["long", "short"]
 
 
+@pytest.mark.usefixtures("on_postgresql")
+def test_terms_that_are_left_out_are_constants_and_others_are_sent(
+    cached_statement: dict[Any, Any],
+) -> None:
+    terms: list[dict[str, Any]] = [
+        {},
+        {"priority": 2, "grace": 5, "metadata": {"n": 1}},
+        {"priority": 3, "grace": 6, "metadata": {"n": 2}},
+        {"priority": 0, "grace": 0, "metadata": {}},
+    ]
+    granted = []
+    for each in terms:
+        lease = Lease.objects.acquire("crane", **each)
+        lease.refresh_from_db()
+        granted.append((lease.priority, lease.grace.total_seconds(), lease.metadata))
+        Lease.objects.release(lease)
+
+    assert granted == [(0, 0, {}), (2, 5, {"n": 1}), (3, 6, {"n": 2}), (0, 0, {})]
+    grants = [key for key in cached_statement if "'one'" in repr(key)]
+    assert len(grants) == 2
+
+
 def test_a_value_of_unknown_type_makes_no_statement() -> None:
     terms: Any = replace(Terms.check(holder="ann"), priority=1.5)  # type: ignore[arg-type]
 
