@@ -61,9 +61,9 @@ def leased(
     If someone else holds the lease, ``on_held`` is called with the arguments of the call, and with
     the LeaseHeld as ``held``; its result is that of the call. Without it, the call raises
     LeaseHeld, and a view (its first argument is a request) answers 409 with ``{"error": "busy"}``.
-    That says nothing of the holder, since it may be shown to anybody.
+    The answer does not name the holder, since anybody may see it.
 
-    Raises TypeError, where it decorates, for a ``resource`` that names no argument, and for a
+    Raises TypeError at decoration for a ``resource`` that names no argument, and for a
     generator function: its body would run after the call. InvalidResource for a name that no
     argument makes usable. The content of a StreamingHttpResponse is sent after the view has
     returned, so without the lease.

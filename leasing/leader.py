@@ -83,7 +83,7 @@ class Leader:
 
     Args:
         name: The name of the leadership, which is the resource of its lease.
-        ttl: Seconds after a leader's death until the next is elected; that of every lease by
+        ttl: Seconds after a leader's death until the next is elected; the setting TTL by
             default.
         holder: The name of the candidate; that of this process by default.
         store: The store of the lease, or its alias in LEASING["STORES"].

@@ -31,8 +31,8 @@ ASK_EVERY = WAITED_FOR / 4
 def wait_for(task: Task, timeout: float | timedelta | None) -> Any:
     """Wait until ``task`` has ended, and return its result. ``task`` is refreshed then.
 
-    A failed attempt is not the end if the task is retried. Holds no lock and no transaction, but
-    the calling thread; in a handler that is a thread of the worker.
+    A failed attempt is not the end if the task is retried. Blocks the calling thread, in a handler
+    one of the worker; holds no lock and no transaction.
 
     Args:
         task: The task.

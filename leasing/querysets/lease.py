@@ -145,7 +145,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         metadata: dict[str, Any] | None = None,
         **unknown: Never,
     ) -> Hold:
-        """Return a context manager, plain and async, that acquires ``resource``, renews it while
+        """Return a context manager, for ``with`` and ``async with``, that acquires ``resource``, renews it while
         the block runs, and releases it at the end. Errors are those of ``acquire``.
 
         Args:

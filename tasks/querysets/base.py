@@ -86,7 +86,7 @@ class TaskRows(LeasableQuerySet["Task"]):
         return self.filter(status=TaskStatus.RUNNING)
 
     def stuck(self) -> Self:
-        """Running tasks whose holder let the deadline pass."""
+        """Running tasks whose lease has expired."""
         return self.running().filter(expires_at__lte=DbNow())
 
     def stalled(self) -> Self:

@@ -189,8 +189,8 @@ class TaskQuerySet(TaskRows):
             limit: The number of tasks, at most.
             ttl: Seconds of the lease, from now and from each heartbeat.
             request_id: The caller's name of this call, if it may be repeated because its answer was
-                lost. A repetition returns the tasks of which the grants still hold; if there is
-                none, it claims others.
+                lost. A repetition returns those of its tasks whose grants still hold; if none
+                does, it claims others.
 
         Raises UnknownQueue, InvalidResource (the holder), InvalidTTL, LeaseInTransaction, and
         ClaimUnderWay while the call that it repeats has not ended.

@@ -90,21 +90,21 @@ def schedule(
     missed: str = "latest",
     overlap: bool = True,
 ) -> Any:
-    """Declare that a task is enqueued at moments: ``@schedule(cron="0 3 * * *")`` above
+    """Declare that a task is enqueued at due times: ``@schedule(cron="0 3 * * *")`` above
     ``@handler``, or ``schedule("nightly", "reports.build", cron="0 3 * * *")``.
 
     Args:
         name: The name of the schedule; by default that of its task.
         task: The name of the task, or its handler.
         cron: Five fields, in ``timezone``; else ``every``.
-        every: Seconds between two moments (1 to ten years); else ``cron``.
+        every: Seconds between two due times (1 to ten years); else ``cron``.
         timezone: The time zone of ``cron``.
         data: The data of each task.
         queue: The queue of each task.
         priority: The priority of each task.
-        missed: Which moments are made up for that no scheduler served: "skip" (none), "latest",
+        missed: The due times to catch up on after a time without workers: "skip" (none), "latest",
             "all".
-        overlap: False to skip a moment while the previous task has not ended.
+        overlap: False to skip a due time while the previous task has not ended.
 
     Raises InvalidSchedule (also when the name is already used by another schedule), InvalidResource
     (a name), NotSerializable.
