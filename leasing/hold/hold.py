@@ -36,7 +36,8 @@ HoldCallback = Callable[["Hold"], object]
 
 
 class Hold:
-    """A context manager that holds one lease, for ``with`` and ``async with``. Made by ``Lease.objects.hold(...)``.
+    """A context manager that holds one lease, for ``with`` and ``async with``. Made by
+    ``Lease.objects.hold(...)``.
 
     ``on_lost`` and ``on_yield`` are called once, with the hold, on a thread of the keeper.
     """
@@ -174,8 +175,8 @@ class Hold:
         self._held.ensure()
 
     def renew(self) -> None:
-        """Renew now, without waiting for the keeper. If another transaction has locked the row, this is
-        tried for about half a second and then left to the keeper. Raises LeaseLost."""
+        """Renew now, without waiting for the keeper. If another transaction has locked the row,
+        this is tried for about half a second and then left to the keeper. Raises LeaseLost."""
         held, keeper = self._held, self._keeper
         for _ in range(BUSY_TRIES):
             held.ensure()

@@ -145,8 +145,9 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         metadata: dict[str, Any] | None = None,
         **unknown: Never,
     ) -> Hold:
-        """Return a context manager, for ``with`` and ``async with``, that acquires ``resource``, renews it while
-        the block runs, and releases it at the end. Errors are those of ``acquire``.
+        """Return a context manager, for ``with`` and ``async with``, that acquires ``resource``,
+        renews it while the block runs, and releases it at the end. Errors are those of
+        ``acquire``.
 
         Args:
             resource: The name of the resource.
