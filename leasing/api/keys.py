@@ -178,7 +178,11 @@ IDEMPOTENT: Final[dict[str, Any]] = {
             "name": HEADER,
             "required": False,
             # Not of the format `uuid`: generated clients would send an object, not its text.
-            "schema": {"type": "string", "pattern": f"^{_UUID.pattern}$"},
+            "schema": {
+                "type": "string",
+                "format": "idempotency-key",
+                "pattern": f"^{_UUID.pattern}$",
+            },
             "description": "A UUID that the client makes for each request and sends again with it: "
             "a repetition is answered with the grant of the first.",
         }

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db import DatabaseError
 from django.db.models import Q
 
+from leasing.db.questions import query_instance
 from leasing.db.routing import RoutedQuerySet
+from leasing.db.statements import Marker
 from leasing.functions import DbNow, after
 
 if TYPE_CHECKING:
@@ -92,11 +94,19 @@ class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
         return self.filter(revoked_at__isnull=False)
 
     def bearing(self, secret: str) -> ApiToken | None:
-        """Return the usable token with that secret, None if there is none."""
+        """Return of all tokens the usable one with that secret, None if there is none."""
         if not _SECRET.fullmatch(secret):
             return None
-        found = self.home().usable().filter(token_hash=hash_of(secret)).annotate(now=DbNow())
-        return found.first()
+        rows = self.model._default_manager.all().home()
+
+        def compiled() -> Any:
+            token_hash = Marker("token_hash", rows.model._meta.get_field("token_hash"))
+            return rows.usable().filter(token_hash=token_hash).annotate(now=DbNow())
+
+        # Each request with a token asks this: see ``leasing.db.statements``.
+        about = ("bearing", rows.model, rows.db)
+        token: ApiToken | None = query_instance(about, compiled, {"token_hash": hash_of(secret)})
+        return token
 
     def revoke(self) -> int:
         """Revoke the tokens that are not revoked yet. Returns how many. They are refused from the

@@ -26,6 +26,7 @@ schemathesis.openapi.format(
 )
 schemathesis.openapi.format("queue", st.sampled_from(sorted(task_settings.QUEUES)))
 schemathesis.openapi.format("handler", st.just("sample.sleep"))
+schemathesis.openapi.format("idempotency-key", st.uuids().map(str))
 schemathesis.openapi.format(
     "date-time",
     st.datetimes(datetime(1971, 1, 1), datetime(9997, 1, 1), timezones=st.timezones()).map(
