@@ -1,9 +1,10 @@
-"""A network between a process and its PostgreSQL that can fail as networks do."""
+"""Networks between a process and its PostgreSQL, or a service, that can fail as networks do."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,14 +19,20 @@ class Proxy:
     def __init__(self, folder: Path, upstream: Path) -> None:
         self.folder = folder
         self._upstream = str(upstream / SOCKET)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(folder / SOCKET))
+        listener.listen()
+        self._serve(listener)
+
+    def _serve(self, listener: socket.socket) -> None:
+        self._listener = listener
         self._swallowed: set[socket.socket] = set()
         self._swallows = threading.Event()
         self._ends: list[socket.socket] = []
         #: How many requests more are answered that come from there.
         self._answered: dict[socket.socket, int] = {}
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(folder / SOCKET))
-        self._listener.listen()
+        #: Seconds by which each answer is late.
+        self.delay = 0.0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -45,9 +52,16 @@ class Proxy:
         and the answers do not. New connections work."""
         self._answered.update(dict.fromkeys(self._ends[::2], passed))
 
+    def cut(self) -> None:
+        """Cut every connection that there is; new ones work."""
+        self._shut(self._ends)
+
     def close(self) -> None:
         """Cut every connection and take no more."""
-        for end in [self._listener, *self._ends]:
+        self._shut([self._listener, *self._ends])
+
+    def _shut(self, ends: list[socket.socket]) -> None:
+        for end in list(ends):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
@@ -56,15 +70,21 @@ class Proxy:
         with suppress(OSError):  # closed
             while True:
                 client, _ = self._listener.accept()
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(self._upstream)
+                server = self._connect()
                 self._ends += [client, server]
                 for source, target in ((client, server), (server, client)):
                     threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
 
+    def _connect(self) -> socket.socket:
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(self._upstream)
+        return server
+
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
+                if self.delay and source not in self._ends[::2]:
+                    time.sleep(self.delay)
                 if source in self._answered:
                     self._answered[source] -= 1
                     if self._answered[source] < 0:
@@ -76,3 +96,16 @@ class Proxy:
 
     def _passes(self, source: socket.socket) -> bool:
         return not self._swallows.is_set() and source not in self._swallowed
+
+
+class TcpProxy(Proxy):
+    """Passes on what comes to a port of this machine to the server at ``port``."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address: str = f"127.0.0.1:{listener.getsockname()[1]}"
+        self._serve(listener)
+
+    def _connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._port))

@@ -96,7 +96,8 @@ class LeaseCalls:
         began_at = clock()
         for pause in pauses():
             left = None if patience is None else max(0.0, began_at + patience - clock())
-            poll = LONG_POLL if left is None else min(left, LONG_POLL)
+            is_stopping = stopping is not None and stopping.is_set()
+            poll = 0.0 if is_stopping else LONG_POLL if left is None else min(left, LONG_POLL)
             try:
                 grant = yield from self._acquire_once(asked, poll, stopping)
                 return (yield from self._fresh(grant))

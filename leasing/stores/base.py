@@ -118,6 +118,10 @@ class BaseStore(ABC):
         """Called on another thread: make a request of the renewing thread that hangs fail."""
         return
 
+    def disconnect(self) -> None:
+        """Called when the settings have changed: close the connections."""
+        return
+
     def acquiring(
         self,
         resource: str,

@@ -89,6 +89,9 @@ class HttpStore(BaseStore):
     def abort(self) -> None:
         self._service.abort()
 
+    def disconnect(self) -> None:
+        self._transport.close()
+
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
         return self._service.renew(grants, timeout)
 

@@ -66,7 +66,11 @@ class Stores:
     def forget(self) -> None:
         """Make all stores again when they are next asked for: the settings have changed."""
         with self._lock:
-            self._made.clear()
+            made, self._made = self._made, {}
+        for store in made.values():
+            disconnect = getattr(store, "disconnect", None)
+            if disconnect is not None:
+                disconnect()
 
     def _make(self, alias: str, is_enabled: bool) -> NamedStore:
         entry = _entry(alias)
