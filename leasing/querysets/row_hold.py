@@ -45,7 +45,10 @@ class RowHold(HeldGrant):
     @property
     def held_row(self) -> Any:
         """Return the row as ``Grant.held_row`` does."""
-        return self.row if self.row.grant_id == self._grant_id else self.grant.held_row
+        row = self.row
+        if row.grant_id == self._grant_id and row.fencing_token == self._told[0]:
+            return row
+        return self.grant.held_row
 
     @property
     def granted_until(self) -> float:

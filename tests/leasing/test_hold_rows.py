@@ -18,6 +18,7 @@ from tests.factories import LeaseFactory
 from tests.keys.models import ByUuid
 from tests.leasing.conftest import Sent
 from tests.leasing.support import FakeClock, events, expire, row_hold, stored, usurp
+from tests.shop.models import Order
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("notes")]
 
@@ -182,3 +183,10 @@ def test_a_hold_that_a_coroutine_enters_by_with_names_async_with() -> None:
 
     with pytest.raises(SynchronousOnlyOperation, match="holds a lease by `async with`"):
         async_to_sync(enter)()
+
+
+def test_a_claimed_row_that_was_read_again_after_its_revocation_is_told_of_it() -> None:
+    Order.objects.create(article="ink")
+    with pytest.raises(LeaseLost), Order.objects.claim(1) as (order,):
+        Order.objects.all().revoke()
+        order.refresh_from_db()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from leasing import leased
+from leasing.stores import stores
 from tasks import Context, await_for, handler, wait_for
 from tasks.models import Task
 from tasks.testing import FakeContext
@@ -38,6 +40,13 @@ def options() -> None:
     send.using(priority="high")  # type: ignore[arg-type]
     send.using(priority=5).enqueue(invoice_id="7")  # type: ignore[arg-type]
     send.enqueue(7, priority=5)  # type: ignore[call-arg]
+
+
+def elsewhere() -> None:
+    stores["central"].hold("close", ttl="30")  # type: ignore[arg-type]
+    stores["central"].hold("close", timeout=3)  # type: ignore[call-arg]
+    stores[1]  # type: ignore[index]
+    leased("close", store=7)  # type: ignore[arg-type]
 
 
 async def twins(task: Task) -> None:

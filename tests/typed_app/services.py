@@ -9,6 +9,8 @@ from uuid import UUID
 from leasing import Leader, leased, once
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
+from leasing.store import NamedStore
+from leasing.stores import stores
 from tasks import await_for, schedule, wait_for
 from tasks.exceptions import TaskFailed, WaitTimeout
 from tasks.models import Task
@@ -115,3 +117,18 @@ def claim_some(limit: int) -> list[str]:
 
 
 bookkeeper = Leader("bookkeeper")
+
+
+# Leases elsewhere
+
+
+@leased("close:{day}", store="central")
+def close_elsewhere(day: str) -> str:
+    with stores["central"].hold(f"books:{day}", ttl=30, wait=5, on_lost=print) as hold:
+        incumbent = stores["central"].current(hold.resource)
+        return incumbent.holder if incumbent else ""
+
+
+def lead_elsewhere(store: NamedStore) -> int:
+    with Leader("books", store=store) as term:
+        return term.fencing_token

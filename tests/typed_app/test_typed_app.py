@@ -25,6 +25,8 @@ PUBLIC = {
     "leasing",
     "leasing.exceptions",
     "leasing.models",
+    "leasing.store",
+    "leasing.stores",
     "tasks",
     "tasks.exceptions",
     "tasks.models",
