@@ -18,6 +18,7 @@ from leasing.process.supervisor import Run, run_under
 from leasing.runtime.event_lines import log
 from leasing.runtime.exit_codes import KILLED_BY, ExitCode
 from leasing.runtime.shutdown import on_stop_signal
+from leasing.stores import DEFAULT_STORE, InvalidStore, store_of
 
 
 class Command(ServiceCommand):
@@ -38,6 +39,12 @@ class Command(ServiceCommand):
             "--ttl", type=float, help="Seconds from the death of a leader to the next election"
         )
         parser.add_argument("--holder", help="Name of this instance")
+        parser.add_argument(
+            "--store",
+            default=DEFAULT_STORE,
+            metavar="ALIAS",
+            help="Store of the lease, of the setting STORES (default: %(default)s)",
+        )
         parser.add_argument(
             "--stop-timeout",
             type=float,
@@ -70,8 +77,13 @@ class Command(ServiceCommand):
         if not 0 <= options["stop_timeout"] <= 86_400:
             raise CommandError("--stop-timeout must be from 0 to 86400.")
         try:
-            leader = Leader(options["name"], ttl=options["ttl"], holder=options["holder"])
-        except LeaseError as error:
+            leader = Leader(
+                options["name"],
+                ttl=options["ttl"],
+                holder=options["holder"],
+                store=store_of(options["store"]),
+            )
+        except (LeaseError, InvalidStore) as error:
             raise CommandError(str(error)) from error
         port.serve(options)
         stopping = threading.Event()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.test import override_settings
 
 from leasing.diagnosis.lease import explain
 from leasing.functions import database_now
@@ -23,6 +24,7 @@ from leasing.management.commands import run_as_leader
 from leasing.models import EventKind, Lease, LeaseEvent
 from leasing.process.supervisor import KILLED, Run
 from leasing.runtime.terminal import plain
+from leasing.stores import stores
 from leasing.waiting import Rest
 from leasing.web.badges import EVENT_BADGES
 from tests.conftest import Spawn
@@ -350,6 +352,15 @@ def test_the_command_is_what_follows(
     assert not Lease.objects.active().exists()
 
 
+@pytest.mark.once
+def test_the_lease_is_in_the_store_that_is_named(stage: Stage) -> None:
+    shelf = {"BACKEND": "leasing.stores.memory.MemoryStore"}
+    with override_settings(LEASING={"STORES": {"here": shelf}}):
+        store: Any = stores["here"]
+        assert exit_code_of("race", "--store", "here", "--", "true") == 0
+        assert [event.kind for event in store.events] == ["acquired", "released"]
+
+
 LOST = Run(0, "its term was lost", term_ended=True)
 
 
@@ -407,6 +418,7 @@ def test_a_stop_while_others_lead_ends_it_well(
         (["race", "--ttl", "0", "--", "true"], " 1 .* 86400"),
         (["race", "--ttl", "nan", "--", "true"], " 1 .* 86400"),
         (["race", "--holder", "", "--", "true"], "1 .* 200"),
+        (["race", "--store", "defualt", "--", "true"], "Did you mean 'default'"),
         (["race", "--stop-timeout", "-1", "--", "true"], "--stop-timeout"),
         (["race", "--stop-timeout", "nan", "--", "true"], "--stop-timeout"),
         (["race", "--once", "--restart", "--", "true"], "--restart"),
