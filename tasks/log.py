@@ -175,6 +175,9 @@ class Log:
     fleet_child_killed = _worker(
         WARNING, "Killed %(worker)s (pid %(pid)s): it did not exit before the stop timeout"
     )
+    fleet_child_hung = _worker(
+        ERROR, "%(worker)s (pid %(pid)s) has sent no report for %(seconds)s s; killing it"
+    )
     fleet_gives_up = _worker(
         ERROR,
         "Stopping %(worker)s: a worker exited %(times)s times in a row before it was ready: "

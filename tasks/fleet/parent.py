@@ -14,8 +14,9 @@ Life of a child
                while children of this index exit soon after their start; never under ``--once`` and
                ``--drain``
 
-SIGTERM and SIGINT stop all children; a second one does not wait for tasks. A child that has not
-exited within ``--stop-timeout`` plus KILL_AFTER is killed.
+A child that hangs, and so reports nothing for HUNG_AFTER, or for the ttl if that is longer, is
+killed: by then its leases have expired. SIGTERM and SIGINT stop all children; a second one does not
+wait for tasks. A child that has not exited within ``--stop-timeout`` plus KILL_AFTER is killed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from tasks.fleet.cleanup import Cleanup
 from tasks.fleet.hand_back import DeadWorker
 from tasks.fleet.status import ChildStatus, Member
 from tasks.log import log
+from tasks.runtime.health import HUNG_AFTER
 from tasks.runtime.loop import Loop
 from tasks.runtime.marks import Marks
 
@@ -48,6 +50,8 @@ MAX_FAILED_STARTS = 5
 NEXT_TRY = 1.0
 #: Seconds after the stop timeout at which a child is killed.
 KILL_AFTER = 15.0
+#: Seconds between looks for children that hang.
+LOOK_EVERY = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,12 @@ class RunningChild:
     marks: Marks
     is_killed: bool = False
 
+    def kill(self) -> None:
+        """Send SIGKILL. What follows is as after any death."""
+        self.is_killed = True
+        with suppress(ProcessLookupError):
+            os.kill(self.status.pid, signal.SIGKILL)
+
 
 class Parent:
     """Runs a fleet. Callers may add readers and timers to ``loop`` before ``run``; ``members`` has
@@ -108,6 +118,7 @@ class Parent:
                 self.loop.on_signal([signal.SIGCHLD], self._reap)
                 self.loop.on_signal([signal.SIGTERM, signal.SIGINT], self.stop)
             child_start.become_subreaper()
+            self.loop.repeat(LOOK_EVERY, self._kill_hung)
             while True:
                 while self._due:
                     child = self._start_or_retry(self._due.pop(0))
@@ -266,12 +277,20 @@ class Parent:
         """Kill the children that have not exited, and leave unfinished cleanups to recovery."""
         for cleanup in self._cleanups:
             cleanup.abandon()
-        for pid, child in self._running.items():
+        for child in self._running.values():
             if not child.is_killed:
-                child.is_killed = True
-                log.fleet_child_killed(worker=child.status.name, pid=pid)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                log.fleet_child_killed(worker=child.status.name, pid=child.status.pid)
+                child.kill()
+
+    def _kill_hung(self) -> None:
+        # By the number of looks: while the machine is suspended the parent does not look either.
+        bound = max(HUNG_AFTER, self.plan.ttl)
+        for child in self._running.values():
+            child.status.unheard += 1
+            if child.status.unheard * LOOK_EVERY > bound and not child.is_killed:
+                status = child.status
+                log.fleet_child_hung(worker=status.name, pid=status.pid, seconds=int(bound))
+                child.kill()
 
 
 @contextmanager

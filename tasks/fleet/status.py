@@ -29,6 +29,8 @@ class ChildStatus:
     beat_at: float | None = None
     #: True once it has registered and claims tasks.
     is_ready: bool = False
+    #: Number of looks of the parent since its last report.
+    unheard: int = 0
     #: True if it was asked to stop.
     is_stopping: bool = False
     #: Its last report: ``WorkerProcess.vitals``.
@@ -36,7 +38,7 @@ class ChildStatus:
 
     def receive(self, report: Mapping[str, Any]) -> None:
         """Store a report of the child."""
-        self.beat_at = clock()
+        self.beat_at, self.unheard = clock(), 0
         self.vitals = report
         self.is_ready = self.is_ready or bool(report.get("ready"))
 

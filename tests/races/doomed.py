@@ -24,7 +24,7 @@ from django.test.utils import override_settings  # noqa: E402
 
 from tasks.execution import outcome_store, runner  # noqa: E402
 from tasks.execution.attempt import Execution  # noqa: E402
-from tasks.fleet import hand_back  # noqa: E402
+from tasks.fleet import hand_back, parent  # noqa: E402
 from tasks.models import Task, Worker  # noqa: E402
 from tasks.worker.executor_pool import ExecutorPool  # noqa: E402
 from tasks.worker.process import WorkerProcess  # noqa: E402
@@ -91,6 +91,8 @@ def main(point: str, folder: Path, options: list[str]) -> None:
         install(AFTER[point], after=True, die=die)
     elif point == "no start":
         setattr(WorkerProcess, "run", fail)  # noqa: B010
+    elif point == "suspended":
+        parent.HUNG_AFTER = 3.0
     elif point == "with another thread":
         threading.Thread(target=threading.Event().wait, name="other", daemon=True).start()
     if "handing back" in point:

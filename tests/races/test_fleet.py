@@ -163,6 +163,25 @@ def test_a_parent_with_threads_starts_workers_that_serve_and_are_handed_back(
 
 
 @pytest.mark.rest
+def test_a_worker_that_is_suspended_is_killed_and_replaced(spawn: Spawn, tmp_path: Path) -> None:
+    task = waiting(tmp_path)
+    options = ["--name", "fleet", "--workers", "1", "--ttl", "3"]
+    parent = spawn(["-m", "tests.races.doomed", "suspended", str(tmp_path), *options])
+    begins(tmp_path, 1)
+    victim = holder_of(task)
+
+    os.kill(victim.pid, signal.SIGSTOP)
+    wait_for(lambda: attempts(task) == [(1, "lost")], timeout=PATIENCE, process=parent)
+
+    assert f"{victim.name} (pid {victim.pid}) has sent no report for 3 s" in parent.output
+    wait_for(lambda: len(present()) == 1, timeout=PATIENCE, process=parent)
+    assert present()[0].name != victim.name
+    (tmp_path / "polite").touch()
+    parent.terminate()
+    assert parent.wait(PATIENCE) == 0, parent.output
+
+
+@pytest.mark.rest
 def test_a_worker_that_has_run_its_tasks_is_replaced(spawn: Spawn, tmp_path: Path) -> None:
     parent = start_fleet(spawn, "--max-tasks", "1")
     names = {row.name for row in present()}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from tasks.fleet import parent as parent_module
 from tasks.fleet import status
-from tasks.fleet.parent import Parent, Plan, exit_reason
+from tasks.fleet.parent import Parent, Plan, RunningChild, exit_reason
 from tasks.fleet.status import LIVED_LONG, LONGEST_PAUSE, ChildStatus, Member
 
 pytestmark = pytest.mark.once
@@ -129,4 +134,36 @@ def test_where_there_can_be_no_process_more_it_is_tried_again(
         parent.loop.step()
 
     assert started == [parent.members[0]]
+    parent.loop.abandon()
+
+
+@pytest.fixture
+def stopped() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is suspended."""
+    process = subprocess.Popen(["sleep", "60"])
+    process.send_signal(signal.SIGSTOP)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(("ttl", "looks"), [(30, 60), (90, 90)])
+def test_a_child_that_reports_nothing_is_killed_once_its_leases_have_expired(
+    stopped: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture, ttl: int, looks: int
+) -> None:
+    parent = Parent(replace(plan(), ttl=ttl))
+    child = ChildStatus(1, "fleet:1:abc", stopped.pid)
+    parent._running[stopped.pid] = RunningChild(parent.members[0], child, Mock(), Mock())
+
+    for _ in range(looks):
+        parent._kill_hung()
+    child.receive({"ready": True})
+    for _ in range(looks):
+        parent._kill_hung()
+    assert stopped.poll() is None
+
+    for _ in range(2):
+        parent._kill_hung()
+    assert stopped.wait() == -signal.SIGKILL
+    assert caplog.text.count(f"has sent no report for {looks} s; killing it") == 1
     parent.loop.abandon()
