@@ -74,6 +74,11 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         )
         return self.filter(~Exists(same), fleet=fleet)
 
+    def leave_fleet(self, name: str) -> None:
+        """Note that the parent of the worker called ``name`` is gone: another one of its name may
+        start, although this worker has not ended yet."""
+        self.filter(name=name).update(fleet=None, fleet_index=None, fleet_restarts=None)
+
     def register(
         self, name: str, *, process: str = "", instead_of: Worker | None = None, **what: Any
     ) -> bool:

@@ -55,7 +55,7 @@ from tasks.execution.outcomes import COMPLETE, Outcome
 from tasks.execution.runner import STOPPED, time_out
 from tasks.log import log
 from tasks.maintenance import services
-from tasks.models import Queue, Task
+from tasks.models import Queue, Task, Worker
 from tasks.notifier import limiter
 from tasks.poller import Poller
 from tasks.querysets.claim_request import ClaimRequest
@@ -256,6 +256,14 @@ class WorkerProcess:
         self.stop()
         self.stop()
         self._ended.wait(patience)
+
+    def leave_fleet(self) -> None:
+        """Record that its parent is gone, if the database answers."""
+        try:
+            with lasting_connection(self.stopping):
+                Worker.objects.leave_fleet(self.name)
+        except Error as error:
+            log.worker_unseen(worker=self.name, error=error)
 
     def vitals(self) -> dict[str, Any]:
         """Return what a parent is to know of it once a second."""

@@ -43,6 +43,9 @@ class Presence:
     be seen: its name is free once its row counts as gone. Two that start at the same time are told
     apart by one conditional update.
 
+    The workers of a parent have names of their own. The name of the parent is taken in the same way
+    as long as another parent of that name has a worker with the same number.
+
     Args:
         name: The name of the worker.
         news: Returns the columns that each heartbeat writes.
@@ -76,7 +79,7 @@ class Presence:
         logged_at: float | None = None
         while not stopping.is_set():
             try:
-                other = self._take_name()
+                other = self._rival() or self._take_name()
             except Error as error:
                 log.worker_unseen(worker=self._name, error=error)
                 if logged_at is None:
@@ -153,6 +156,17 @@ class Presence:
                 return None
         return found
 
+    def _rival(self) -> Worker | None:
+        """Return the row of a live worker that has the number of this one under another parent of
+        the same name; None if there is none, or no parent."""
+        fleet = self._what.get("fleet")
+        if fleet is None:
+            return None
+        same = Worker.objects.with_state().filter(
+            fleet=fleet, fleet_index=self._what["fleet_index"], stopped_at=None
+        )
+        return next(filter(_has_its_name, same.exclude(name=self._name)), None)
+
     def _start(self) -> dict[str, Any]:
         """Return the column of the start, for a row that was deleted meanwhile: a task that is
         older than that looks as if its process had ended."""
@@ -164,7 +178,7 @@ class Presence:
     def _refusal(self, other: Worker) -> NameTaken:
         hostname = "" if is_running(other.pid, other.process) else other.hostname
         option = "--hostname" if self._what.get("role") == WorkerRole.CELERY else "--name"
-        return NameTaken(self._name, other.pid, hostname, option)
+        return NameTaken(self._what.get("fleet") or self._name, other.pid, hostname, option)
 
 
 def _has_its_name(worker: Worker) -> bool:

@@ -21,6 +21,7 @@ from tasks.exceptions import NameTaken
 from tasks.models import Worker, WorkerQuerySet
 from tasks.runtime.process_identity import own_identity
 from tasks.worker import registration
+from tasks.worker.process import WorkerProcess
 from tasks.worker.registration import Presence
 from tests.conftest import Spawn
 from tests.factories import WorkerFactory
@@ -83,6 +84,13 @@ class Stopping(threading.Event):
 
 def begin(stopping: threading.Event | None = None) -> bool:
     return Presence("ann", queues=["default"], slots={}).begin(stopping or Stopping())
+
+
+def begin_below(fleet: str, stopping: threading.Event | None = None) -> bool:
+    """Register as the first worker of a parent."""
+    columns: dict[str, Any] = {"fleet": fleet, "fleet_index": 1, "fleet_restarts": 0}
+    named = Presence(f"{fleet}:1:new", queues=["default"], slots={}, **columns)
+    return named.begin(stopping or Stopping())
 
 
 def has_it() -> bool:
@@ -365,3 +373,57 @@ def test_a_worker_that_was_killed_starts_again_at_once(spawn: Spawn) -> None:
     first.wait()
     third = spawn(arguments)
     wait_for(Worker.objects.filter(name="ann", pid=third.pid).exists, process=third)
+
+
+def test_a_parent_whose_name_another_one_has_is_refused(
+    running: Row, other: subprocess.Popen[bytes]
+) -> None:
+    running(name="web:1:old", fleet="web", fleet_index=1)
+
+    with pytest.raises(NameTaken, match=rf"\(pid {other.pid}\) has the name web: stop it"):
+        begin_below("web")
+
+    assert Worker.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"fleet": "web", "fleet_index": 2},
+        {"fleet": "mail", "fleet_index": 1},
+        {"fleet": "web", "fleet_index": 1, "state": "stopped"},
+        {},
+    ],
+)
+def test_the_name_of_a_parent_is_free_unless_a_worker_of_that_number_lives(
+    running: Row, columns: dict[str, Any]
+) -> None:
+    running(name="web:1:old", **columns)
+
+    assert begin_below("web")
+
+
+def test_the_name_of_a_parent_whose_workers_were_killed_is_free_at_once() -> None:
+    killed(name="web:1:old", fleet="web", fleet_index=1)
+
+    assert begin_below("web")
+
+
+def test_a_parent_waits_for_the_workers_of_another_host_until_they_stop() -> None:
+    row = elsewhere(name="web:1:old", fleet="web", fleet_index=1)
+    stopping = Stopping(lambda: Worker.objects.sign_off(row.name, process=row.process))
+
+    assert begin_below("web", stopping)
+    assert stopping.waits == 1
+
+
+def test_a_worker_whose_parent_is_gone_frees_its_name(running: Row) -> None:
+    running(name="web:1:old", fleet="web", fleet_index=1)
+
+    beside = running(name="web:2:old", fleet="web", fleet_index=2)
+
+    WorkerProcess(name="web:1:old").leave_fleet()
+
+    assert begin_below("web")
+    beside.refresh_from_db()
+    assert (beside.fleet, beside.fleet_index) == ("web", 2)
