@@ -29,6 +29,7 @@ from django.db import Error, connections
 
 from leasing.conf import leasing_settings
 from leasing.management import console
+from leasing.metrics import registry
 from leasing.runtime.callbacks import apart, receiver_threads
 from leasing.runtime.clock import clock
 from leasing.runtime.exit_codes import ExitCode
@@ -67,19 +68,22 @@ class DeadWorker:
     reason: str
     #: The grants of the tasks whose handlers it had called.
     begun: frozenset[uuid.UUID]
+    #: True if its metrics are in a directory that several processes share.
+    is_counted: bool = False
 
     def as_json(self, until: float) -> str:
         """Return this, the deadline and the verbosity as JSON, for another process."""
         begun = [grant.hex for grant in self.begun]
-        return json.dumps([self.holder, self.reason, begun, until, console.verbosity_shown])
+        about = [self.holder, self.reason, begun, self.is_counted]
+        return json.dumps([about, until, console.verbosity_shown])
 
 
 def main(descriptor: int) -> NoReturn:
     """Run the writer as a new Python process, for the worker described in this file."""
     with open(descriptor) as file:
         file.seek(0)
-        holder, reason, begun, until, verbosity = json.load(file)
-    dead = DeadWorker(holder, reason, frozenset(map(uuid.UUID, begun)))
+        (holder, reason, begun, is_counted), until, verbosity = json.load(file)
+    dead = DeadWorker(holder, reason, frozenset(map(uuid.UUID, begun)), is_counted)
     with nullcontext() if verbosity is None else console.shown(verbosity):
         run(dead, until)
 
@@ -98,6 +102,8 @@ def run(dead: DeadWorker, until: float) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, child_start.SIGNALS)
+        if dead.is_counted:
+            registry.connect()
         callbacks = receiver_threads()
         with lasting_connection(), apart(callbacks):
             _write(dead, until)

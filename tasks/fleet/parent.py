@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from leasing.metrics import registry
 from leasing.runtime.exit_codes import ExitCode
 from tasks.fleet import child_start
 from tasks.fleet.channel import STOP, STOP_NOW, ReportReader
@@ -230,7 +231,9 @@ class Parent:
             log.fleet_child_ended(worker=status.name, pid=status.pid)
         else:
             log.fleet_child_died(worker=status.name, pid=status.pid, how=member.last_end)
-            dead = DeadWorker(status.name, member.last_end, frozenset(child.marks.begun()))
+            is_counted = self.plan.options.get("metrics_port") is not None and registry.is_shared()
+            begun = frozenset(child.marks.begun())
+            dead = DeadWorker(status.name, member.last_end, begun, is_counted)
             groups, done = child.marks.noted_groups(), self._cleanups.remove
             self._cleanups.append(Cleanup(self.loop, dead, groups, self.plan.ttl, done))
         child.marks.close()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from tasks.models import Task, TaskAttempt, TaskStatus, Worker
+from tests.brokers import free_ports
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 from tests.races import doomed
@@ -170,6 +173,31 @@ def test_a_parent_with_threads_starts_workers_that_serve_and_are_handed_back(
     parent.terminate()
     assert parent.wait(PATIENCE) == 0, parent.output
     assert not present()
+
+
+@pytest.mark.rest
+@pytest.mark.once
+def test_what_is_handed_back_is_counted_where_workers_share_a_directory(
+    spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    task, (port,) = waiting(tmp_path), free_ports(1)
+    env = {"PROMETHEUS_MULTIPROC_DIR": str(counts)}
+    parent = spawn([*FLEET, "--workers", "2", "--metrics-port", str(port)], **env)
+    begins(tmp_path, 1)
+
+    os.kill(holder_of(task).pid, signal.SIGKILL)
+
+    def counted() -> bool:
+        with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            return 'tasks_recovered_total{queue="default",reason="died"} 1.0' in str(page.read())
+        return False
+
+    wait_for(counted, timeout=PATIENCE, process=parent)
+    (tmp_path / "polite").touch()
+    parent.terminate()
+    assert parent.wait(PATIENCE) == 0, parent.output
 
 
 @pytest.mark.rest

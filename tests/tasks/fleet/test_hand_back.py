@@ -255,7 +255,7 @@ def test_the_dead_worker_is_described_to_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "dead"
-    given = DeadWorker("ann", WHY, frozenset({uuid.uuid4(), uuid.uuid4()}))
+    given = DeadWorker("ann", WHY, frozenset({uuid.uuid4(), uuid.uuid4()}), is_counted=True)
     file.write_text(given.as_json(12.5))
     found: list[Any] = []
     monkeypatch.setattr(hand_back, "run", lambda *args: found.append(args))
