@@ -19,6 +19,7 @@ from leasing.conf import Wait, leasing_settings
 from leasing.db import joins, postgres
 from leasing.db.dialects import durable, lock
 from leasing.db.questions import query_instance
+from leasing.db.routing import kept_rows
 from leasing.db.statements import Marker
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow
@@ -265,7 +266,7 @@ class Acquisition:
         """The steps of acquiring."""
         rows = self.filtered
         if rows is None:
-            rows = self.kind(self.model, using=self.using)
+            rows = kept_rows(self.kind, self.model, self.using)
         key = {self.column: self.value}
         steps = rows.acquiring(self.resource, self.terms, self.wait, key, self.stopping)
         if self.separate:
