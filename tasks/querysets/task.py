@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class TaskQuerySet(TaskRows):
     """Tasks: ``Task.objects``."""
 
+    kept_for = TaskRows.kept_for | {"enqueue", "enqueue_many"}
+
     # Producers
 
     def enqueue(
