@@ -92,7 +92,7 @@ def main(point: str, folder: Path, options: list[str]) -> None:
     elif point == "no start":
         setattr(WorkerProcess, "run", fail)  # noqa: B010
     elif point == "suspended":
-        parent.HUNG_AFTER = 3.0
+        setattr(parent, "HUNG_AFTER", 3.0)  # noqa: B010
     elif point == "with another thread":
         threading.Thread(target=threading.Event().wait, name="other", daemon=True).start()
     if "handing back" in point:
