@@ -107,9 +107,17 @@ def query_rows(about: Hashable, make: Callable[[], models.QuerySet[Any]]) -> lis
 def query_instance(
     about: Hashable, make: Callable[[], models.QuerySet[Any]], values: Mapping[str, Any]
 ) -> Any:
-    """Return the first row of what ``make`` returns, a queryset with markers for ``values``; None
-    if there is none. It has the columns that are asked for, and annotations; it is compiled once
-    for all calls with an equal ``about``."""
+    """Return the first of ``query_instances``; None if there is none."""
+    found = query_instances(about, make, values)
+    return found[0] if found else None
+
+
+def query_instances(
+    about: Hashable, make: Callable[[], models.QuerySet[Any]], values: Mapping[str, Any]
+) -> list[Any]:
+    """Return the rows of what ``make`` returns, a queryset with markers for ``values``. They have
+    the columns that are asked for, and annotations; it is compiled once for all calls with an equal
+    ``about``."""
 
     def compiled() -> tuple[type[models.Model], str, Statement, list[Any], list[str], bool]:
         rows = make()
@@ -124,7 +132,7 @@ def query_instance(
         )
         return rows.model, rows.db, statement, columns, names, is_plain
 
-    key = (query_instance, about)
+    key = (query_instances, about)
     model, using, statement, columns, names, is_plain = cached_statement(key, compiled)
     connection = connections[using]
     params = statement.filled(values, connection)
@@ -134,12 +142,9 @@ def query_instance(
         with connection.cursor() as cursor:
             cursor.execute(statement.sql, params)
             answers = cursor.fetchall()
-    if not answers:
-        return None
-    answer = answers[0]
-    if not is_plain:
-        (answer,) = _converted([answer], sql.Query(None).get_compiler(using), columns)
-    return instance_of(model, using, dict(zip(names, answer, strict=True)))
+    if answers and not is_plain:
+        answers = _converted(answers, sql.Query(None).get_compiler(using), columns)
+    return [instance_of(model, using, dict(zip(names, answer, strict=True))) for answer in answers]
 
 
 def _converted(answers: list[Any], compiler: Any, columns: list[Any]) -> list[Any]:

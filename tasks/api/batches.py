@@ -18,6 +18,10 @@ from ninja import Router
 from ninja.errors import HttpError
 
 from leasing.api.errors import BAD_BODY, answers
+from leasing.api.principals import principal_of
+from leasing.db.postgres.rows import is_one_of, serves
+from leasing.db.questions import query_instances
+from leasing.db.statements import Several
 from leasing.functions import DbNow
 from leasing.store import Renewal
 from leasing.validation.names import check_name
@@ -181,9 +185,7 @@ class Batch(Generic[Item]):
         self._items = items
         self._refused: dict[int, Refusal] = {}
         processor = None if body.processor is None else check_name(body.processor, "processor")
-        rows = tasks_of(request).filter(pk__in={each.id for each in items})
-        rows = rows.only(*columns) if columns else rows.defer("task_data", "task_output")
-        found = {task.pk: task for task in rows.annotate(now=DbNow())}
+        found = {task.pk: task for task in read(request, {each.id for each in items}, columns)}
         #: Those that the request may write, by their keys.
         self.held: dict[int, Task] = {}
         #: The places of these in the request.
@@ -243,6 +245,30 @@ class Batch(Generic[Item]):
     def answers(self) -> Iterable[tuple[int, Refusal | None]]:
         """Return the keys in their order, each with why it was left alone; None: it was not."""
         return [(each.id, self._refused.get(place)) for place, each in enumerate(self._items)]
+
+
+def read(request: HttpRequest, keys: set[int], columns: Sequence[str]) -> Iterable[Task]:
+    """Return the tasks with these keys that the client may use, with the database's clock as
+    ``now``.
+
+    Args:
+        request: The client's request.
+        keys: The keys.
+        columns: The columns to read; none: all but the payload.
+    """
+    rows = tasks_of(request)
+    if columns and serves(rows.db) and principal_of(request).queues is None:
+
+        def compiled() -> Any:
+            asked = is_one_of("pk", Several("keys", rows.model._meta.pk))
+            return rows.filter(asked).only(*columns).annotate(now=DbNow())
+
+        # What takes longest with many rows is to make instances of them: this takes a third.
+        about = ("batch", columns, rows.db)
+        return query_instances(about, compiled, {"keys": list(keys)})
+    rows = rows.only(*columns) if columns else rows.defer("task_data", "task_output")
+    found: Iterable[Task] = rows.filter(pk__in=keys).annotate(now=DbNow())
+    return found
 
 
 def refusal_to(item: One, task: Task | None, processor: str | None) -> Refusal | None:

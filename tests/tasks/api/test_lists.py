@@ -12,6 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
+from leasing.api.keys import lease_key_of
 from leasing.models import ApiToken
 from tasks import registry
 from tasks.execution.context import Context
@@ -216,6 +217,30 @@ def test_a_token_claims_from_its_queues(robot: Program) -> None:
     claimed = robot.call("POST", "/tasks/next", {"processor": "me"}).body
     body = {"tasks": [{"id": claimed["id"], "lease_key": claimed["lease_key"]}]}
     assert robot.call("PUT", "/tasks/complete", body).body["results"][0]["status"] == 202
+
+
+@pytest.mark.parametrize("verb", ["heartbeat", "complete", "fail"])
+def test_a_batch_of_a_token_reaches_its_queues_alone(
+    client: Client, robot: Program, verb: str
+) -> None:
+    one, other = TaskFactory(state="running"), TaskFactory(state="running")
+    _, secret = ApiToken.objects.issue("any", scopes=["leasing_tasks.change_task"])
+    anybody = {"Authorization": f"Bearer {secret}"}
+
+    def sent(task: Task, **headers: Any) -> int:
+        ended = {"id": task.pk, "lease_key": lease_key_of(task), "error": "it broke"}
+        if verb != "fail":
+            del ended["error"]
+        path, body = f"/tasks/{verb}", {"tasks": [ended]}
+        answer = (
+            call(client, "PUT", path, body, **headers) if headers else robot.call("PUT", path, body)
+        )
+        return int(answer.body["results"][0]["status"])
+
+    assert sent(one, headers=anybody) == 202
+    assert sent(other) == 409
+    other.refresh_from_db()
+    assert (other.status, other.renewals) == ("running", 0)
 
 
 def test_a_token_enqueues_in_its_queues(robot: Program) -> None:
