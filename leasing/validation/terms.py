@@ -31,8 +31,8 @@ class Terms:
     #: not asked.
     preempt_after: timedelta | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    #: The request of the caller, if it may be sent again: the ids of its grants are made of it, so
-    #: that it finds them.
+    #: The request of the caller, if it may be sent again: the ids of its grants begin as it does,
+    #: so that it finds them, and end at random, so that no two are the same.
     request_id: uuid.UUID | None = None
 
     def new_grant(self, row: Any) -> uuid.UUID:
@@ -40,13 +40,20 @@ class Terms:
         have the same."""
         if self.request_id is None:
             return uuid.uuid4()
-        return _grant_id(self.request_id, row.pk, row.grants + 1)
+        return uuid.UUID(bytes=self.request_id.bytes[:8] + uuid.uuid4().bytes[8:])
 
     def granted(self, row: Any) -> bool:
         """Return True if the latest grant of ``row`` was made for the same request."""
-        if self.request_id is None:
+        if self.request_id is None or row.grant_id is None:
             return False
-        return bool(row.grant_id == _grant_id(self.request_id, row.pk, row.grants))
+        return bool(row.grant_id.bytes[:8] == self.request_id.bytes[:8])
+
+    @property
+    def grants_of_request(self) -> tuple[uuid.UUID, uuid.UUID]:
+        """The lowest and the highest id of a grant that is made for the request."""
+        assert self.request_id is not None
+        begin = self.request_id.bytes[:8]
+        return uuid.UUID(bytes=begin + bytes(8)), uuid.UUID(bytes=begin + b"\xff" * 8)
 
     @classmethod
     def check(
@@ -73,10 +80,6 @@ class Terms:
         except TypeError:  # what cannot be looked up is refused by its check
             terms = _checked.__wrapped__(settings, *asked)
         return terms if metadata is None else replace(terms, metadata=_check_metadata(metadata))
-
-
-def _grant_id(request_id: uuid.UUID, key: Any, number: int) -> uuid.UUID:
-    return uuid.uuid5(request_id, f"{number}:{key}")
 
 
 @lru_cache(maxsize=256, typed=True)

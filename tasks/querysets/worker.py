@@ -87,10 +87,15 @@ def _claim_for(
             raise ClaimUnderWay
         take_write_lock(rows)
         mine = rows._instances().running().unexpired().filter(holder=terms.holder)
-        again = [task for task in mine.with_state() if terms.granted(task)]
+        again = mine.filter(grant_id__range=terms.grants_of_request).with_state()
         if again:
             return [], sorted(again, key=_in_order)
-        return _claim_within(rows, terms, queues, limit), []
+        if not postgres.serves(rows.db):
+            return _claim_within(rows, terms, queues, limit), []
+        claimed, more = one_statement.claim(rows, terms, queues, limit)
+        if more and len(claimed) < limit:
+            claimed += _claim_within(rows, terms, queues, limit - len(claimed))
+        return sorted(claimed, key=_in_order), []
 
 
 def take(

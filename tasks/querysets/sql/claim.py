@@ -19,6 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
+from django.db.models import BooleanField
+from django.db.models.expressions import RawSQL
 
 from leasing.db.cached_cursors import new_cursor
 from leasing.db.row_reader import reader
@@ -40,10 +42,12 @@ from tasks.querysets.sql.claim_text import (
 )
 from tasks.querysets.sql.cursors import ClaimCursor, claim_cursor_of
 from tasks.querysets.sql.statements import (
+    MARKS,
     cached_statement,
     key_of,
     plan,
     plan_took,
+    table_of,
 )
 
 if TYPE_CHECKING:
@@ -194,6 +198,8 @@ def claim(
     """Grant up to ``limit`` ready tasks of every kind that need no seat, with every column, as
     model instances. Returns them, and whether there may be more."""
     most = _most(limit)
+    if terms.request_id is not None:
+        rows = rows.filter(_not_of_request(rows))
     statement = (
         cached_statement(("claim", most), rows, partial(claim_statement, most=most)) + plan()
     )
@@ -214,12 +220,22 @@ def claim(
 
 
 def _parameters(terms: Terms, queues: Sequence[str], limit: int) -> dict[str, Any]:
-    return {
-        "holder": terms.holder,
-        "ttl": terms.ttl,
-        "queues": list(queues),
-        "noise": _new_grants(limit),
-    }
+    noise = _new_grants(limit)
+    parameters: dict[str, Any] = {"holder": terms.holder, "ttl": terms.ttl, "queues": list(queues)}
+    if terms.request_id is not None:
+        begin = terms.request_id.bytes[:8]
+        noise = b"".join(begin + noise[at : at + 8] for at in range(8, 16 * limit, 16))
+        parameters["lowest"], parameters["highest"] = terms.grants_of_request
+    return {**parameters, "noise": noise}
+
+
+def _not_of_request(rows: TaskRows) -> Any:
+    """The condition that the latest grant of a task was not made for the request that claims: that
+    has ended, and is not granted twice."""
+    within = (
+        f"{table_of(rows)}.grant_id BETWEEN {MARKS['lowest']}::uuid AND {MARKS['highest']}::uuid"
+    )
+    return RawSQL(f"({within}) IS NOT TRUE", [], output_field=BooleanField())
 
 
 def _new_grants(count: int) -> bytes:

@@ -509,6 +509,18 @@ def test_a_request_never_claims_a_task_twice() -> None:
     assert again.grant_id != task.grant_id
 
 
+def test_a_claim_that_may_be_repeated_takes_no_statement_for_each_task(
+    on_postgresql: None, django_assert_max_num_queries: Any
+) -> None:
+    TaskFactory.create_batch(20)
+    Task.objects.claim("ann", limit=1, request_id=uuid.uuid4())
+
+    with django_assert_max_num_queries(8):
+        claimed = Task.objects.claim("ann", limit=19, request_id=uuid.uuid4())
+
+    assert len({task.grant_id for task in claimed}) == 19
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_claim_is_refused_while_the_same_request_still_claims(
     other_session: OtherSession, on_postgresql: None
