@@ -18,6 +18,7 @@ from tasks.conf import task_settings
 from tasks.models import Schedule, Task
 from tasks.notifier import SECOND_POLL_AFTER, Listener, waited_for
 from tasks.querysets import TaskQuerySet
+from tasks.querysets.sql.cursors import begin_again
 from tasks.registry import KINDS
 from tasks.runtime.service_threads import ServiceThreads
 
@@ -53,6 +54,8 @@ class Poller:
         #: since the last second look.
         self._heard: dict[str, int] = {}
         self._heard_lately: dict[str, int] = {}
+        #: True if the next claim is to begin at the beginning.
+        self._begins_again = False
         #: When a task of which kinds is due, and since when that is known: see ``wait_busy``.
         self._next_due_at, self._asked_at = float("-inf"), float("-inf")
         self._asked_kinds: Sequence[int] = ()
@@ -87,7 +90,8 @@ class Poller:
         elif what == "wait":
             waited_for.add(which)
         elif what == "all":
-            self._look_soon(dict.fromkeys(self._queues, ABOVE_ALL))
+            self._begins_again = True
+            self._look_soon({})
         elif what == "queue":
             number, _, queue = which.partition(" ")
             with suppress(ValueError):  # any session of the database can send on this channel
@@ -104,7 +108,11 @@ class Poller:
 
     def take_heard(self) -> dict[str, int]:
         """Return the highest priority of what has become ready in each queue, as far as was heard
-        since the last call."""
+        since the last call. The claim that follows begins at the beginning where that matters."""
+        if self._begins_again:
+            self._begins_again = False
+            for queue in self._queues:
+                begin_again(queue, ABOVE_ALL)
         with self._lock:
             heard, self._heard = self._heard, {}
         return heard
