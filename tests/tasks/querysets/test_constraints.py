@@ -218,7 +218,7 @@ def test_a_row_stands_in_few_indexes() -> None:
 
     assert conditions.count("every row") == 1
     assert sum("status" in condition for condition in conditions) == 4
-    assert sum("NOT NULL" in condition for condition in conditions) == 5
+    assert sum("NOT NULL" in condition for condition in conditions) == 6
     assert len(conditions) == 10
 
 
