@@ -212,7 +212,7 @@ def claim(
     plan_took(clock() - sent_at, len(answers))
     read = reader(rows.model, rows.db)
     *_, passed_over, now = answers[0]
-    claimed = [answer for answer in answers if answer[read.key] is not None]
+    claimed = [columns for *columns, _, _ in answers if columns[read.key] is not None]
     tasks: list[Task] = read.rows(claimed)
     for task in tasks:
         task.now, task.sent_at = now, sent_at
