@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
 from leasing.conf import leasing_settings
@@ -31,8 +32,8 @@ class Terms:
     #: not asked.
     preempt_after: timedelta | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    #: The request of the caller, if it may be sent again: the ids of its grants begin as it does,
-    #: so that it finds them, and end at random, so that no two are the same.
+    #: The request of the caller, if it may be sent again: the ids of its grants begin with a digest
+    #: of it, so that it finds them, and end at random, so that no two are the same.
     request_id: uuid.UUID | None = None
 
     def new_grant(self, row: Any) -> uuid.UUID:
@@ -40,19 +41,25 @@ class Terms:
         have the same."""
         if self.request_id is None:
             return uuid.uuid4()
-        return uuid.UUID(bytes=self.request_id.bytes[:8] + uuid.uuid4().bytes[8:])
+        return uuid.UUID(bytes=self.begin_of_grants + uuid.uuid4().bytes[8:])
 
     def granted(self, row: Any) -> bool:
         """Return True if the latest grant of ``row`` was made for the same request."""
         if self.request_id is None or row.grant_id is None:
             return False
-        return bool(row.grant_id.bytes[:8] == self.request_id.bytes[:8])
+        return bool(row.grant_id.bytes[:8] == self.begin_of_grants)
+
+    @property
+    def begin_of_grants(self) -> bytes:
+        """The first half of the id of a grant that is made for the request: a digest of all of the
+        request's, for UUIDs that are made of the time begin alike within a millisecond."""
+        assert self.request_id is not None
+        return blake2b(self.request_id.bytes, digest_size=8).digest()
 
     @property
     def grants_of_request(self) -> tuple[uuid.UUID, uuid.UUID]:
         """The lowest and the highest id of a grant that is made for the request."""
-        assert self.request_id is not None
-        begin = self.request_id.bytes[:8]
+        begin = self.begin_of_grants
         return uuid.UUID(bytes=begin + bytes(8)), uuid.UUID(bytes=begin + b"\xff" * 8)
 
     @classmethod

@@ -223,7 +223,7 @@ def _parameters(terms: Terms, queues: Sequence[str], limit: int) -> dict[str, An
     noise = _new_grants(limit)
     parameters: dict[str, Any] = {"holder": terms.holder, "ttl": terms.ttl, "queues": list(queues)}
     if terms.request_id is not None:
-        begin = terms.request_id.bytes[:8]
+        begin = terms.begin_of_grants
         noise = b"".join(begin + noise[at : at + 8] for at in range(8, 16 * limit, 16))
         parameters["lowest"], parameters["highest"] = terms.grants_of_request
     return {**parameters, "noise": noise}

@@ -509,6 +509,18 @@ def test_a_request_never_claims_a_task_twice() -> None:
     assert again.grant_id != task.grant_id
 
 
+def test_requests_whose_ids_begin_alike_are_not_taken_for_one() -> None:
+    TaskFactory.create_batch(2)
+    moment = uuid.uuid4().bytes[:8]
+    one, two = (uuid.UUID(bytes=moment + uuid.uuid4().bytes[8:]) for _ in range(2))
+
+    (first,) = Task.objects.claim("ann", request_id=one)
+    (second,) = Task.objects.claim("ann", request_id=two)
+
+    assert first.pk != second.pk
+    assert [task.pk for task in Task.objects.claim("ann", request_id=two)] == [second.pk]
+
+
 def test_a_claim_that_may_be_repeated_takes_no_statement_for_each_task(
     on_postgresql: None, django_assert_max_num_queries: Any
 ) -> None:
