@@ -90,11 +90,13 @@ def _claim_for(
         again = mine.filter(grant_id__range=terms.grants_of_request).with_state()
         if again:
             return [], sorted(again, key=_in_order)
+        # What it was granted before, and has ended, hides none of what stands behind it.
+        others = rows.exclude(grant_id__range=terms.grants_of_request)
         if not postgres.serves(rows.db):
-            return _claim_within(rows, terms, queues, limit), []
+            return _claim_within(others, terms, queues, limit), []
         claimed, more = one_statement.claim(rows, terms, queues, limit)
         if more and len(claimed) < limit:
-            claimed += _claim_within(rows, terms, queues, limit - len(claimed))
+            claimed += _claim_within(others, terms, queues, limit - len(claimed))
         return sorted(claimed, key=_in_order), []
 
 

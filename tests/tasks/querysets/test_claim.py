@@ -521,6 +521,18 @@ def test_requests_whose_ids_begin_alike_are_not_taken_for_one() -> None:
     assert [task.pk for task in Task.objects.claim("ann", request_id=two)] == [second.pk]
 
 
+def test_what_a_repeated_claim_has_given_back_hides_no_other_task() -> None:
+    front, behind = TaskFactory.create_batch(2)
+    request = uuid.uuid4()
+    (task,) = Task.objects.claim("ann", request_id=request)
+    assert task.pk == front.pk
+    Task.objects.give_back(task, "not now")
+
+    (other,) = Task.objects.claim("ann", request_id=request)
+
+    assert other.pk == behind.pk
+
+
 def test_a_claim_that_may_be_repeated_takes_no_statement_for_each_task(
     on_postgresql: None, django_assert_max_num_queries: Any
 ) -> None:
