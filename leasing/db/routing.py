@@ -11,7 +11,7 @@ primary of the replica it was read from.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from typing import Any, Self, TypeVar
 
@@ -30,8 +30,8 @@ Row = TypeVar("Row", bound=models.Model)
 class RoutedQuerySet(models.QuerySet[Row]):
     """Rows of one of our models, or of a model that can be leased."""
 
-    #: The verbs that a manager calls on rows that it keeps: they narrow copies, and read nothing
-    #: of the queryset itself.
+    #: The verbs of this class that a manager calls on rows that it keeps: they narrow copies, and
+    #: read nothing of the queryset itself.
     kept_for: frozenset[str] = frozenset()
     #: True of rows that are kept.
     is_kept = False
@@ -92,7 +92,7 @@ def _as_manager(kind: Any) -> Any:
     """``as_manager`` of Django's, which calls the verbs in ``kept_for`` on rows that are kept."""
     base: Any = models.Manager
     made = base.from_queryset(kind)
-    for name in kind.kept_for:
+    for name in _kept_verbs(kind):
         setattr(made, name, _on_kept_rows(name, getattr(kind, name)))
     manager = made()
     manager._built_with_asmanager = True
@@ -101,6 +101,15 @@ def _as_manager(kind: Any) -> Any:
 
 # Type checkers know the manager by Django's own method, and take it from there.
 RoutedQuerySet.as_manager = classmethod(_as_manager)  # type: ignore[method-assign, assignment]
+
+
+def _kept_verbs(kind: Any) -> Iterator[str]:
+    """The verbs in ``kept_for``, but for those that a subclass has replaced: they may read rows of
+    the queryset, which would remember them."""
+    for name in kind.kept_for:
+        found = next(each for each in kind.__mro__ if {name, "kept_for"} & vars(each).keys())
+        if "kept_for" in vars(found):
+            yield name
 
 
 def _on_kept_rows(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

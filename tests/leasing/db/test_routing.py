@@ -18,6 +18,7 @@ from leasing.db.routing import OWN_APPS
 from leasing.exceptions import LeaseHeld
 from leasing.functions import database_now
 from leasing.models import Lease, LeaseEvent
+from leasing.querysets.leasable import LeasableQuerySet
 from leasing.testing import assert_free, assert_held
 from tests import databases
 from tests.factories import LeaseFactory
@@ -351,6 +352,22 @@ def test_verbs_of_a_manager_read_rows_that_were_made_since() -> None:
             assert Order.objects.count() == number + 1
         held = Order.objects.renew(Order.objects.acquire(order))
         assert Order.objects.release(held).grants == 2
+
+
+def test_a_verb_that_a_queryset_replaces_remembers_no_rows() -> None:
+    seen: list[int] = []
+
+    class Counted(LeasableQuerySet[Order]):
+        def acquire(self, row: Order, **terms: Any) -> Order:
+            seen.append(len(self))
+            return super().acquire(row, **terms)
+
+    counted: Any = Counted.as_manager()
+    counted.model = Order
+    for _ in range(2):
+        counted.acquire(Order.objects.create())
+
+    assert seen == [1, 2]
 
 
 @with_shard
