@@ -183,8 +183,14 @@ def claim_next_task(request: HttpRequest, body: Claim) -> Any:
         shown = [shown_to_claimer(task) for task in claimed]
         return rendered(Status(202, ClaimedTasks(tasks=shown)))
 
-    attempt = Undoable(claim, partial(tasks().give_back_many, reason=HUNG_UP, begun=False))
+    # A request that may be sent again keeps what it claimed: the one that repeats it finds it.
+    undo = _keep if again else partial(tasks().give_back_many, reason=HUNG_UP, begun=False)
+    attempt = Undoable(claim, undo)
     return answer_with(request, body.wait, partial(claiming, attempt, queues), answer)
+
+
+def _keep(claimed: list[Task]) -> None:
+    """Leave the tasks to the client."""
 
 
 _REFUSED: dict[int, Any] = {200: Notice, 409: Notice | Error}

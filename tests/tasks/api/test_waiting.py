@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from leasing.api import waiting
 from leasing.runtime.clock import clock
 from tasks.api.waiting import claimers
 from tasks.models import Task, TaskStatus
+from tasks.querysets import TaskQuerySet
 from tests.api_calls import call
 from tests.event_loop import calls_in_turn, in_loop, settled, until
 from tests.leasing.support import PATIENCE, OtherSession
@@ -91,8 +94,9 @@ def test_an_enqueue_of_another_process_wakes_them(on_postgresql: None) -> None:
 # In an event loop
 
 
-def asked(client: AsyncClient) -> asyncio.Task[Any]:
-    sent = client.post("/api/tasks/next", NEXT, content_type="application/json")
+def asked(client: AsyncClient, **headers: str) -> asyncio.Task[Any]:
+    kind = "application/json"
+    sent = client.post("/api/tasks/next", NEXT, content_type=kind, headers=headers)
     return asyncio.ensure_future(sent)
 
 
@@ -124,6 +128,39 @@ def test_a_client_that_hangs_up_gets_no_task() -> None:
         await settled()  # a look that was on its way takes the task, and gives it back
         task = await Task.objects.aget()
         assert (task.status, task.attempts) == (TaskStatus.READY, 0)
+
+    with calls_in_turn():
+        in_loop(body)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("may_repeat", [False, True])
+def test_a_request_that_may_be_sent_again_finds_its_task_after_its_client_hung_up(
+    may_repeat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = {"Idempotency-Key": str(uuid.uuid4())} if may_repeat else {}
+    under_way, go_on = threading.Event(), threading.Event()
+    claim = TaskQuerySet.claim
+
+    def held_up(*args: Any, **options: Any) -> Any:
+        under_way.set()
+        assert go_on.wait(PATIENCE)
+        return claim(*args, **options)
+
+    monkeypatch.setattr(TaskQuerySet, "claim", held_up)
+
+    async def body(client: AsyncClient) -> None:
+        task = await sync_to_async(Task.objects.enqueue)("jobs.echo")
+        request = asked(client, **key)
+        await until(under_way.is_set)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        go_on.set()
+        await settled()
+        await task.arefresh_from_db()
+        assert (task.status == TaskStatus.RUNNING) is may_repeat
+        assert (await asked(client, **key)).json()["id"] == task.pk
 
     with calls_in_turn():
         in_loop(body)
