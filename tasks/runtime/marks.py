@@ -66,8 +66,10 @@ class Marks:
     def begin(self, grant: str) -> None:
         """Mark that the handler of the task under ``grant`` is about to be called. Raises
         IndexError if there is no place."""
-        self._places[grant] = place = self._free.pop()
+        place = self._free.pop()
         self._map[place : place + GRANT] = grant.encode()
+        # Last: a timeout may clear it from here on, and the place is somebody else's then.
+        self._places[grant] = place
 
     def clear(self, grants: Iterable[str]) -> None:
         """Clear the marks, where there are any: the outcomes are stored."""

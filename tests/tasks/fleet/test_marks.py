@@ -67,6 +67,23 @@ def test_what_was_being_marked_when_the_worker_was_killed_matches_no_grant() -> 
 
 
 @pytest.mark.once
+def test_a_mark_that_another_thread_clears_at_once_is_not_written_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = Marks(1, 0)
+
+    class ClearedAtOnce(dict[str, int]):
+        def __setitem__(self, grant: str, place: int) -> None:
+            super().__setitem__(grant, place)
+            known.clear([grant])
+
+    monkeypatch.setattr(known, "_places", ClearedAtOnce())
+    known.begin(ONE_MORE)
+
+    assert known.begun() == set()
+
+
+@pytest.mark.once
 def test_a_map_that_has_no_place_for_all_that_may_be_in_the_worker_is_full() -> None:
     known = Marks(3, 1)
     fill(known, UNSTORED)
