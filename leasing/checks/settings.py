@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LIKE = 0.6
 #: psycopg's number for it.
 READ_COMMITTED = 2
+#: Attributes that verbs set on the rows that they return, or annotate.
+SET_ON_ROWS = frozenset({"now", "previous_expired_at", "sent_at", "state"})
 
 
 NUMBERS = (
@@ -189,6 +191,14 @@ def _check_model(model: type[Leasable]) -> Iterator[CheckMessage]:
             hint="Lease a name instead: Lease.objects.hold(...).",
             obj=model,
             id="leasing.E018",
+        )
+    if taken := sorted({field.name for field in model._meta.get_fields()} & SET_ON_ROWS):
+        yield Error(
+            f"{model._meta.label} has fields with names that verbs set on its rows: "
+            f"{', '.join(taken)}.",
+            hint="Rename them; with db_column= the columns keep their names.",
+            obj=model,
+            id="leasing.E032",
         )
     owner = model.leased_model()
     names = {constraint.name for constraint in owner._meta.constraints}

@@ -212,6 +212,18 @@ def test_a_model_whose_manager_has_no_verbs_is_refused(
 
 
 @isolate_apps("tests.leasing")
+def test_a_field_that_verbs_would_overwrite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Boat(Leasable):
+        sent_at = models.DateTimeField(null=True)  # type: ignore[assignment]
+        state = models.TextField()  # type: ignore[assignment]
+
+        class Meta(Leasable.Meta):
+            app_label = "leasing"
+
+    assert _problems_of(Boat, monkeypatch) == ["leasing.E032"]
+
+
+@isolate_apps("tests.leasing")
 def test_a_model_of_ones_own_inherits_constraints_and_verbs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
