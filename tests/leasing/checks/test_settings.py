@@ -215,7 +215,7 @@ def test_a_model_whose_manager_has_no_verbs_is_refused(
 def test_a_field_that_verbs_would_overwrite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Boat(Leasable):
         sent_at = models.DateTimeField(null=True)  # type: ignore[assignment]
-        state = models.TextField()  # type: ignore[assignment]
+        state = models.TextField()
 
         class Meta(Leasable.Meta):
             app_label = "leasing"
