@@ -129,6 +129,12 @@ class Completer:
                 self._start()
                 self._wakes.notify()
 
+    def look_again(self) -> None:
+        """Store what waits for other outcomes, if none are to come any more."""
+        if self._state is WriterState.COLLECTING:
+            with self._wakes:
+                self._wakes.notify()
+
     def replace_stuck_writer(self) -> None:
         """Start another writer for what waits, if the present one has been storing for too long."""
         with self._wakes:

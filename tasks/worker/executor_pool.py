@@ -148,6 +148,8 @@ class ExecutorPool:
             executor = self._asked[request.kinds[-1]]
             executor.has_more = request.has_more
             executor.may_prefetch = not request.passed_over and cautious.isdisjoint(request.kinds)
+        if not self.have_more:
+            self.completer.look_again()
 
     def note_ready(self, queue: str, priority: int) -> None:
         """Note that something of ``priority`` has become ready in ``queue``: the next claim is also
