@@ -35,18 +35,29 @@ ENVIRONMENT = {
     "LEASING_TTL": "",
 }
 
-#: Folders in which no test has SQL of its own: what is done to rows there is done by the verbs of
-#: `querysets`, which are tested on every database. All their tests count as marked `once`.
+#: Folders whose tests have no SQL of their own: what is done to rows there is done by the verbs of
+#: `querysets`, which are tested on every database, or read by Django's ORM. All their tests count
+#: as marked `once`: `make rest` runs them on PostgreSQL.
 ONCE = (
+    "leasing/admin",
     "leasing/api",
+    "leasing/celery",
+    "leasing/client",
+    "leasing/dashboard",
     "leasing/testing",
+    "leasing/views",
+    "leasing/web",
+    "tasks/admin",
     "tasks/api",
     "tasks/celery",
+    "tasks/client",
+    "tasks/dashboard",
     "tasks/diagnosis",
     "tasks/django_api",
     "tasks/execution",
     "tasks/management",
     "tasks/testing",
+    "tasks/views",
     "tasks/worker",
 )
 #: Races between processes. On SQLite, where one writes at a time, they count as marked `rest`.

@@ -95,7 +95,7 @@ def _claim_for(
         if not postgres.serves(rows.db):
             return _claim_within(others, terms, queues, limit), []
         claimed, more = one_statement.claim(rows, terms, queues, limit)
-        if more and len(claimed) < limit:
+        if more:
             claimed += _claim_within(others, terms, queues, limit - len(claimed))
         return sorted(claimed, key=_in_order), []
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 EXPLAINED: dict[str, str] = {
+    "leasing.db.postgres.granting._granted: is_plain(rows.query) for"
+    " rows.is_kept or is_plain(rows.query)": (
+        "Rows that are kept are plain: this saves the look at their query."
+    ),
     "leasing.db.postgres.holding._RELEASE_AND_TELL: >= in"
     " `ASE WHEN w.wanted_until > {now} THEN pg_notify('{`": (
         "One notification more, in the microsecond in which the last who waits gives up."
@@ -16,6 +20,14 @@ EXPLAINED: dict[str, str] = {
     "leasing.querysets.lease.LeaseQuerySet._announce_free:"
     " lease.wanted_until >= lease.released_at for lease.wanted_until > lease.released_at": (
         "One notification more, in the microsecond in which the last who waits gives up."
+    ),
+    "leasing.querysets.states.LeaseRows._each_once: not joins.repeats(self) for"
+    " self.is_kept or not joins.repeats(self)": (
+        "Rows that are kept join nothing: this saves the look at their query."
+    ),
+    "leasing.querysets.states.LeaseRows._each_once: self.is_kept for"
+    " self.is_kept or not joins.repeats(self)": (
+        "The same rows, by their keys: this saves a subquery."
     ),
     "leasing.querysets.token_grants.TokenGrantQuerySet.reserve:"
     " taken + wanted >= bound for taken + wanted > bound": (
