@@ -15,8 +15,8 @@ class ServiceError(Exception):
 
 
 class ServiceUnavailable(ServiceError, ConnectionError):
-    """The service could not be reached, did not answer in time, or failed. The request may have had
-    its effect all the same.
+    """The service could not be reached, did not answer in time, or failed; or no token could be
+    read for it. The request may have had its effect all the same.
 
     ``is_permanent`` is true if another try at once would fail again: its certificate is refused,
     or it has met an error of its own.

@@ -162,7 +162,8 @@ class Transport:
 
     Args:
         url: The address of the API: ``https://leases.example.com/api``.
-        token: The token, or a function that returns it for each request; None: none.
+        token: The token, or a function that returns it for each request; None: none. A request
+            for which the function fails counts as not answered.
         timeout: Seconds until one try must be answered.
         patience: Seconds for which a request is tried again while the service does not answer.
         verify: False accepts any certificate; a context of ``ssl`` says which.
@@ -180,6 +181,8 @@ class Transport:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = checked_url(url)
+        if isinstance(token, str):
+            checked_token(token)
         self.timeout = timeout
         self.patience = patience
         self._token = token
@@ -292,7 +295,7 @@ class Transport:
 
     def _arguments(self, request: Request) -> dict[str, Any]:
         headers = {"Accept": "application/json", "User-Agent": "django-leasing-client"}
-        token = self._token() if callable(self._token) else self._token
+        token = self._read_token()
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         if request.key is not None:
@@ -309,6 +312,15 @@ class Transport:
             "content": content,
             "timeout": httpx.Timeout(allowed, connect=min(allowed, self.timeout)),
         }
+
+    def _read_token(self) -> str | None:
+        if not callable(self._token):
+            return self._token
+        try:
+            return checked_token(self._token())
+        except Exception as error:  # it may be about to be replaced: another try reads it again
+            what = plain(f"{type(error).__name__}: {error}")
+            raise ServiceUnavailable(f"There is no token for {self.url} ({what})") from error
 
     def _unreachable(self, request: Request, error: Exception) -> ServiceUnavailable:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -445,6 +457,16 @@ def checked_url(url: str) -> str:
     if parts.username or parts.password:
         raise ValueError("The address must contain no password: give the token instead.")
     return url.rstrip("/")
+
+
+def checked_token(token: str) -> str:
+    """Return ``token``. Raises ValueError, which does not tell it, if no header can have it."""
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(
+            "The token must be printable ASCII without spaces. One that was read from a file may "
+            "end with a line break."
+        )
+    return token
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:

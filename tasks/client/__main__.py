@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from leasing.client.exceptions import ServiceError
+from leasing.client.transport import checked_token
 from leasing.runtime.exit_codes import ExitCode
 from tasks.client.client import TaskClient
 from tasks.client.handlers import handlers
@@ -32,9 +33,10 @@ class TokenFile:
         changed_at = self._path.stat().st_mtime
         if changed_at != self._read_at:
             token = self._path.read_text().strip()
-            if not token.isascii() or not token.isprintable() or not token or " " in token:
-                raise ValueError(f"{self._path} does not contain a token.")
-            self._token, self._read_at = token, changed_at
+            try:
+                self._token, self._read_at = checked_token(token), changed_at
+            except ValueError as error:
+                raise ValueError(f"{self._path} contains no token. {error}") from None
         return self._token
 
 

@@ -165,6 +165,30 @@ def test_a_token_is_read_for_each_request(service: Service) -> None:
         leases.acquire("report:42", "web-1")
 
 
+@pytest.mark.parametrize("token", ["leasing_secret\n", "leasing_secret\u00e9", "my secret", ""])
+def test_a_token_that_no_header_can_have_is_refused_and_not_told(
+    service: Service, token: str
+) -> None:
+    with pytest.raises(ValueError, match="end with a line break") as refusal:
+        LeaseClient(service.url, token)
+    with pytest.raises(ServiceUnavailable, match="There is no token for") as failure:
+        LeaseClient(service.url, lambda: token, patience=0).get("report:42")
+
+    assert "secret" not in f"{refusal.value!r} {failure.value!r} {failure.value.__cause__!r}"
+
+
+def test_a_token_that_cannot_be_read_for_a_moment_is_read_again(service: Service) -> None:
+    errors = [FileNotFoundError("/run/secrets/token"), ValueError("it is being written")]
+
+    def token() -> str:
+        if errors:
+            raise errors.pop()
+        return service.token
+
+    with LeaseClient(service.url, token) as leases:
+        assert leases.get("report:42") is None
+
+
 def test_a_revoked_token_ends_renewals_and_trust(service: Service, leases: LeaseClient) -> None:
     with leases.hold("report:42", ttl=1) as hold:
         ApiToken.objects.all().revoke()
