@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -172,35 +172,23 @@ class LeaseCalls:
 
         Args:
             proofs: The proofs of their grants.
-            timeout: Seconds until one request must be answered; none is sent again then.
+            timeout: Seconds until all must be answered; no request is sent again then.
         """
-        found = Renewals()
         items = [{"resource": each.resource, "lease_key": each.lease_key} for each in proofs]
-        left = list(proofs)
-        for portion in in_portions(items, RENEWED_TOGETHER, BODY_SIZE):
-            batch, left = left[: len(portion)], left[len(portion) :]
-            request = Request("PUT", "/leases/renew/batch", {"leases": portion}, timeout=timeout)
-            try:
-                patience = None if timeout is None else 0.0
-                answer: Answer = yield from self.transport.sending(request, patience=patience)
-                self._note_renewals(found, batch, answer)
-            except ServiceError:
-                if not found.renewed:
-                    raise
-                break  # the rest is tried again shortly
-        return found
+        portions = in_portions(items, RENEWED_TOGETHER, BODY_SIZE)
 
-    def _note_renewals(self, found: Renewals, batch: list[Proof], answer: Answer) -> None:
-        if answer.status != 200:
-            raise RequestRefused(answer.status, answer.message)
-        for proof, result in zip(batch, results_of(answer, len(batch)), strict=True):
+        def ask(portion: list[Any], timeout: float | None) -> Request:
+            return Request("PUT", "/leases/renew/batch", {"leases": portion}, timeout=timeout)
+
+        def note(found: Renewals, proof: Proof, result: Any) -> None:
             status = checked_field(result, "status", int)
             if status == 201:
                 found.renewed[proof] = renewal_of(result.get("lease"))
-            elif status in (404, 409):
-                found.lost[proof] = reason_of(proof.resource, str(result.get("error") or ""))
             else:
-                raise RequestRefused(status, str(result.get("error")))
+                text = refusal_of(result, status)
+                found.lost[proof] = reason_of(proof.resource, text)
+
+        return renewing(self.transport, proofs, portions, ask, note, timeout)
 
     def release(self, grant: Grant) -> Steps[None]:
         """Release ``grant``. A second call changes nothing. Raises LeaseLost."""
@@ -295,6 +283,55 @@ def results_of(answer: Answer, count: int) -> Iterable[Any]:
     if len(results) != count:
         raise InvalidAnswer(f"The answer has {len(results)} results, not {count}.")
     return results
+
+
+def renewing(
+    transport: Transport,
+    proofs: Sequence[Proof],
+    portions: Iterable[list[Any]],
+    ask: Callable[[list[Any], float | None], Request],
+    note: Callable[[Renewals, Proof, Any], None],
+    timeout: float | None,
+) -> Steps[Renewals]:
+    """Renew by one request for each portion. What was not answered when one fails is in neither
+    list.
+
+    Args:
+        transport: Sends the requests.
+        proofs: The proofs of the grants.
+        portions: The items that name them, in the same order.
+        ask: Returns the request for a portion, to be answered within so many seconds.
+        note: Notes the result of one item.
+        timeout: Seconds until all must be answered; no request is sent again then.
+    """
+    found, left = Renewals(), list(proofs)
+    until = None if timeout is None else clock() + timeout
+    patience = None if timeout is None else 0.0
+    for portion in portions:
+        batch, left = left[: len(portion)], left[len(portion) :]
+        rest = None if until is None else until - clock()
+        if rest is not None and rest <= 0:
+            break
+        try:
+            answer: Answer = yield from transport.sending(ask(portion, rest), patience=patience)
+            if answer.status != 200:
+                raise RequestRefused(answer.status, answer.message)
+            for proof, result in zip(batch, results_of(answer, len(batch)), strict=True):
+                note(found, proof, result)
+        except ServiceError:
+            if not found.renewed:
+                raise
+            break
+    return found
+
+
+def refusal_of(result: Any, status: int) -> str:
+    """Return the text with which one item of a batch was refused. Raises RequestRefused if that
+    says nothing about the item."""
+    text = str(result.get("error") or result.get("message") or "")
+    if status >= 500:
+        raise RequestRefused(status, text)
+    return text
 
 
 def reason_of(resource: str, message: str) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from leasing.client.calls import LeaseCalls
+from leasing.client.calls import LeaseCalls, Proof
 from leasing.client.exceptions import ServiceUnavailable
 from leasing.exceptions import LeaseError
-from leasing.runtime.aio import drive
+from leasing.runtime.aio import Steps, drive
 from leasing.runtime.event_lines import log
 from leasing.runtime.threads import start_thread
 from leasing.store import Grant, Renewals
@@ -41,17 +41,22 @@ class ServiceStore:
         self._renewer = threading.get_ident()
 
     def close(self) -> None:
-        """Nothing to close: connections are closed with the client."""
+        """Forget the thread: another may get its number. Connections are closed with the client."""
+        self._renewer = 0
 
     def abort(self) -> None:
         """Give up the request under way. Its own thread ends by its timeout."""
         self._errand.give_up()
 
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        renew = partial(drive, self._calls.renew_many(list(grants), timeout=timeout))
+        renew = partial(drive, self.renewing(list(grants), timeout))
         if threading.get_ident() == self._renewer:
             return self._errand.run(renew)
         return renew()
+
+    def renewing(self, proofs: Sequence[Proof], timeout: float) -> Steps[Renewals]:
+        """Return the steps that renew all ``proofs``, within ``timeout`` seconds."""
+        return self._calls.renew_many(proofs, timeout)
 
     def release(self, grant: Grant) -> None:
         drive(self._calls.release(grant))

@@ -86,6 +86,9 @@ class HttpStore(BaseStore):
     def open(self) -> None:
         self._service.open()
 
+    def close(self) -> None:
+        self._service.close()
+
     def abort(self) -> None:
         self._service.abort()
 

@@ -9,8 +9,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from leasing.client.calls import BODY_SIZE, Proof, moment_of, reason_of, renewal_of, results_of
-from leasing.client.exceptions import RequestRefused, ServiceError
+from leasing.client.calls import (
+    BODY_SIZE,
+    Proof,
+    moment_of,
+    reason_of,
+    refusal_of,
+    renewal_of,
+    renewing,
+    results_of,
+)
+from leasing.client.exceptions import RequestRefused
 from leasing.client.transport import Answer, Request, Transport, checked_field, in_portions
 from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import Steps
@@ -164,22 +173,14 @@ class TaskCalls:
 
         Args:
             proofs: The proofs of their grants.
-            timeout: Seconds until one request must be answered; none is sent again then.
+            timeout: Seconds until all must be answered; no request is sent again then.
         """
-        found = Renewals()
-        left = list(proofs)
-        for portion in _portions([proof_of(each) for each in proofs]):
-            batch, left = left[: len(portion)], left[len(portion) :]
-            request = Request("PUT", "/tasks/heartbeat", {"tasks": portion}, timeout=timeout)
-            try:
-                patience = None if timeout is None else 0.0
-                answer: Answer = yield from self._sending(request, patience=patience)
-                _note_heartbeats(found, batch, answer)
-            except ServiceError:
-                if not found.renewed:
-                    raise
-                break  # the rest is tried again shortly
-        return found
+        portions = _portions([proof_of(each) for each in proofs])
+
+        def ask(portion: list[Any], timeout: float | None) -> Request:
+            return Request("PUT", "/tasks/heartbeat", {"tasks": portion}, timeout=timeout)
+
+        return renewing(self.transport, proofs, portions, ask, _note_heartbeat, timeout)
 
     def complete_many(
         self, results: Sequence[tuple[Claimed, Any]], patience: float | None = None
@@ -309,18 +310,13 @@ def proof_of(proof: Proof) -> dict[str, Any]:
     return {"id": int(proof.resource), "lease_key": proof.lease_key}
 
 
-def _note_heartbeats(found: Renewals, batch: Sequence[Proof], answer: Answer) -> None:
-    if answer.status != 200:
-        raise RequestRefused(answer.status, answer.message)
-    for proof, result in zip(batch, results_of(answer, len(batch)), strict=True):
-        status = checked_field(result, "status", int)
-        if status == 202:
-            found.renewed[proof] = _heartbeat_of(result)
-        elif status in (200, 404, 409):
-            text = str(result.get("error") or result.get("message") or "")
-            found.lost[proof] = reason_of(f"task:{proof.resource}", text)
-        else:
-            raise RequestRefused(status, str(result.get("error")))
+def _note_heartbeat(found: Renewals, proof: Proof, result: Any) -> None:
+    status = checked_field(result, "status", int)
+    if status == 202:
+        found.renewed[proof] = _heartbeat_of(result)
+    else:
+        text = refusal_of(result, status)
+        found.lost[proof] = reason_of(f"task:{proof.resource}", text)
 
 
 def _heartbeat_of(result: Any) -> Renewal:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from leasing.client.calls import LeaseCalls
+from leasing.client.calls import LeaseCalls, Proof
 from leasing.client.store import ServiceStore
-from leasing.runtime.aio import drive
+from leasing.runtime.aio import Steps
 from leasing.store import Grant, Renewals
 from tasks.client.calls import TaskCalls
 
@@ -20,8 +18,8 @@ class TaskStore(ServiceStore):
         super().__init__(LeaseCalls(calls.transport))
         self._tasks = calls
 
-    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        return drive(self._tasks.heartbeat_many(list(grants), timeout=timeout))
+    def renewing(self, proofs: Sequence[Proof], timeout: float) -> Steps[Renewals]:
+        return self._tasks.heartbeat_many(proofs, timeout)
 
     def release(self, grant: Grant) -> None:
         """Nothing: the worker gives the task back."""

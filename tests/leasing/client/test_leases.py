@@ -10,7 +10,7 @@ from pytest_django import Settings
 
 from leasing.client import AsyncLeaseClient, LeaseClient
 from leasing.exceptions import LeaseError, LeaseHeld, LeaseLost, LeaseTimeout
-from leasing.models import Lease
+from leasing.models import ApiToken, Lease
 from leasing.runtime.clock import clock
 from tests.processes import wait_for
 from tests.remote import Service
@@ -70,6 +70,18 @@ def test_many_leases_are_renewed_by_one_request(service: Service, leases: LeaseC
     assert set(answer.renewed) == {grant.key for grant in grants[:3]}
     assert set(answer.lost) == {grants[3].key}
     assert len(service.network.requests) == 1
+
+
+def test_one_lease_that_its_token_may_not_renew_any_more_is_lost_alone(
+    leases: LeaseClient,
+) -> None:
+    grants = [leases.acquire(name, "web-1") for name in ("report:1", "crane:1", "report:2")]
+    ApiToken.objects.update(prefix="report:")
+
+    answer = leases.renew_many(grants)
+
+    assert set(answer.renewed) == {grants[0].key, grants[2].key}
+    assert "report:" in answer.lost[grants[1].key]
 
 
 def test_a_key_is_in_no_repr(leases: LeaseClient) -> None:

@@ -1,0 +1,71 @@
+"""Renewals of the tasks that a remote worker has in hand."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+
+import httpx
+import pytest
+
+from leasing.client import ServiceUnavailable
+from leasing.client.calls import Proof
+from leasing.client.transport import Transport
+from tasks.client.calls import TaskCalls
+from tasks.client.store import TaskStore
+from tests.processes import wait_for
+
+URL = "http://localhost/api"
+
+
+def test_the_renewing_thread_leaves_a_request_that_hangs() -> None:
+    hangs, asked = threading.Event(), threading.Event()
+
+    def hang(request: httpx.Request) -> httpx.Response:
+        asked.set()
+        hangs.wait(30)
+        return httpx.Response(200, json={"results": []})
+
+    store = TaskStore(TaskCalls(Transport(URL, transport=httpx.MockTransport(hang))))
+    errors: list[Exception] = []
+
+    def renew() -> None:
+        store.open()
+        try:
+            store.renew({Proof("17", "k" * 43): uuid.uuid4()}, timeout=60)
+        except ServiceUnavailable as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        assert asked.wait(20)
+        store.abort()
+        wait_for(lambda: bool(errors))
+    finally:
+        hangs.set()
+        thread.join(20)
+
+
+def test_all_requests_of_one_renewal_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, allowed = 100.0, []
+
+    def slowly(request: httpx.Request) -> httpx.Response:
+        nonlocal now
+        now += 0.6
+        allowed.append(request.extensions["timeout"]["read"])
+        one = {"status": 202, "ttl": 30, "remaining": 30}
+        return httpx.Response(
+            200, json={"results": [one for _ in json.loads(request.content)["tasks"]]}
+        )
+
+    monkeypatch.setattr("leasing.client.calls.clock", lambda: now)
+    store = TaskStore(TaskCalls(Transport(URL, transport=httpx.MockTransport(slowly))))
+
+    answer = store.renew(
+        {Proof(str(number), "k" * 43): uuid.uuid4() for number in range(250)}, timeout=1.0
+    )
+
+    assert allowed == [pytest.approx(1.0), pytest.approx(0.4)]
+    assert (len(answer.renewed), len(answer.lost)) == (200, 0)
