@@ -8,10 +8,7 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Protocol
 
-from leasing.store import Renewal, Store
-
-#: Holds renewed by one statement.
-BATCH = 1000
+from leasing.store import MAX_RENEWED, Renewal, Store
 
 
 class Renewable(Protocol):
@@ -66,7 +63,7 @@ def in_batches(holds: Iterable[Renewable]) -> Iterator[tuple[Group, dict[Any, Re
     groups: dict[Group, list[dict[Any, Renewable]]] = {}
     for hold in holds:
         batches = groups.setdefault(group_of(hold), [{}])
-        if len(batches[-1]) >= BATCH or hold.key in batches[-1]:
+        if len(batches[-1]) >= MAX_RENEWED or hold.key in batches[-1]:
             batches.append({})
         batches[-1][hold.key] = hold
     for group in sorted(groups, key=itemgetter(1)):

@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, Unpack
 
 if TYPE_CHECKING:
     import threading
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from leasing.conf import Wait
     from leasing.hold.hold import Hold, HoldCallback
     from leasing.validation.terms import Terms
+
+
+#: Grants that a store is asked to renew at once: as many as a service takes with one request.
+MAX_RENEWED: Final = 1000
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class Store(Hashable, Protocol):
         """Called on another thread: make a request of the renewing thread that hangs fail."""
 
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        """Renew each key's grant; give up after ``timeout`` seconds."""
+        """Renew each key's grant, MAX_RENEWED at most; give up after ``timeout`` seconds."""
 
     def release(self, grant: Grant) -> None:
         """Release the grant. Raises LeaseLost if it has ended already."""

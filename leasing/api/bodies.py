@@ -31,10 +31,10 @@ from leasing.conf import leasing_settings
 from leasing.runtime.suggestions import closest
 from leasing.validation.json_values import dumped_json
 from leasing.validation.names import MAX_NAME
+from leasing.validation.requests import MAX_BODY, MAX_RENEWAL_BODY
 
-#: The greatest size of a body, in bytes, and of those of addresses with another.
-MAX_BODY = 64 * 1024
-MAX_BODY_AT = {"/leases/renew/batch": 1024 * 1024}
+#: The greatest size of the bodies of addresses for which it is not MAX_BODY, in bytes.
+MAX_BODY_AT = {"/leases/renew/batch": MAX_RENEWAL_BODY}
 #: The deepest nesting of objects and lists: SQLite's JSON stops at 1,000, and so does Python.
 MAX_DEPTH = 64
 #: The greatest length of a number, in characters.

@@ -12,9 +12,8 @@ from leasing.api.keys import HoldersRequest, TermOut, term_shown
 from leasing.api.lists import Page
 from leasing.api.waiting import Wait
 from leasing.models import Leasable, Lease
+from leasing.store import MAX_RENEWED
 
-#: Leases that are renewed by one request.
-MAX_BATCH = 1000
 #: The greatest length of a reason, as ledgers keep it.
 MAX_REASON = 500
 
@@ -50,7 +49,7 @@ class RenewMany(Request):
     """Leases to renew. A malformed request is refused as a whole; any other error affects one
     lease."""
 
-    leases: list[Term] = Field(min_length=1, max_length=MAX_BATCH)
+    leases: list[Term] = Field(min_length=1, max_length=MAX_RENEWED)
 
 
 class Revoke(Request):

@@ -22,13 +22,11 @@ from leasing.client.transport import (
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.runtime.aio import Steps
 from leasing.runtime.clock import clock
-from leasing.store import Grant, Reason, Renewal, Renewals, Why
+from leasing.store import MAX_RENEWED, Grant, Reason, Renewal, Renewals, Why
 from leasing.validation.names import check_duration, check_name, default_holder
+from leasing.validation.requests import MAX_RENEWAL_BODY
 from leasing.waiting import Rest, pauses
 
-#: Leases that one request renews: as many as the API takes, in a body that it takes.
-RENEWED_TOGETHER: Final = 1000
-BODY_SIZE: Final = 1_000_000
 #: Seconds for which one request waits for a lease, at most; a longer wait is several requests.
 LONG_POLL: Final = 5.0
 #: A grant that took longer than this share of its ttl to arrive is renewed at once: trust counts
@@ -175,7 +173,7 @@ class LeaseCalls:
             timeout: Seconds until all must be answered; no request is sent again then.
         """
         items = [{"resource": each.resource, "lease_key": each.lease_key} for each in proofs]
-        portions = in_portions(items, RENEWED_TOGETHER, BODY_SIZE)
+        portions = in_portions(items, MAX_RENEWED, MAX_RENEWAL_BODY)
 
         def ask(portion: list[Any], timeout: float | None) -> Request:
             return Request("PUT", "/leases/renew/batch", {"leases": portion}, timeout=timeout)

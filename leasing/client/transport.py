@@ -46,6 +46,8 @@ LONGEST_PAUSE: Final = 5.0
 MAX_RETRY_AFTER: Final = 60.0
 #: Statuses after which a request is sent again.
 BUSY: Final = frozenset({429, 502, 503, 504})
+#: Bytes of a body around the items of a batch, at most.
+FRAME: Final = 100
 #: Characters of an unexpected answer that an error quotes.
 QUOTED: Final = 200
 
@@ -481,9 +483,10 @@ def in_portions(items: list[Any], most: int, size: int) -> Iterator[list[Any]]:
     Args:
         items: What is sent, each as JSON.
         most: Items in a request, at most.
-        size: Bytes of them in a request, at most, except of one that is larger alone.
+        size: Bytes of a body, at most, except of one whose only item is larger.
     """
     portion: list[Any] = []
+    size -= FRAME
     used = 0
     for item in items:
         length = len(encoded(item)) + 1

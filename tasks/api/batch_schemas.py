@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field
 from leasing.api.bodies import WHOLE, Name, Request, Text
 from leasing.api.keys import HoldersRequest
 from leasing.api.schemas import MAX_REASON
-from tasks.api.holders import MAX_BATCH, RETRY, output_field
+from leasing.validation.requests import MAX_TASKS
+from tasks.api.holders import RETRY, output_field
 from tasks.delays import LONGEST_DELAY
 
 
@@ -62,25 +63,25 @@ class Many(Request):
 class Heartbeats(Many):
     """Tasks whose leases to renew."""
 
-    tasks: list[One] = Field(min_length=1, max_length=MAX_BATCH)
+    tasks: list[One] = Field(min_length=1, max_length=MAX_TASKS)
 
 
 class Completions(Many):
     """Tasks to complete."""
 
-    tasks: list[Completion] = Field(min_length=1, max_length=MAX_BATCH)
+    tasks: list[Completion] = Field(min_length=1, max_length=MAX_TASKS)
 
 
 class Failures(Many):
     """Tasks of which an attempt failed."""
 
-    tasks: list[Failure] = Field(min_length=1, max_length=MAX_BATCH)
+    tasks: list[Failure] = Field(min_length=1, max_length=MAX_TASKS)
 
 
 class Returns(Many):
     """Tasks to give back."""
 
-    tasks: list[Return] = Field(min_length=1, max_length=MAX_BATCH)
+    tasks: list[Return] = Field(min_length=1, max_length=MAX_TASKS)
 
 
 class Result(BaseModel):

@@ -28,6 +28,7 @@ from leasing.api.waiting import Wait, answer_with
 from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import Undoable
 from leasing.validation.names import check_name
+from leasing.validation.requests import MAX_TASKS
 from tasks.api.rows import find, tasks
 from tasks.api.schemas import ClaimedTask, ClaimedTasks, HeldTask, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_claimer, shown_to_holder
@@ -36,8 +37,6 @@ from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStatus
 from tasks.payload import is_same_json
 
-#: Tasks of one batch.
-MAX_BATCH = 100
 #: Why tasks are given back whose claimer did not wait for the answer.
 HUNG_UP = "its client hung up"
 
@@ -72,13 +71,13 @@ class Claim(Request):
     """A request for tasks."""
 
     processor: Name = Field(description="The name of the holder.", examples=["worker-9"])
-    limit: Annotated[int, Field(ge=1, le=MAX_BATCH), WHOLE] | None = Field(
+    limit: Annotated[int, Field(ge=1, le=MAX_TASKS), WHOLE] | None = Field(
         None, description="Claim up to this many tasks; the answer is then a list."
     )
     queues: list[QueueName] | None = Field(
         None,
         min_length=1,
-        max_length=MAX_BATCH,
+        max_length=MAX_TASKS,
         description="Default: all.",
         examples=[["default"]],
     )

@@ -20,9 +20,10 @@ from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import IDEMPOTENT, request_id
 from leasing.api.principals import principal_of
+from leasing.validation.requests import MAX_TASKS
 from tasks import registry
 from tasks.api.errors import refusal_of
-from tasks.api.holders import MAX_BATCH, OF_TASK
+from tasks.api.holders import OF_TASK
 from tasks.api.rows import tasks
 from tasks.api.schemas import Given, HandlerName, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_owner
@@ -99,7 +100,7 @@ class EnqueueMany(Request):
     """Tasks to enqueue. A malformed request is refused as a whole; any other error affects one
     task."""
 
-    tasks: list[Enqueue] = Field(min_length=1, max_length=MAX_BATCH)
+    tasks: list[Enqueue] = Field(min_length=1, max_length=MAX_TASKS)
 
 
 class Enqueued(BaseModel):

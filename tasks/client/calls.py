@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from leasing.client.calls import (
-    BODY_SIZE,
     Proof,
     moment_of,
     reason_of,
@@ -25,10 +24,8 @@ from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import Steps
 from leasing.runtime.labels import TASKS
 from leasing.store import Grant, Renewal, Renewals
+from leasing.validation.requests import MAX_BODY, MAX_TASKS
 from tasks.exceptions import NotSerializable
-
-#: Tasks of one request, as many as the API takes.
-MAX_BATCH: Final = 100
 
 _GRANTS: Final = uuid.UUID("0b6f1d0e-3f0a-4a41-9c0f-6a2f3d1b5c7e")
 
@@ -272,7 +269,7 @@ def claiming(
         ttl: Seconds of the leases; None: as the service is configured.
         wait: Seconds to wait for a task, at most.
     """
-    body: dict[str, Any] = {"processor": processor, "limit": min(limit, MAX_BATCH)}
+    body: dict[str, Any] = {"processor": processor, "limit": min(limit, MAX_TASKS)}
     if queues is not None:
         body["queues"] = list(queues)
     if ttl is not None:
@@ -352,7 +349,7 @@ def _lost(resource: str, text: str) -> LeaseLost:
 
 def _portions(items: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     try:
-        return list(in_portions(list(items), MAX_BATCH, BODY_SIZE))
+        return list(in_portions(list(items), MAX_TASKS, MAX_BODY))
     except (TypeError, ValueError) as error:
         raise NotSerializable(f"The request is not JSON: {error}") from error
 

@@ -16,7 +16,8 @@ from typing import Any, Final
 from leasing.client.exceptions import RequestRefused
 from leasing.runtime.aio import drive
 from leasing.runtime.outage import Streak
-from tasks.client.calls import MAX_BATCH, Claimed, Refused, TaskCalls
+from leasing.validation.requests import MAX_TASKS
+from tasks.client.calls import Claimed, Refused, TaskCalls
 from tasks.client.log import log
 
 COMPLETE: Final = "complete"
@@ -68,7 +69,7 @@ class Completer:
         is_over = False
         while not (is_over and self._outcomes.empty()):
             batch = [self._outcomes.get()]
-            while len(batch) < MAX_BATCH and not self._outcomes.empty():
+            while len(batch) < MAX_TASKS and not self._outcomes.empty():
                 batch.append(self._outcomes.get())
             is_over = is_over or None in batch
             left = [outcome for outcome in batch if outcome is not None]

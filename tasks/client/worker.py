@@ -33,7 +33,8 @@ from leasing.runtime.clock import clock
 from leasing.runtime.outage import Streak
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_duration, check_name, default_holder
-from tasks.client.calls import MAX_BATCH, Claimed, claiming
+from leasing.validation.requests import MAX_TASKS
+from tasks.client.calls import Claimed, claiming
 from tasks.client.client import TaskClient
 from tasks.client.completer import Completer
 from tasks.client.execution import STOPPED, Execution, Loop, Threads
@@ -46,7 +47,7 @@ from tasks.exceptions import UnknownTask
 PREFETCH_SECONDS: Final = 0.25
 MAX_PREFETCH: Final = 200
 #: Tasks of which the service does not know the outcome, besides one for each slot, at most.
-MAX_IN_HAND: Final = MAX_PREFETCH + 2 * MAX_BATCH
+MAX_IN_HAND: Final = MAX_PREFETCH + 2 * MAX_TASKS
 #: Seconds between claims of a service that does not let a request wait.
 POLL_EVERY: Final = 1.0
 #: Seconds between looks at the work in hand, where nothing tells that it has changed.
@@ -164,7 +165,7 @@ class Worker:
                     continue
                 wait = 0.0 if until_empty else self._wait
                 request = claiming(
-                    self.name, min(room, MAX_BATCH), queues=self._queues, ttl=self._ttl, wait=wait
+                    self.name, min(room, MAX_TASKS), queues=self._queues, ttl=self._ttl, wait=wait
                 )
             try:
                 claimed, pause = drive(self._calls.claim(request, self.stopping))

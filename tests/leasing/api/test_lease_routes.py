@@ -8,8 +8,8 @@ import pytest
 from django.test import Client
 
 from leasing.api.keys import WRONG_KEY, lease_key_of
-from leasing.api.schemas import MAX_BATCH
 from leasing.models import AuditEntry, Lease, LeaseEvent
+from leasing.store import MAX_RENEWED
 from tests.api_calls import Answer, call
 from tests.factories import LeaseFactory, TaskFactory
 from tests.leasing.support import OtherSession, expire
@@ -90,7 +90,7 @@ def test_what_is_wrong_in_the_form_of_one_refuses_all(client: Client) -> None:
     for wrong in ({}, {"resource": 1}, {**term(good), "ttl": 5}, None, "x"):
         answer: Any = call(client, "PUT", "/leases/renew/batch", {"leases": [term(good), wrong]})
         assert answer.status == 400
-    for none in ([], [term(good)] * (MAX_BATCH + 1), None, term(good)):
+    for none in ([], [term(good)] * (MAX_RENEWED + 1), None, term(good)):
         assert call(client, "PUT", "/leases/renew/batch", {"leases": none}).status == 400
     assert not Lease.objects.filter(renewals__gt=0).exists()
 

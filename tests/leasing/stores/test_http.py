@@ -14,7 +14,6 @@ import pytest
 from django.test import override_settings
 
 from leasing import Leader
-from leasing.api.bodies import MAX_BODY
 from leasing.checks.stores import check_stores
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
 from leasing.hold import Hold
@@ -25,6 +24,7 @@ from leasing.stores import InvalidStore, stores
 from leasing.stores.http import HttpStore
 from leasing.stores.memory import MemoryStore
 from leasing.testing.keeper import ManualKeeper
+from leasing.validation.requests import MAX_BODY
 from leasing.validation.terms import Terms
 from tests.leasing.stores.served import InProcess, store_of_api
 from tests.leasing.support import OFTEN, PATIENCE

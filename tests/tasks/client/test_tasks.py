@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from leasing.exceptions import LeaseLost
+from leasing.validation.requests import MAX_BODY
 from tasks.client import AsyncTaskClient, RequestRefused, TaskClient
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskAttempt
@@ -73,6 +74,20 @@ def test_tasks_are_claimed_renewed_and_completed_together(
     assert len(service.network.requests) == 3
     assert Task.objects.filter(status="succeeded").count() == 100
     assert set(remote.heartbeat(claimed).lost) == {each.grant.key for each in claimed}
+
+
+def test_batches_are_cut_to_the_size_that_the_service_takes(
+    service: Service, remote: TaskClient
+) -> None:
+    text = "x" * 1500
+    remote.enqueue_many("jobs.echo", [{"word": text}] * 100)
+    claimed = remote.claim(100)
+
+    assert remote.complete_many([(each, text) for each in claimed]) == {}
+
+    sent = [each for each in service.network.requests if each.method != "GET"]
+    assert [len(each.content) > MAX_BODY for each in sent] == [False] * 7
+    assert Task.objects.filter(status="succeeded").count() == 100
 
 
 def test_a_holder_reports_checkpoints_and_fails(remote: TaskClient) -> None:
