@@ -17,6 +17,7 @@ from leasing.client.transport import (
     Request,
     Transport,
     checked_field,
+    checked_seconds,
     in_portions,
 )
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
@@ -246,7 +247,7 @@ def grant_of(answer: Answer) -> Grant:
         fencing_token=token,
         holder=holder,
         resource=resource,
-        ttl=float(answer.value("ttl", int, float)),
+        ttl=checked_seconds(answer.data, "ttl"),
         remaining=renewal.remaining,
         sent_at=answer.sent_at,
         expires_at=renewal.expires_at,
@@ -258,7 +259,7 @@ def renewal_of(data: Any) -> Renewal:
     """Return the renewal that the fields of an answer tell of. Raises InvalidAnswer."""
     return Renewal(
         expires_at=moment_of(checked_field(data, "expires_at", str)),
-        remaining=float(checked_field(data, "remaining", int, float)),
+        remaining=checked_seconds(data, "remaining"),
         yield_to=checked_field(data, "yield_to", str),
         is_last=checked_field(data, "is_last", bool),
     )

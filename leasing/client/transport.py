@@ -29,6 +29,7 @@ from leasing.client.exceptions import AccessDenied, InvalidAnswer, ServiceUnavai
 from leasing.runtime.aio import Steps, in_thread, run_later
 from leasing.runtime.clock import clock
 from leasing.runtime.terminal import plain
+from leasing.validation.names import LONGEST_DURATION
 from leasing.waiting import Rest, pauses
 
 try:
@@ -113,6 +114,15 @@ def checked_field(data: Any, name: str, *kinds: type) -> Any:
             "another version."
         )
     return value
+
+
+def checked_seconds(data: Any, name: str) -> float:
+    """Return the field ``name`` of ``data``, part of an answer. Raises InvalidAnswer if that is no
+    number of seconds: one without an end would be trusted for ever."""
+    value = checked_field(data, name, int, float)
+    if not abs(value) <= LONGEST_DURATION:
+        raise InvalidAnswer(f"The answer's {name} is no number of seconds that can be meant.")
+    return float(value)
 
 
 #: Called with what can send, and an answer that nobody waits for.
@@ -345,6 +355,8 @@ class Transport:
                 "configure the address of the API itself."
             )
         data = _object_of(body)
+        if data is None and status == 413:  # said by a proxy
+            data = {"error": "The request is too large for a proxy before the service."}
         retry_after = _seconds(response.headers.get("Retry-After", ""))
         if status in BUSY:  # a proxy may say so, in HTML
             return Answer(status, data or {}, sent_at, retry_after, request=request)

@@ -19,7 +19,14 @@ from leasing.client.calls import (
     results_of,
 )
 from leasing.client.exceptions import RequestRefused
-from leasing.client.transport import Answer, Request, Transport, checked_field, in_portions
+from leasing.client.transport import (
+    Answer,
+    Request,
+    Transport,
+    checked_field,
+    checked_seconds,
+    in_portions,
+)
 from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import Steps
 from leasing.runtime.labels import TASKS
@@ -292,13 +299,13 @@ def claimed_of(data: Any, answer: Answer) -> Claimed:
         fencing_token=token,
         holder=holder,
         resource=task.resource,
-        ttl=float(checked_field(data, "ttl", int, float)),
+        ttl=checked_seconds(data, "ttl"),
         remaining=renewal.remaining,
         sent_at=answer.sent_at,
         expires_at=renewal.expires_at,
         row=_Row(task.resource, holder, token, grant_id),
     )
-    timeout = checked_field(data, "timeout", int, float, type(None)) if "timeout" in data else None
+    timeout = None if data.get("timeout") is None else checked_seconds(data, "timeout")
     return Claimed(task, grant, data.get("checkpoint"), timeout)
 
 
@@ -318,7 +325,7 @@ def _note_heartbeat(found: Renewals, proof: Proof, result: Any) -> None:
 
 def _heartbeat_of(result: Any) -> Renewal:
     # A batch does not tell the deadline, which only people read.
-    remaining = float(checked_field(result, "remaining", int, float))
+    remaining = checked_seconds(result, "remaining")
     return Renewal(
         expires_at=datetime.now().astimezone() + timedelta(seconds=remaining),
         remaining=remaining,

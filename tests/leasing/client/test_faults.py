@@ -81,6 +81,17 @@ def test_a_release_whose_answer_was_lost_is_sent_again(
     assert Lease.objects.get().released_at is not None
 
 
+def granted(**fields: str) -> Fault:
+    """Return the fault that the service grants a lease with these ``fields``, in JSON."""
+    told = {
+        **{"resource": '"report:42"', "holder": '"web-1"', "fencing_token": "7", "ttl": "30"},
+        **{"lease_key": '"key"', "expires_at": '"2030-01-01T00:00:00Z"', "remaining": "30"},
+        **{"yield_to": '""', "is_last": "false"},
+    }
+    body = ",".join(f'"{name}":{value}' for name, value in (told | fields).items())
+    return answered(201, f"{{{body}}}".encode())
+
+
 WRONG: list[tuple[Fault, type[Exception], str]] = [
     (answered(200, HTML), InvalidAnswer, "no JSON object, .*Welcome to nginx"),
     (answered(201, b'["a", "list"]'), InvalidAnswer, "no JSON object"),
@@ -96,6 +107,12 @@ WRONG: list[tuple[Fault, type[Exception], str]] = [
     (answered(401, b'{"error": "Sign in."}'), AccessDenied, "denies access: Sign in"),
     (answered(403, b'{"error": "No scope."}'), AccessDenied, "denies access: No scope"),
     (answered(413, b'{"error": "Too large."}'), RequestRefused, "Too large"),
+    (answered(413, HTML), RequestRefused, "too large for a proxy"),
+    (granted(remaining="Infinity"), InvalidAnswer, "remaining is no number of seconds"),
+    (granted(remaining="1e999"), InvalidAnswer, "remaining is no number of seconds"),
+    (granted(remaining="NaN"), InvalidAnswer, "remaining is no number of seconds"),
+    (granted(remaining="9" * 400), InvalidAnswer, "remaining is no number of seconds"),
+    (granted(ttl="-1e999"), InvalidAnswer, "ttl is no number of seconds"),
     (answered(500, HTML), ServiceUnavailable, "failed to serve POST /leases"),
 ]
 
