@@ -45,6 +45,11 @@ class Proof:
     resource: str
     lease_key: str = field(repr=False)
 
+    @property
+    def item(self) -> dict[str, str]:
+        """The fields by which requests name it."""
+        return {"resource": self.resource, "lease_key": self.lease_key}
+
 
 @dataclass(slots=True)
 class ServiceLease:
@@ -138,13 +143,12 @@ class LeaseCalls:
     def _undo(transport: Transport, answer: Answer) -> None:
         """Release what nobody waits for any more."""
         if answer.status == 201:
-            lease = grant_of(answer).row
-            transport.exchange(_releasing(lease.resource, lease.lease_key))
+            transport.exchange(_releasing(grant_of(answer).key))
 
     def _fresh(self, grant: Grant) -> Steps[Grant]:
         if clock() - grant.sent_at < STALE_AFTER * grant.ttl:
             return grant
-        renewal, sent_at = yield from self._renew(grant.resource, grant.row.lease_key)
+        renewal, sent_at = yield from self._renew(grant.key)
         grant.row.expires_at = renewal.expires_at
         return replace(
             grant, remaining=renewal.remaining, sent_at=sent_at, expires_at=renewal.expires_at
@@ -152,16 +156,16 @@ class LeaseCalls:
 
     def renew(self, grant: Grant) -> Steps[Grant]:
         """Renew ``grant``, and return it with its new deadline. Raises LeaseLost."""
-        renewal, sent_at = yield from self._renew(grant.resource, grant.row.lease_key)
+        renewal, sent_at = yield from self._renew(grant.key)
         return replace(
             grant, remaining=renewal.remaining, sent_at=sent_at, expires_at=renewal.expires_at
         )
 
-    def _renew(self, resource: str, lease_key: str) -> Steps[tuple[Renewal, float]]:
-        body = {"resource": resource, "lease_key": lease_key}
-        answer: Answer = yield from self.transport.sending(Request("PUT", "/leases/renew", body))
+    def _renew(self, proof: Proof) -> Steps[tuple[Renewal, float]]:
+        request = Request("PUT", "/leases/renew", proof.item)
+        answer: Answer = yield from self.transport.sending(request)
         if answer.status in (404, 409):
-            raise LeaseLost(resource, reason_of(resource, answer.message))
+            raise LeaseLost(proof.resource, reason_of(proof.resource, answer.message))
         if answer.status != 201:
             raise RequestRefused(answer.status, answer.message)
         return renewal_of(answer.data), answer.sent_at
@@ -173,8 +177,7 @@ class LeaseCalls:
             proofs: The proofs of their grants.
             timeout: Seconds until all must be answered; no request is sent again then.
         """
-        items = [{"resource": each.resource, "lease_key": each.lease_key} for each in proofs]
-        portions = in_portions(items, MAX_RENEWED, MAX_RENEWAL_BODY)
+        portions = in_portions([each.item for each in proofs], MAX_RENEWED, MAX_RENEWAL_BODY)
 
         def ask(portion: list[Any], timeout: float | None) -> Request:
             return Request("PUT", "/leases/renew/batch", {"leases": portion}, timeout=timeout)
@@ -191,8 +194,7 @@ class LeaseCalls:
 
     def release(self, grant: Grant) -> Steps[None]:
         """Release ``grant``. A second call changes nothing. Raises LeaseLost."""
-        request = _releasing(grant.resource, grant.row.lease_key)
-        answer: Answer = yield from self.transport.sending(request)
+        answer: Answer = yield from self.transport.sending(_releasing(grant.key))
         if answer.status in (404, 409):
             raise LeaseLost(grant.resource, reason_of(grant.resource, answer.message))
         if answer.status != 201:
@@ -338,6 +340,5 @@ def reason_of(resource: str, message: str) -> str:
     return message.removeprefix(f"{resource} was lost: ").rstrip(".") or "no reason given"
 
 
-def _releasing(resource: str, lease_key: str) -> Request:
-    body = {"resource": resource, "lease_key": lease_key}
-    return Request("DELETE", "/leases/release", body)
+def _releasing(proof: Proof) -> Request:
+    return Request("DELETE", "/leases/release", proof.item)

@@ -96,7 +96,8 @@ class HttpStore(BaseStore):
         self._transport.close()
 
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        return self._service.renew(grants, timeout)
+        with _store_errors():
+            return self._service.renew(grants, timeout)
 
     # The verbs
 
@@ -134,8 +135,7 @@ class HttpStore(BaseStore):
 
     def give_back(self, grant: Grant) -> bool:
         with _store_errors():
-            # The key proves it. A second release gets the answer of the first.
-            drive(self._calls.release(replace(grant, row=grant.key)))
+            drive(self._calls.release(grant))  # a second one gets the answer of the first
         return True
 
     def take_back(self, resource: str, reason: str, by: str) -> Incumbent | None:

@@ -163,12 +163,16 @@ def test_what_the_service_gave_to_another_is_lost_with_the_reason(
 def test_what_is_wrong_with_a_service_is_told_and_no_secret(
     store: HttpStore, network: InProcess
 ) -> None:
+    hold = store.hold("crane:2").__enter__()
     network.faults = [answered(302, b"", Location="https://sso/")]
     with pytest.raises(StoreError, match="redirects to https://sso/"):
         store.hold("crane:1").__enter__()
     ApiToken.objects.all().revoke()
     with pytest.raises(StoreError, match="denies access"):
         store.current("crane:1")
+    with pytest.raises(StoreError, match="denies access"):
+        hold.renew()
+    hold._held.abandon()
     assert repr(store) == f"the lease service at {URL}"
 
 
