@@ -148,7 +148,14 @@ class LeaseCalls:
     def _fresh(self, grant: Grant) -> Steps[Grant]:
         if clock() - grant.sent_at < STALE_AFTER * grant.ttl:
             return grant
-        renewal, sent_at = yield from self._renew(grant.key)
+        try:
+            renewal, sent_at = yield from self._renew(
+                grant.key,
+                patience=0.0,
+                undo=lambda transport, _: transport.exchange(_releasing(grant.key)),
+            )
+        except ServiceError:
+            return grant  # it is trusted for as long as it was
         grant.row.expires_at = renewal.expires_at
         return replace(
             grant, remaining=renewal.remaining, sent_at=sent_at, expires_at=renewal.expires_at
@@ -161,9 +168,9 @@ class LeaseCalls:
             grant, remaining=renewal.remaining, sent_at=sent_at, expires_at=renewal.expires_at
         )
 
-    def _renew(self, proof: Proof) -> Steps[tuple[Renewal, float]]:
+    def _renew(self, proof: Proof, **options: Any) -> Steps[tuple[Renewal, float]]:
         request = Request("PUT", "/leases/renew", proof.item)
-        answer: Answer = yield from self.transport.sending(request)
+        answer: Answer = yield from self.transport.sending(request, **options)
         if answer.status in (404, 409):
             raise LeaseLost(proof.resource, reason_of(proof.resource, answer.message))
         if answer.status != 201:

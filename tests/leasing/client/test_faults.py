@@ -240,13 +240,16 @@ def test_a_password_in_the_address_is_refused() -> None:
 
 
 def test_a_lease_that_took_long_to_get_is_renewed_before_it_is_trusted(
-    leases: LeaseClient, monkeypatch: pytest.MonkeyPatch
+    service: Service, leases: LeaseClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("leasing.client.calls.STALE_AFTER", 0.0)
 
     grant = leases.acquire("report:42", "web-1", 30)
 
     row = Lease.objects.get()
+    service.network.faults, service.network.at = [refused], "/leases/renew"
+    assert leases.acquire("report:43", "web-1", 30).remaining <= 30  # trusted as it was
+    assert not service.network.faults
     assert (row.renewals, grant.expires_at) == (
         1,
         row.expires_at.replace(microsecond=row.expires_at.microsecond // 1000 * 1000),

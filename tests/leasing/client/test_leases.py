@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import httpx
 import pytest
 from pytest_django import Settings
 
@@ -162,6 +163,32 @@ def test_coroutines_do_the_same(service: Service) -> None:
 
     with pytest.raises(LeaseLost):
         asyncio.run(work())
+
+
+def test_a_coroutine_cancelled_while_its_grant_is_renewed_leaves_no_lease_behind(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasing.client.calls.STALE_AFTER", 0.0)
+    renewing = asyncio.Event()
+
+    async def hang_at_renewals(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/renew"):
+            renewing.set()
+            await asyncio.Event().wait()
+        response = await asyncio.to_thread(service.network.handle_request, request)
+        return httpx.Response(response.status_code, content=await asyncio.to_thread(response.read))
+
+    async def work() -> None:
+        options = {"async_transport": httpx.MockTransport(hang_at_renewals)}
+        async with AsyncLeaseClient(service.url, service.token, **options) as leases:
+            acquiring = asyncio.create_task(leases.acquire("report:42", "web-1", 30))
+            await renewing.wait()
+            acquiring.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await acquiring
+
+    asyncio.run(work())
+    wait_for(Lease.objects.filter(released_at__isnull=False).exists)
 
 
 def test_a_cancelled_coroutine_leaves_no_lease_behind(service: Service) -> None:
