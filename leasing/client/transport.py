@@ -158,7 +158,7 @@ class Exchange:
             return await self._transport.aexchange(self._request)
         except asyncio.CancelledError:
             if self._undo is not None:
-                run_later(self._undo_unanswered)
+                run_later(self._undo_unanswered, waits=bool(self._request.wait))
             raise
 
     def _undo_unanswered(self) -> None:
@@ -266,7 +266,7 @@ class Transport:
 
     async def aexchange(self, request: Request) -> Answer:
         """``exchange``, for an event loop."""
-        return await in_thread(self.exchange, request)
+        return await in_thread(self.exchange, request, waits=bool(request.wait))
 
     def twin(self) -> Transport:
         """Return a transport to the same service, with connections of its own, for threads."""

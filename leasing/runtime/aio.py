@@ -27,6 +27,14 @@ def _threads() -> ThreadPoolExecutor:
 
 _executor = _threads()
 
+
+def _patient_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(64, thread_name_prefix="leasing-waits")
+
+
+#: For calls that wait for somebody else, whose release may wait for a thread of the others.
+_patient = _patient_threads()
+
 #: Tests inside a transaction of their own want the caller's thread, and so its connection.
 on_callers_thread = False
 
@@ -54,11 +62,12 @@ class Undoable:
 Steps = Generator[Callable[[], Any] | Pause, Any, Result]
 
 
-async def in_thread(call: Callable[..., Result], *args: Any) -> Result:
-    """Run ``call`` on a thread that may use the database."""
+async def in_thread(call: Callable[..., Result], *args: Any, waits: bool = False) -> Result:
+    """Run ``call`` on a thread that may use the database; one that ``waits`` for somebody else
+    keeps no other from its thread."""
     if on_callers_thread:
         return await _on_callers_thread(call, *args)
-    future = _executor.submit(copy_context().run, _work, call, *args)
+    future = (_patient if waits else _executor).submit(copy_context().run, _work, call, *args)
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def tell(future: Future[Result]) -> None:
@@ -77,9 +86,9 @@ async def in_thread(call: Callable[..., Result], *args: Any) -> Result:
     return future.result()
 
 
-def run_later(call: Callable[[], object]) -> None:
-    """Run ``call`` on a thread that may use the database; nobody waits for it."""
-    _executor.submit(_work, call)
+def run_later(call: Callable[[], object], *, waits: bool = False) -> None:
+    """Run ``call`` on a thread as ``in_thread`` does; nobody waits for it."""
+    (_patient if waits else _executor).submit(_work, call)
 
 
 async def _on_callers_thread(call: Callable[..., Result], *args: Any) -> Result:
@@ -149,8 +158,8 @@ async def adrive(steps: Steps[Result]) -> Result:
 
 def _after_fork() -> None:
     # The child has none of the threads, and would wait for one of them.
-    global _executor
-    _executor = _threads()
+    global _executor, _patient
+    _executor, _patient = _threads(), _patient_threads()
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import ssl
+import threading
 import time
+from contextlib import closing
 
 import httpx
 import pytest
@@ -17,6 +20,7 @@ from leasing.client import (
     ServiceUnavailable,
 )
 from leasing.client import transport as transports
+from leasing.client.transport import Request, Transport
 from leasing.models import ApiToken, Lease
 from leasing.runtime.clock import clock
 from tests.remote import Fault, Service, answered, refused, swallowed
@@ -155,6 +159,30 @@ def test_the_service_says_how_long_to_stay_away(service: Service) -> None:
         leases.acquire("report:42", "web-1")
 
     assert len(service.network.requests) == 1
+
+
+def test_many_coroutines_that_wait_delay_no_release() -> None:
+    released = threading.Event()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            released.wait(30)
+        return httpx.Response(200, json={})
+
+    async def work() -> None:
+        with closing(Transport("http://localhost/api", transport=httpx.MockTransport(answer))) as t:
+            waiting = [t.aexchange(Request("POST", "/leases", {}, wait=5)) for _ in range(12)]
+            together = asyncio.gather(*waiting)
+            await asyncio.sleep(0)
+            async with asyncio.timeout(20):
+                await t.aexchange(Request("DELETE", "/leases/release", {}))
+            released.set()
+            await together
+
+    try:
+        asyncio.run(work())
+    finally:
+        released.set()
 
 
 def test_a_certificate_that_is_refused_is_not_tried_again(service: Service) -> None:
