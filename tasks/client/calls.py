@@ -18,7 +18,7 @@ from leasing.client.calls import (
     renewing,
     results_of,
 )
-from leasing.client.exceptions import RequestRefused
+from leasing.client.exceptions import RequestRefused, ServiceUnavailable
 from leasing.client.transport import (
     Answer,
     Request,
@@ -29,9 +29,11 @@ from leasing.client.transport import (
 )
 from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import Steps
+from leasing.runtime.clock import clock
 from leasing.runtime.labels import TASKS
 from leasing.store import Grant, Renewal, Renewals
 from leasing.validation.requests import MAX_BODY, MAX_TASKS
+from leasing.waiting import Rest, pauses
 from tasks.exceptions import NotSerializable
 
 _GRANTS: Final = uuid.UUID("0b6f1d0e-3f0a-4a41-9c0f-6a2f3d1b5c7e")
@@ -163,12 +165,20 @@ class TaskCalls:
     ) -> Steps[tuple[list[Claimed], float]]:
         """Claim by a request that ``claiming`` made; ``stopping`` ends its repetitions. Returns the
         tasks, and the seconds for which the service asks to stay away if there are none."""
-        answer: Answer = yield from self._sending(request, stopping=stopping)
-        if answer.status == 202:
-            return [claimed_of(each, answer) for each in answer.value("tasks", list)], 0.0
-        if answer.status == 200:
-            return [], answer.retry_after
-        raise RequestRefused(answer.status, answer.message)
+        until = clock() + self.transport.patience
+        for pause in pauses():
+            answer: Answer = yield from self._sending(request, stopping=stopping)
+            if answer.status == 202:
+                return [claimed_of(each, answer) for each in answer.value("tasks", list)], 0.0
+            if answer.status == 200:
+                return [], answer.retry_after
+            if answer.status != 409:
+                raise RequestRefused(answer.status, answer.message)
+            # It was sent before and still claims: another request would not find what it gets.
+            if clock() + pause > until or (stopping is not None and stopping.is_set()):
+                raise ServiceUnavailable(f"{self.transport.url} still claims: {answer.message}")
+            yield Rest(pause, stopping)
+        raise AssertionError("the pauses have no end")
 
     def heartbeat_many(
         self, proofs: Sequence[Proof], timeout: float | None = None

@@ -13,7 +13,7 @@ from leasing.validation.requests import MAX_BODY
 from tasks.client import AsyncTaskClient, RequestRefused, TaskClient
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskAttempt
-from tests.remote import Service, swallowed
+from tests.remote import Service, answered, swallowed
 
 
 def row() -> Task:
@@ -74,6 +74,20 @@ def test_tasks_are_claimed_renewed_and_completed_together(
     assert len(service.network.requests) == 3
     assert Task.objects.filter(status="succeeded").count() == 100
     assert set(remote.heartbeat(claimed).lost) == {each.grant.key for each in claimed}
+
+
+def test_a_claim_that_the_service_still_makes_is_asked_for_again(
+    service: Service, remote: TaskClient
+) -> None:
+    remote.enqueue("jobs.echo", {"word": "hello"})
+    under_way = answered(409, b'{"error": "The same request is still under way."}')
+    service.network.at, service.network.faults = "/tasks/next", [swallowed, under_way, under_way]
+
+    (claimed,) = remote.claim()
+
+    assert (claimed.task.attempts, row().attempts) == (1, 1)
+    keys = {each.headers.get("Idempotency-Key") for each in service.network.requests[1:]}
+    assert len(keys) == 1
 
 
 def test_batches_are_cut_to_the_size_that_the_service_takes(
