@@ -130,8 +130,8 @@ class Execution:
         text = f"{type(error).__name__}: {error}"
         # What no database stores, and no JSON carries.
         text = text[:MAX_ERROR].replace("\x00", "").encode(errors="replace").decode()
-        log.task_failed(self.claimed, error=text, exc_info=error)
-        self._end(FAIL, (text, not isinstance(error, GiveUp)))
+        if self._end(FAIL, (text, not isinstance(error, GiveUp))):
+            log.task_failed(self.claimed, error=text, exc_info=error)
 
     def give_back(self, reason: str, *, delay: float = 0.0, begun: bool = True) -> None:
         """End the attempt without spending it.
@@ -143,14 +143,16 @@ class Execution:
         """
         self._end(GIVE_BACK, {"reason": reason[:500], "delay": delay, "begun": begun})
 
-    def _end(self, verb: str, said: Any) -> None:
-        """Store the outcome. The keeper renews the task until the service has answered."""
+    def _end(self, verb: str, said: Any) -> bool:
+        """Store the outcome. The keeper renews the task until the service has answered. Returns
+        False if the attempt had ended before."""
         with self._lock:
             if self._has_ended:
-                return
+                return False
             self._has_ended = True
         self.hold.expect_end()
         self._completer.put(Outcome(self.claimed, verb, said, self.release))
+        return True
 
     def end_without(self, note: Callable[[], object]) -> None:
         """End the attempt, of which the service knows already. ``note`` is called if it had not

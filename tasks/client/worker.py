@@ -77,7 +77,8 @@ class Worker:
         ttl: Seconds of the leases; None: as the service is configured.
         name: The name of the holder; None: that of this process.
         wait: Seconds that a claim waits at the service if there is no task.
-        stop_timeout: Seconds for which tasks may go on after the worker was asked to stop.
+        stop_timeout: Seconds from ``stop`` until tasks that have not ended are given back and what
+            is known of them is stored.
         prefetch: False: claim only for free slots. By default more is claimed where tasks are
             short. A task that dies with its worker has spent an attempt, though it had not begun.
     """
@@ -113,6 +114,8 @@ class Worker:
         self._threads = Threads(concurrency, self._note_end)
         self._loop = Loop(concurrency, self._note_end)
         self.stopping = threading.Event()
+        #: The moment at which ``stop`` was first called; None while it was not.
+        self._stopped_at: float | None = None
         self._changed = threading.Condition()
         self._in_hand: set[Execution] = set()
         #: Handlers that run or wait, those of lost tasks among them.
@@ -137,6 +140,8 @@ class Worker:
     def stop(self) -> None:
         """Claim no more, and let ``run`` return once the tasks in hand have ended, or were given
         back after ``stop_timeout``. Call it from any thread."""
+        if self._stopped_at is None:
+            self._stopped_at = clock()
         self.stopping.set()
         for execution in list(self._in_hand):
             execution.context.notified.set()
@@ -271,11 +276,17 @@ class Worker:
         except ServiceError as error:
             self._pause(error)
             return claimed  # trusted for as long as it was
-        return [
-            replace(each, grant=replace(each.grant, remaining=renewal.remaining, sent_at=sent_at))
-            for each in claimed
-            if (renewal := renewed.renewed.get(each.grant.key)) is not None
-        ]
+        fresh = []
+        for each in claimed:
+            renewal = renewed.renewed.get(each.grant.key)
+            if renewal is not None:
+                grant = replace(each.grant, remaining=renewal.remaining, sent_at=sent_at)
+                fresh.append(replace(each, grant=grant))
+            elif (reason := renewed.lost.get(each.grant.key)) is not None:
+                log.task_lost(each, reason=reason)
+            else:
+                fresh.append(each)  # not answered: trusted for as long as it was
+        return fresh
 
     def _note_end(self) -> None:
         with self._changed:
@@ -302,7 +313,8 @@ class Worker:
         for execution in list(self._in_hand):
             if not execution.has_begun:
                 execution.give_back(STOPPED, begun=False)
-        until = clock() + max(0.0, self._stop_timeout - STORE_PATIENCE)
+        began_at = clock() if self._stopped_at is None else self._stopped_at  # a claim has waited
+        until = began_at + max(0.0, self._stop_timeout - STORE_PATIENCE)
         with self._changed:
             while self._in_hand and clock() < until:
                 self._changed.wait(min(LOOK_EVERY, max(0.0, until - clock())))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -12,7 +14,10 @@ import pytest
 from leasing.client import ServiceUnavailable
 from leasing.client.calls import Proof
 from leasing.client.transport import Transport
-from tasks.client.calls import TaskCalls
+from leasing.runtime.clock import clock
+from leasing.store import Grant
+from tasks.client import TaskClient, Worker
+from tasks.client.calls import Claimed, RemoteTask, TaskCalls
 from tasks.client.store import TaskStore
 from tests.processes import wait_for
 
@@ -46,6 +51,41 @@ def test_the_renewing_thread_leaves_a_request_that_hangs() -> None:
     finally:
         hangs.set()
         thread.join(20)
+
+
+def test_what_a_long_claim_brought_is_dropped_only_if_it_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tasks.client.worker.STALE_AFTER", 0.0)
+    worker = Worker(TaskClient(URL, transport=httpx.MockTransport(answered(202, 409))))
+    renewed, lost, unanswered = (claimed(number) for number in (17, 18, 19))
+    monkeypatch.setattr("tasks.client.calls.MAX_TASKS", 2)
+
+    fresh = worker._fresh([renewed, lost, unanswered])
+
+    assert [each.task.id for each in fresh] == [17, 19]
+    assert fresh[0].grant.sent_at > renewed.grant.sent_at
+    assert fresh[1] is unanswered
+
+
+def claimed(number: int) -> Claimed:
+    """Return a task that was claimed a second ago."""
+    task = RemoteTask(number, "jobs.echo", "default", "running", {}, 1, 10, None, "", {})
+    proof, now = Proof(str(number), "k" * 43), datetime.now(UTC)
+    grant = Grant(proof, uuid.uuid4(), 7, "me", task.resource, 30, 30, now, clock() - 1)
+    return Claimed(task, grant, None, None)
+
+
+def answered(*statuses: int) -> Callable[[httpx.Request], httpx.Response]:
+    """Return the handler of a service that answers one batch, and then none."""
+    batches = [[{"status": status, "ttl": 30, "remaining": 30} for status in statuses]]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if not batches:
+            return httpx.Response(500)
+        return httpx.Response(200, json={"results": batches.pop()})
+
+    return answer
 
 
 def test_all_requests_of_one_renewal_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

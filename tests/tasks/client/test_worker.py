@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from leasing.client import AccessDenied
+from leasing.runtime.clock import clock
 from tasks.client import Context, Handlers, TaskClient, Worker
 from tasks.exceptions import GiveUp, Snooze
 from tasks.models import Task, TaskAttempt
@@ -226,13 +227,15 @@ def test_a_handler_that_does_not_stop_is_left_behind(
         released.wait(60)
 
     enqueued()
-    worker = Worker(remote, handlers, ttl=10, stop_timeout=5.2, wait=0.2)
+    worker = Worker(remote, handlers, ttl=10, stop_timeout=60, wait=0.2)
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert begun.wait(20)
+    worker._stopped_at = clock() - 54.8  # a claim has waited since then
     worker.stop()
     thread.join(20)
 
+    assert not thread.is_alive()
     assert (row().status, row().attempts) == ("ready", 0)
     released.set()
 
@@ -312,7 +315,9 @@ def test_a_handler_that_blocks_the_loop_loses_its_task(
     assert "event loop" in TaskAttempt.objects.get().error
 
 
-def test_a_timeout_ends_the_attempt(worker: Worker, handlers: Handlers) -> None:
+def test_a_timeout_ends_the_attempt(
+    worker: Worker, handlers: Handlers, caplog: pytest.LogCaptureFixture
+) -> None:
     @handlers.handler("jobs.echo", timeout=0.1)
     def slow(ctx: Context, word: str) -> None:
         ctx.wait(60)
@@ -323,6 +328,7 @@ def test_a_timeout_ends_the_attempt(worker: Worker, handlers: Handlers) -> None:
 
     assert row().status == "failed"
     assert "TimeoutError: The attempt ran longer than its timeout" in row().last_error
+    assert caplog.text.count(f"task:{row().pk} failed, attempt") == 1  # not also when its handler ends
 
 
 def test_a_wrong_token_ends_the_worker_at_once(service: Service, handlers: Handlers) -> None:
