@@ -56,6 +56,16 @@ def load(name: str) -> ModuleType:
     return module
 
 
+def trust(ca_file: str | None) -> ssl.SSLContext | bool:
+    """Return the ``verify`` of a client that trusts the certificates in ``ca_file``, besides those
+    of the system. Raises OSError."""
+    if ca_file is None:
+        return True
+    context = ssl.create_default_context()  # given the file, it would load no others
+    context.load_verify_locations(ca_file)
+    return context
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     options = argparse.ArgumentParser(prog="python -m tasks.client", description=__doc__)
@@ -92,8 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             load(name)
         if not handlers:
             raise ValueError("No handler is registered: decorate functions with @handler(name).")
-        verify = True if given.ca_file is None else ssl.create_default_context(cafile=given.ca_file)
-        with TaskClient(given.url, token, verify=verify) as client:
+        with TaskClient(given.url, token, verify=trust(given.ca_file)) as client:
             worker = Worker(
                 client,
                 queues=given.queues,
