@@ -80,7 +80,7 @@ class Answer:
     data: dict[str, Any]
     #: The moment on this process's clock before the request was sent.
     sent_at: float
-    #: Seconds after which the service asks to try again; 0: it does not say.
+    #: Seconds after which the service asks to try again, or knows more; 0: it does not say.
     retry_after: float = 0.0
     #: What was asked, for errors.
     request: Request = field(kw_only=True)
@@ -89,6 +89,11 @@ class Answer:
     def message(self) -> str:
         """The text of an error or a notice."""
         return plain(str(self.data.get("error") or self.data.get("message") or "no reason given"))
+
+    @property
+    def pause(self) -> float:
+        """The seconds for which to stay away, as the service asks."""
+        return min(self.retry_after, MAX_RETRY_AFTER)
 
     def value(self, name: str, *kinds: type) -> Any:
         """Return the field ``name``. Raises InvalidAnswer if it is missing or of another kind."""
@@ -236,7 +241,7 @@ class Transport:
                     f"{self.url} is not available (status {answer.status}): {answer.message}"
                 )
                 if answer.retry_after:
-                    pause = answer.retry_after * random.uniform(1.0, 1.25)
+                    pause = answer.pause * random.uniform(1.0, 1.25)
             except ServiceUnavailable as error:
                 if error.is_permanent:
                     raise
@@ -527,7 +532,7 @@ def _quoted(body: bytes) -> str:
 def _seconds(text: str) -> float:
     # It may also be a date, which would need a clock that is right on both ends.
     text = text.strip()
-    return min(float(text), MAX_RETRY_AFTER) if text.isascii() and text.isdigit() else 0.0
+    return min(float(text), LONGEST_DURATION) if text.isascii() and text.isdigit() else 0.0
 
 
 def _certificate_refusal(error: BaseException | None) -> ssl.SSLCertVerificationError | None:

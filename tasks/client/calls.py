@@ -171,7 +171,7 @@ class TaskCalls:
             if answer.status == 202:
                 return [claimed_of(each, answer) for each in answer.value("tasks", list)], 0.0
             if answer.status == 200:
-                return [], answer.retry_after
+                return [], answer.pause
             if answer.status != 409:
                 raise RequestRefused(answer.status, answer.message)
             # It was sent before and still claims: another request would not find what it gets.

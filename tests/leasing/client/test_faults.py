@@ -161,6 +161,18 @@ def test_the_service_says_how_long_to_stay_away(service: Service) -> None:
     assert len(service.network.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "pause"),
+    [("7", 7), ("9" * 400, 60), ("-5", 0), ("1e3", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0)],
+)
+def test_a_service_cannot_send_its_clients_away_for_long(told: str, pause: float) -> None:
+    network = httpx.MockTransport(
+        lambda request: httpx.Response(429, json={}, headers={"Retry-After": told})
+    )
+    with closing(Transport("http://localhost/api", transport=network)) as transport:
+        assert transport.exchange(Request("GET", "/leases")).pause == pause
+
+
 def test_many_coroutines_that_wait_delay_no_release() -> None:
     released = threading.Event()
 

@@ -328,7 +328,9 @@ def test_a_timeout_ends_the_attempt(
 
     assert row().status == "failed"
     assert "TimeoutError: The attempt ran longer than its timeout" in row().last_error
-    assert caplog.text.count(f"task:{row().pk} failed, attempt") == 1  # not also when its handler ends
+    assert (
+        caplog.text.count(f"task:{row().pk} failed, attempt") == 1
+    )  # not also when its handler ends
 
 
 def test_a_wrong_token_ends_the_worker_at_once(service: Service, handlers: Handlers) -> None:
