@@ -24,6 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from leasing.client.exceptions import AccessDenied, InvalidAnswer, ServiceUnavailable
 from leasing.runtime.aio import Steps, in_thread, run_later
@@ -187,6 +188,8 @@ class Transport:
         transport: Sends for httpx, in tests.
     """
 
+    _client: httpx.Client | None
+
     def __init__(
         self,
         url: str,
@@ -205,8 +208,8 @@ class Transport:
         self._token = token
         self._verify = verify
         self._transport = transport
-        self._lock = threading.Lock()
-        self._client: tuple[int, httpx.Client] | None = None
+        self.forget()
+        _all.add(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
@@ -288,18 +291,24 @@ class Transport:
         """Close the connections. The next request opens new ones."""
         with self._lock:
             client, self._client = self._client, None
-        if client is not None and client[0] == os.getpid():
-            client[1].close()
+        if client is not None:
+            client.close()
+
+    def forget(self) -> None:
+        """Have no connections. In a forked child: they are the parent's, and so is a lock that no
+        thread of the child would release."""
+        self._lock = threading.Lock()
+        self._client = None
 
     def _http(self) -> httpx.Client:
-        known = self._client
-        if known is None or known[0] != os.getpid():  # a forked child shares no connection
+        client = self._client
+        if client is None:
             with self._lock:
-                known = self._client
-                if known is None or known[0] != os.getpid():
+                client = self._client
+                if client is None:
                     client = httpx.Client(transport=self._transport, **self._options())
-                    self._client = known = os.getpid(), client
-        return known[1]
+                    self._client = client
+        return client
 
     def _options(self) -> dict[str, Any]:
         # More connections than threads that send: no request waits for another's.
@@ -387,6 +396,18 @@ class Transport:
         return answer
 
 
+#: Every transport of this process.
+_all: WeakSet[Transport] = WeakSet()
+
+
+def _forget_all() -> None:
+    for transport in list(_all):
+        transport.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
 #: The answer of the API to a path that it does not have.
 NO_ADDRESS: Final = "There is no such address"
 
@@ -410,7 +431,6 @@ class AsyncTransport(Transport):
     ) -> None:
         super().__init__(url, token, **options)
         self._async_transport = async_transport
-        self._async_client: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
     async def aexchange(self, request: Request) -> Answer:
         sent_at = clock()
@@ -426,19 +446,25 @@ class AsyncTransport(Transport):
             raise ValueError(f"{self.url} is not an address: {error}.") from error
         return self._checked(request, response, chunks.body, sent_at)
 
+    def forget(self) -> None:
+        super().forget()
+        self._async_clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+
     async def aclose(self) -> None:
-        """``close``, and the connections of the event loop."""
-        known, self._async_client = self._async_client, None
-        if known is not None and known[0] is asyncio.get_running_loop():
-            await known[1].aclose()
+        """``close``, and the connections of this event loop."""
+        client = self._async_clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
         self.close()
 
     def _async_http(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
-        if self._async_client is None or self._async_client[0] is not loop:
+        client = self._async_clients.get(loop)
+        if client is None:  # each loop has connections of its own; those of closed ones are over
             client = httpx.AsyncClient(transport=self._async_transport, **self._options())
-            self._async_client = loop, client
-        return self._async_client[1]
+            open_ones = {at: of for at, of in self._async_clients.items() if not at.is_closed()}
+            self._async_clients = {**open_ones, loop: client}
+        return client
 
 
 class _Chunks:
