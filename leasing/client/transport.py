@@ -64,7 +64,7 @@ class Request:
     method: str
     #: Below the address of the API: ``/leases``.
     path: str
-    body: Mapping[str, Any] | None = None
+    body: Mapping[str, Any] | None = field(default=None, repr=False)
     #: The Idempotency-Key, of a request that grants or stores something.
     key: uuid.UUID | None = None
     #: Seconds that the service may wait before it answers.
@@ -78,7 +78,7 @@ class Answer:
     """A JSON object that the service answered."""
 
     status: int
-    data: dict[str, Any]
+    data: dict[str, Any] = field(repr=False)
     #: The moment on this process's clock before the request was sent.
     sent_at: float
     #: Seconds after which the service asks to try again, or knows more; 0: it does not say.
@@ -268,8 +268,6 @@ class Transport:
                     chunks.add(chunk)
         except httpx.HTTPError as error:
             raise self._unreachable(request, error) from error
-        except httpx.InvalidURL as error:
-            raise ValueError(f"{self.url} is not an address: {error}.") from error
         return self._checked(request, response, chunks.body, sent_at)
 
     async def aexchange(self, request: Request) -> Answer:
@@ -442,8 +440,6 @@ class AsyncTransport(Transport):
                     chunks.add(chunk)
         except httpx.HTTPError as error:
             raise self._unreachable(request, error) from error
-        except httpx.InvalidURL as error:
-            raise ValueError(f"{self.url} is not an address: {error}.") from error
         return self._checked(request, response, chunks.body, sent_at)
 
     def forget(self) -> None:
@@ -495,12 +491,17 @@ class _Chunks:
 def checked_url(url: str) -> str:
     """Return ``url`` without a slash at its end. Raises ValueError if it is no address of HTTP."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if "@" in parts.netloc:
+        raise ValueError("The address must contain no password: give the token instead.")
+    try:
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):  # a port, for example
+        is_one = False
+    if not is_one or parts.query or parts.fragment or not url.isprintable() or " " in url:
         raise ValueError(
             f"{plain(url)!r} is not the address of an API, such as https://example.com/api."
         )
-    if parts.username or parts.password:
-        raise ValueError("The address must contain no password: give the token instead.")
     return url.rstrip("/")
 
 

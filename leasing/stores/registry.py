@@ -105,7 +105,8 @@ def _entries() -> Mapping[str, Any]:
     given = leasing_settings.STORES
     if not isinstance(given, Mapping):
         raise InvalidStore(
-            f"LEASING['STORES'] must be a dictionary of stores by alias, not {given!r}."
+            "LEASING['STORES'] must be a dictionary of stores by alias, not "
+            f"{type(given).__name__}."  # its values may be secrets
         )
     return {DEFAULT_STORE: {"BACKEND": ROWS}, **given}
 

@@ -133,8 +133,8 @@ class TaskCalls:
     def enqueue_many(
         self, name: str, items: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> Steps[list[int]]:
-        """Enqueue a task with each of ``items``, and return their ids. Raises RequestRefused at the
-        first that is refused; those before it are stored."""
+        """Enqueue a task with each of ``items``, and return their ids. Raises RequestRefused if one
+        is refused: the others of its request, and all before that, are stored."""
         keys: list[int] = []
         bodies = [{"name": name, "data": dict(data), **_options(options)} for data in items]
         for portion in _portions(bodies):

@@ -63,8 +63,9 @@ class TaskClient:
     def enqueue_many(
         self, name: str, items: Sequence[Mapping[str, Any]], **options: Any
     ) -> list[int]:
-        """Enqueue a task with each of ``items``, and return their ids. Raises RequestRefused at the
-        first request that is refused; what was sent before is stored."""
+        """Enqueue a task with each of ``items``, and return their ids. A hundred at most are sent
+        together. Raises RequestRefused if one is refused: the others of its request, and all before
+        that, are stored."""
         return drive(self.calls.enqueue_many(name, items, options))
 
     def get(self, task_id: int) -> RemoteTask | None:

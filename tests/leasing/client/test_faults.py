@@ -302,16 +302,22 @@ def test_a_clock_an_hour_off_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    "url", ["leases.example.com/api", "ftp://a/api", "http:///api", "http://a?b"]
+    "url",
+    [
+        *("leases.example.com/api", "ftp://a/api", "http:///api", "http://a?b"),
+        *("http://a:99999/api", "http://a:b/api", "http://a /api", "http://a/api\x07"),
+    ],
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not the address of an API"):
         LeaseClient(url)
 
 
-def test_a_password_in_the_address_is_refused() -> None:
-    with pytest.raises(ValueError, match="no password"):
-        LeaseClient("https://me:secret@leases.example.com/api")
+@pytest.mark.parametrize("scheme", ["https", "ftp"])
+def test_a_password_in_the_address_is_refused(scheme: str) -> None:
+    with pytest.raises(ValueError, match="no password") as refusal:
+        LeaseClient(f"{scheme}://me:secret@leases.example.com/api")
+    assert "secret" not in str(refusal.value)
 
 
 def test_a_lease_that_took_long_to_get_is_renewed_before_it_is_trusted(

@@ -10,6 +10,7 @@ import pytest
 from pytest_django import Settings
 
 from leasing.client import AsyncLeaseClient, LeaseClient
+from leasing.client.transport import Answer, Request
 from leasing.exceptions import LeaseError, LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.models import ApiToken, Lease
 from leasing.runtime.clock import clock
@@ -89,6 +90,9 @@ def test_a_key_is_in_no_repr(leases: LeaseClient) -> None:
     grant = leases.acquire("report:42", "web-1")
 
     assert grant.row.lease_key not in repr(grant)
+    request = Request("DELETE", "/leases/release", grant.key.item)
+    assert grant.row.lease_key not in repr(request)
+    assert grant.row.lease_key not in repr(Answer(201, grant.key.item, 0.0, request=request))
 
 
 def test_an_operator_revokes_and_sees_leases(leases: LeaseClient) -> None:

@@ -210,8 +210,10 @@ def test_good_entries_are_no_finding_and_an_unknown_alias_is_told() -> None:
         assert list(check_stores()) == []
         with pytest.raises(InvalidStore, match="no store 'shelv'. Did you mean 'shelf'?"):
             stores["shelv"]
-    with override_settings(LEASING={"STORES": ["shelf"]}):
-        assert [found.id for found in check_stores()] == ["leasing.E031"]
+    with override_settings(LEASING={"STORES": [{"TOKEN": "leasing_secret"}]}):
+        (found,) = check_stores()
+        assert (found.id, "must be a dictionary of stores" in found.msg) == ("leasing.E031", True)
+        assert "secret" not in found.msg
 
 
 # Leaders and decorated functions
