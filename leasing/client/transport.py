@@ -83,7 +83,7 @@ class Answer:
     sent_at: float
     #: Seconds after which the service asks to try again, or knows more; 0: it does not say.
     retry_after: float = 0.0
-    #: What was asked, for errors.
+    #: What was asked.
     request: Request = field(kw_only=True)
 
     @property
@@ -99,13 +99,6 @@ class Answer:
     def value(self, name: str, *kinds: type) -> Any:
         """Return the field ``name``. Raises InvalidAnswer if it is missing or of another kind."""
         return checked_field(self.data, name, *kinds)
-
-    def unexpected(self) -> InvalidAnswer:
-        """Return the error of an answer whose status is not one of its request."""
-        return InvalidAnswer(
-            f"{self.request.method} {self.request.path} was answered with status {self.status}: "
-            f"{self.message}"
-        )
 
 
 def checked_field(data: Any, name: str, *kinds: type) -> Any:

@@ -28,7 +28,7 @@ from leasing.client.transport import (
     in_portions,
 )
 from leasing.exceptions import LeaseLost
-from leasing.runtime.aio import Steps
+from leasing.runtime.aio import Steps, drive
 from leasing.runtime.clock import clock
 from leasing.runtime.labels import TASKS
 from leasing.store import Grant, Renewal, Renewals
@@ -167,7 +167,9 @@ class TaskCalls:
         tasks, and the seconds for which the service asks to stay away if there are none."""
         until = clock() + self.transport.patience
         for pause in pauses():
-            answer: Answer = yield from self._sending(request, stopping=stopping)
+            answer: Answer = yield from self._sending(
+                request, stopping=stopping, undo=self._give_back_unclaimed
+            )
             if answer.status == 202:
                 return [claimed_of(each, answer) for each in answer.value("tasks", list)], 0.0
             if answer.status == 200:
@@ -179,6 +181,15 @@ class TaskCalls:
                 raise ServiceUnavailable(f"{self.transport.url} still claims: {answer.message}")
             yield Rest(pause, stopping)
         raise AssertionError("the pauses have no end")
+
+    @staticmethod
+    def _give_back_unclaimed(transport: Transport, answer: Answer) -> None:
+        """Give back what nobody waits for any more."""
+        if answer.status in (202, 409):
+            calls = TaskCalls(transport)
+            claimed, _ = drive(calls.claim(answer.request))
+            said = {"reason": "its claimer was cancelled", "begun": False}
+            drive(calls.give_back_many([(each, said) for each in claimed]))
 
     def heartbeat_many(
         self, proofs: Sequence[Proof], timeout: float | None = None
@@ -260,11 +271,10 @@ class TaskCalls:
         self,
         request: Request,
         patience: float | None = None,
-        stopping: threading.Event | None = None,
+        **options: Any,
     ) -> Steps[Answer]:
-        sending = self.transport.sending
         try:
-            return (yield from sending(request, patience=patience, stopping=stopping))
+            return (yield from self.transport.sending(request, patience=patience, **options))
         except (TypeError, ValueError) as error:
             raise NotSerializable(f"The request is not JSON: {error}") from error
 

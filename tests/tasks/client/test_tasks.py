@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from datetime import timedelta
 
+import httpx
 import pytest
 
 from leasing.exceptions import LeaseLost
@@ -13,6 +14,7 @@ from leasing.validation.requests import MAX_BODY
 from tasks.client import AsyncTaskClient, RequestRefused, TaskClient
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskAttempt
+from tests.processes import wait_for
 from tests.remote import Service, answered, swallowed
 
 
@@ -173,3 +175,27 @@ def test_coroutines_do_the_same(service: Service) -> None:
             assert ((await remote.get(task.id)) or task).status == "succeeded"
 
     asyncio.run(work())
+
+
+def test_a_cancelled_coroutine_leaves_no_task_claimed(service: Service, remote: TaskClient) -> None:
+    remote.enqueue_many("jobs.echo", [{"word": "a"}, {"word": "b"}])
+
+    async def work() -> None:
+        claimed = asyncio.Event()
+
+        async def swallow_claims(request: httpx.Request) -> httpx.Response:
+            await asyncio.to_thread(service.network.handle_request, request)
+            claimed.set()
+            await asyncio.Event().wait()
+            raise AssertionError("nobody waits any more")
+
+        options = {"async_transport": httpx.MockTransport(swallow_claims)}
+        async with AsyncTaskClient(service.url, service.token, **options) as tasks:
+            claiming = asyncio.create_task(tasks.claim(2))
+            await claimed.wait()
+            claiming.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await claiming
+
+    asyncio.run(work())
+    wait_for(lambda: Task.objects.filter(status="ready", attempts=0, grants=1).count() == 2)
