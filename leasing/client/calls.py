@@ -12,14 +12,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from leasing.client.exceptions import InvalidAnswer, RequestRefused, ServiceError
-from leasing.client.transport import (
-    Answer,
-    Request,
-    Transport,
-    checked_field,
-    checked_seconds,
-    in_portions,
-)
+from leasing.client.messages import Answer, Request, checked_field, checked_seconds, in_portions
+from leasing.client.transport import Transport
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.runtime.aio import Steps
 from leasing.runtime.clock import clock

@@ -13,24 +13,21 @@ before the request was sent; the wall clocks of both ends do not matter.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import ssl
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from leasing.client.exceptions import AccessDenied, InvalidAnswer, ServiceUnavailable
+from leasing.client.messages import Answer, Request, encoded, object_of, seconds_of
 from leasing.runtime.aio import Steps, in_thread, run_later
 from leasing.runtime.clock import clock
 from leasing.runtime.terminal import plain
-from leasing.validation.names import LONGEST_DURATION
 from leasing.waiting import Rest, pauses
 
 try:
@@ -44,86 +41,13 @@ except ModuleNotFoundError as error:
 MAX_ANSWER: Final = 32 * 1024 * 1024
 #: The longest pause between two tries, in seconds, unless the service asks for a longer one.
 LONGEST_PAUSE: Final = 5.0
-#: The longest pause that a service may ask for, in seconds.
-MAX_RETRY_AFTER: Final = 60.0
 #: Statuses after which a request is sent again.
 BUSY: Final = frozenset({429, 502, 503, 504})
-#: Bytes of a body around the items of a batch, at most.
-FRAME: Final = 100
 #: Characters of an unexpected answer that an error quotes.
 QUOTED: Final = 200
 
 #: Returns the token for the next request; it may have been renewed since the last.
 Token = str | Callable[[], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request, which keeps its key when it is sent again."""
-
-    method: str
-    #: Below the address of the API: ``/leases``.
-    path: str
-    body: Mapping[str, Any] | None = field(default=None, repr=False)
-    #: The Idempotency-Key, of a request that grants or stores something.
-    key: uuid.UUID | None = None
-    #: Seconds that the service may wait before it answers.
-    wait: float = 0.0
-    #: Seconds until an answer must be there, besides ``wait``; None: those of the transport.
-    timeout: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A JSON object that the service answered."""
-
-    status: int
-    data: dict[str, Any] = field(repr=False)
-    #: The moment on this process's clock before the request was sent.
-    sent_at: float
-    #: Seconds after which the service asks to try again, or knows more; 0: it does not say.
-    retry_after: float = 0.0
-    #: What was asked.
-    request: Request = field(kw_only=True)
-
-    @property
-    def message(self) -> str:
-        """The text of an error or a notice."""
-        return plain(str(self.data.get("error") or self.data.get("message") or "no reason given"))
-
-    @property
-    def pause(self) -> float:
-        """The seconds for which to stay away, as the service asks."""
-        return min(self.retry_after, MAX_RETRY_AFTER)
-
-    def value(self, name: str, *kinds: type) -> Any:
-        """Return the field ``name``. Raises InvalidAnswer if it is missing or of another kind."""
-        return checked_field(self.data, name, *kinds)
-
-
-def checked_field(data: Any, name: str, *kinds: type) -> Any:
-    """Return the field ``name`` of ``data``, part of an answer.
-
-    Raises InvalidAnswer if it is missing, or none of ``kinds``.
-    """
-    value = data.get(name) if isinstance(data, dict) else None
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise InvalidAnswer(
-            f"The answer has no valid field {name!r}: the service is none of this API, or one of "
-            "another version."
-        )
-    return value
-
-
-def checked_seconds(data: Any, name: str) -> float:
-    """Return the field ``name`` of ``data``, part of an answer. Raises InvalidAnswer if that is no
-    number of seconds: one without an end would be trusted for ever."""
-    value = checked_field(data, name, int, float)
-    if not abs(value) <= LONGEST_DURATION:
-        raise InvalidAnswer(f"The answer's {name} is no number of seconds that can be meant.")
-    return float(value)
-
-
 #: Called with what can send, and an answer that nobody waits for.
 Undo = Callable[["Transport", Answer], object]
 
@@ -359,10 +283,10 @@ class Transport:
                 f"{self.url}{request.path} redirects to {target}. Redirects are not followed: "
                 "configure the address of the API itself."
             )
-        data = _object_of(body)
+        data = object_of(body)
         if data is None and status == 413:  # said by a proxy
             data = {"error": "The request is too large for a proxy before the service."}
-        retry_after = _seconds(response.headers.get("Retry-After", ""))
+        retry_after = seconds_of(response.headers.get("Retry-After", ""))
         if status in BUSY:  # a proxy may say so, in HTML
             return Answer(status, data or {}, sent_at, retry_after, request=request)
         if status >= 500:
@@ -508,51 +432,9 @@ def checked_token(token: str) -> str:
     return token
 
 
-def encoded(body: Mapping[str, Any]) -> bytes:
-    """Return ``body`` as JSON. Raises TypeError or ValueError if it cannot be that."""
-    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode()
-
-
-def in_portions(items: list[Any], most: int, size: int) -> Iterator[list[Any]]:
-    """Split ``items`` for several requests.
-
-    Args:
-        items: What is sent, each as JSON.
-        most: Items in a request, at most.
-        size: Bytes of a body, at most, except of one whose only item is larger.
-    """
-    portion: list[Any] = []
-    size -= FRAME
-    used = 0
-    for item in items:
-        length = len(encoded(item)) + 1
-        if portion and (len(portion) >= most or used + length > size):
-            yield portion
-            portion, used = [], 0
-        portion.append(item)
-        used += length
-    if portion:
-        yield portion
-
-
-def _object_of(body: bytes) -> dict[str, Any] | None:
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
 def _quoted(body: bytes) -> str:
     text = " ".join(body[: 4 * QUOTED].decode(errors="replace").split())
     return plain(text[:QUOTED]) or "(nothing)"
-
-
-def _seconds(text: str) -> float:
-    # It may also be a date, which would need a clock that is right on both ends.
-    text = text.strip()
-    return min(float(text), LONGEST_DURATION) if text.isascii() and text.isdigit() else 0.0
 
 
 def _certificate_refusal(error: BaseException | None) -> ssl.SSLCertVerificationError | None:

@@ -32,8 +32,9 @@ from typing import Any
 
 from leasing.client.calls import LeaseCalls, moment_of
 from leasing.client.exceptions import ServiceError
+from leasing.client.messages import checked_field
 from leasing.client.store import ServiceStore
-from leasing.client.transport import Token, Transport, checked_field
+from leasing.client.transport import Token, Transport
 from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.exceptions import StoreError
 from leasing.runtime.aio import Steps, drive

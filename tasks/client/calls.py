@@ -19,14 +19,8 @@ from leasing.client.calls import (
     results_of,
 )
 from leasing.client.exceptions import RequestRefused, ServiceUnavailable
-from leasing.client.transport import (
-    Answer,
-    Request,
-    Transport,
-    checked_field,
-    checked_seconds,
-    in_portions,
-)
+from leasing.client.messages import Answer, Request, checked_field, checked_seconds, in_portions
+from leasing.client.transport import Transport
 from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import Steps, drive
 from leasing.runtime.clock import clock

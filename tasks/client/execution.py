@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from leasing.client.transport import encoded
+from leasing.client.messages import encoded
 from leasing.exceptions import LeaseLost
 from leasing.hold.held_grant import ABANDONED, HeldGrant
 from leasing.runtime.clock import clock

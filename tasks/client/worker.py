@@ -25,7 +25,7 @@ from typing import Final
 
 from leasing.client.calls import STALE_AFTER
 from leasing.client.exceptions import ServiceError, ServiceUnavailable
-from leasing.client.transport import Request
+from leasing.client.messages import Request
 from leasing.hold.held_grant import keep_all
 from leasing.keeper import keeper
 from leasing.runtime.aio import drive

@@ -21,7 +21,8 @@ from leasing.client import (
     ServiceUnavailable,
 )
 from leasing.client import transport as transports
-from leasing.client.transport import AsyncTransport, Request, Transport
+from leasing.client.messages import Request
+from leasing.client.transport import AsyncTransport, Transport
 from leasing.models import ApiToken, Lease
 from leasing.runtime.clock import clock
 from tests.remote import Fault, Service, answered, refused, swallowed

@@ -10,7 +10,7 @@ import pytest
 from pytest_django import Settings
 
 from leasing.client import AsyncLeaseClient, LeaseClient
-from leasing.client.transport import Answer, Request
+from leasing.client.messages import Answer, Request
 from leasing.exceptions import LeaseError, LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.models import ApiToken, Lease
 from leasing.runtime.clock import clock
