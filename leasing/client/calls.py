@@ -218,7 +218,7 @@ class LeaseCalls:
 
     def revoke(self, resource: str, reason: str) -> Steps[bool]:
         """Take the lease of ``resource`` from its holder, as an operator. Returns False if nobody
-        holds it."""
+        holds it. The request is sent once, and ServiceUnavailable leaves open if it was served."""
         lease = yield from self.take_back(resource, reason)
         return lease is not None
 
@@ -229,7 +229,8 @@ class LeaseCalls:
             return None
         key = checked_field(lease, "id", int)
         request = Request("PUT", f"/leases/{key}/revoke", {"reason": reason})
-        answer: Answer = yield from self.transport.sending(request)
+        # Once: a second might take it from the next holder.
+        answer: Answer = yield from self.transport.sending(request, patience=0.0)
         if answer.status == 200:
             return answer.data
         if answer.status in (404, 409):

@@ -1,10 +1,10 @@
 """Requests to a service: sent, repeated where that is safe, and their answers checked.
 
-Every request may be sent twice without a second effect: by the key of its grant, or by its
-Idempotency-Key. So it is repeated, after pauses with jitter, when the service could not be reached,
-when no answer came (a proxy may have swallowed it, and the request was served), and when the answer
-was 429, 502, 503 or 504. Nothing else is repeated. Redirects are not followed: a token goes to no
-address that nobody gave.
+A request may be sent twice without a second effect: by the key of its grant, or by its
+Idempotency-Key. (A revocation has neither, and is sent once.) So it is repeated, after pauses with
+jitter, when the service could not be reached, when no answer came (a proxy may have swallowed it,
+and the request was served), and when the answer was 429, 502, 503 or 504. Nothing else is repeated.
+Redirects are not followed: a token goes to no address that nobody gave.
 
 What an answer says about time counts from ``sent_at``, the moment on this process's own clock
 before the request was sent; the wall clocks of both ends do not matter.

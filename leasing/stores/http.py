@@ -55,7 +55,7 @@ class HttpStore(BaseStore):
         token: Its token, or a function that returns it for each request. None: none, for a service
             in the compatible mode.
         timeout: Seconds until one request must be answered; a renewal has less if its ttl is short.
-        patience: Seconds for which a request other than a renewal is tried again.
+        patience: Seconds for which a request is tried again, unless it renews or revokes.
         verify: False accepts any certificate; a context of ``ssl`` says which.
         transport: Sends for httpx: through a proxy, or over a socket.
 

@@ -8,7 +8,9 @@ import os
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import httpx
 import pytest
@@ -96,6 +98,25 @@ def granted(**fields: str) -> Fault:
     }
     body = ",".join(f'"{name}":{value}' for name, value in (told | fields).items())
     return answered(201, f"{{{body}}}".encode())
+
+
+def test_a_revocation_whose_answer_was_lost_takes_nothing_from_the_next_holder(
+    service: Service, leases: LeaseClient
+) -> None:
+    def swallowed_and_taken(send: Callable[[], httpx.Response], request: httpx.Request) -> Any:
+        try:
+            return swallowed(send, request)
+        finally:
+            leases.acquire("report:42", "web-2")
+
+    leases.acquire("report:42", "web-1")
+    service.network.at, service.network.faults = "/revoke", [swallowed_and_taken]
+
+    with pytest.raises(ServiceUnavailable):
+        leases.revoke("report:42", "its host is gone")
+
+    row = Lease.objects.get()
+    assert (row.holder, row.released_at) == ("web-2", None)
 
 
 WRONG: list[tuple[Fault, type[Exception], str]] = [
