@@ -283,11 +283,17 @@ class Loop:
         return self._loop is not None and clock() - self._ticked_at > self.BLOCKED_AFTER
 
     def close(self) -> None:
-        """End the loop, with its coroutines, unless it is blocked."""
+        """End the loop once its coroutines, which are cancelled, have ended, or have not within
+        BLOCKED_AFTER seconds; unless it is blocked."""
         if self._loop is None or self._thread is None or self.is_blocked:
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(self.BLOCKED_AFTER)
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop)
+        self._thread.join(2 * self.BLOCKED_AFTER)
+
+    async def _finish(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.BLOCKED_AFTER)
+        asyncio.get_running_loop().stop()
 
     def submit(self, execution: Execution) -> None:
         """Run ``execution`` soon."""

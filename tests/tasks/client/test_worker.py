@@ -287,6 +287,28 @@ def test_a_cancellation_reaches_the_handler(running: Worker, handlers: Handlers)
     wait_for(ended("cancelled"))
 
 
+def test_a_coroutine_that_is_stopped_may_clean_up(running: Worker, handlers: Handlers) -> None:
+    begun, cleaned = threading.Event(), threading.Event()
+
+    @handlers.handler("jobs.echo")
+    async def wait(ctx: Context, word: str) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.3)
+            cleaned.set()
+
+    enqueued()
+    assert begun.wait(20)
+    running._stopped_at = clock() - 60  # so that it is cancelled at once
+
+    running.stop()
+
+    wait_for(ended("ready"))
+    assert cleaned.wait(10)
+
+
 def test_a_handler_that_blocks_the_loop_loses_its_task(
     remote: TaskClient, handlers: Handlers
 ) -> None:
