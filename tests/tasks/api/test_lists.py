@@ -83,15 +83,15 @@ def test_ended_tasks_are_sorted_by_their_end(client: Client) -> None:
     assert flat(pages(client, "/tasks/processed")) == [early.pk, late.pk, *ended[::-1]]
 
 
-@pytest.mark.parametrize("path", ["/tasks/started", "/tasks/processed", "/tasks?status=retrying"])
-def test_a_list_of_a_state_reads_no_task_that_has_not_begun(client: Client, path: str) -> None:
+def test_lists_of_a_state_read_no_task_that_has_not_begun(client: Client) -> None:
     Task.objects.enqueue_many("jobs.echo", [{}] * 3000)
     TaskFactory(state="retrying")
     TaskFactory(state="succeeded")
     with CaptureQueriesContext(connection) as queries:
-        assert len(call(client, "GET", path).body["tasks"]) == 1
+        for path in ("/tasks/started", "/tasks/processed", "/tasks?status=retrying"):
+            assert len(call(client, "GET", path).body["tasks"]) == 1
     reads = [each["sql"] for each in queries if 'FROM "leasing_tasks_task"' in each["sql"]]
-    assert reads
+    assert len(reads) >= 3
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
         for read in reads:

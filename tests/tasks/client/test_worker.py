@@ -259,7 +259,7 @@ def test_a_long_task_is_renewed_and_hears_of_its_loss(
             done.set()
 
     enqueued()
-    worker = Worker(remote, handlers, ttl=1, stop_timeout=6, wait=0.2)
+    worker = Worker(remote, handlers, ttl=3, stop_timeout=6, wait=0.2)
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert done.wait(30)
@@ -321,20 +321,20 @@ def test_a_handler_that_blocks_the_loop_loses_its_task(
         return "too late"
 
     enqueued()
-    worker = Worker(remote, handlers, ttl=1, stop_timeout=6, wait=0.2)
+    worker = Worker(remote, handlers, ttl=3, stop_timeout=6, wait=0.2)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
         assert begun.wait(20)
         wait_for(ended("ready"))
-        assert row().attempts == 0
     finally:
         worker.stop()
         released.set()
         thread.join(30)
 
-    assert row().status == "ready"
-    assert "event loop" in TaskAttempt.objects.get().error
+    # A claim that was on its way may have brought it once more, and it was given back as well.
+    assert (row().status, row().attempts) == ("ready", 0)
+    assert TaskAttempt.objects.filter(error__contains="event loop").exists()
 
 
 def test_a_timeout_ends_the_attempt(
