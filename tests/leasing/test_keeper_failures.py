@@ -222,7 +222,7 @@ def test_a_batch_is_never_larger_than_the_limit(
     clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("leasing.renewable.BATCH", 2)
+    monkeypatch.setattr("leasing.renewable.MAX_RENEWED", 2)
     enter(store, manual_keeper, 1, 2, 1, 3, 2)
 
     clock.advance(10)
