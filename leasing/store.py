@@ -33,7 +33,7 @@ MAX_RENEWED: Final = 1000
 class Grant:
     """One term of one holder, as the store granted it."""
 
-    #: What the store finds it by, together with its ``grant_id``; hashable.
+    #: The key of its row in the store, together with its ``grant_id``; hashable.
     key: Any
     #: The proof of this term: no two grants have the same.
     grant_id: uuid.UUID

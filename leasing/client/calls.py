@@ -34,7 +34,7 @@ _GRANTS: Final = uuid.UUID("7f0d3a52-6a0e-4f0c-9c3f-6f7f1a2b3c4d")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What proves a grant to the service."""
+    """The proof of a grant to the service."""
 
     resource: str
     lease_key: str = field(repr=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 from leasing.client.calls import LeaseCalls
+from leasing.client.closing import AsyncClient, Client
 from leasing.client.store import ServiceStore
 from leasing.client.transport import AsyncTransport, Token, Transport
 from leasing.hold.hold import Hold, HoldCallback
@@ -18,15 +19,11 @@ Seconds = float | timedelta
 
 
 class _Holding:
-    """What both clients share: holds, which the keeper renews from a thread."""
+    """The part of both clients that makes holds, which the keeper renews from a thread."""
 
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
+    def _use(self, transport: Transport) -> None:
         self._calls = LeaseCalls(transport)
         self._store = ServiceStore(self._calls)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.transport.url}>"
 
     def hold(
         self,
@@ -61,7 +58,7 @@ class _Holding:
         return Hold(self._store, acquire, on_lost=on_lost, on_yield=on_yield)
 
 
-class LeaseClient(_Holding):
+class LeaseClient(Client, _Holding):
     """Acquires, renews and releases leases of a service over HTTP.
 
         with LeaseClient("https://leases.example.com/api", token=token) as leases:
@@ -72,17 +69,8 @@ class LeaseClient(_Holding):
     """
 
     def __init__(self, url: str, token: Token | None = None, **options: Any) -> None:
-        super().__init__(Transport(url, token, **options))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.transport.close()
+        self.transport = Transport(url, token, **options)
+        self._use(self.transport)
 
     def acquire(
         self,
@@ -127,26 +115,15 @@ class LeaseClient(_Holding):
         return drive(self._calls.revoke(resource, reason))
 
 
-class AsyncLeaseClient(_Holding):
+class AsyncLeaseClient(AsyncClient, _Holding):
     """``LeaseClient`` for coroutines: the same methods, to be awaited, and ``async with``.
 
     Arguments are those of ``leasing.client.transport.AsyncTransport``.
     """
 
-    transport: AsyncTransport
-
     def __init__(self, url: str, token: Token | None = None, **options: Any) -> None:
-        super().__init__(AsyncTransport(url, token, **options))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self.transport.aclose()
+        self.transport = AsyncTransport(url, token, **options)
+        self._use(self.transport)
 
     async def acquire(
         self,

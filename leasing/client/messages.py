@@ -47,7 +47,7 @@ class Answer:
     sent_at: float
     #: Seconds after which the service asks to try again, or knows more; 0: it does not say.
     retry_after: float = 0.0
-    #: What was asked.
+    #: The request that it answers.
     request: Request = field(kw_only=True)
 
     @property

@@ -28,7 +28,7 @@ class ServiceStore:
     All holds of a client are renewed together.
     """
 
-    #: What the service pays for is the request, not the lease: see ``leasing.renewable``.
+    #: True, since a service pays for each request, not for each lease: see ``leasing.renewable``.
     is_metered = True
 
     def __init__(self, calls: LeaseCalls) -> None:

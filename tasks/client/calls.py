@@ -93,7 +93,7 @@ class Claimed:
 
 @dataclass(slots=True)
 class _Row:
-    """What a hold's grant shows of its task in the log."""
+    """The task of a hold's grant, as the log shows it."""
 
     lease_resource: str
     holder: str
@@ -375,7 +375,7 @@ def _portions(items: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
         raise NotSerializable(f"The request is not JSON: {error}") from error
 
 
-#: How the arguments of ``enqueue`` become fields of the API.
+#: Conversions of arguments of ``enqueue`` to values that JSON has, by their type.
 _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
     datetime: lambda moment: moment.isoformat(),
     timedelta: lambda span: span.total_seconds(),

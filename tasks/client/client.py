@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
+from leasing.client.closing import AsyncClient, Client
 from leasing.client.transport import AsyncTransport, Token, Transport
 from leasing.runtime.aio import Steps, adrive, drive
 from leasing.store import Renewals
@@ -13,7 +14,7 @@ from leasing.validation.names import default_holder
 from tasks.client.calls import Claimed, Refused, RemoteTask, TaskCalls, claiming
 
 
-class TaskClient:
+class TaskClient(Client):
     """Enqueues tasks of a service over HTTP, and claims and ends them: ``Worker`` does the latter.
 
         with TaskClient("https://tasks.example.com/api", token=token) as tasks:
@@ -25,19 +26,6 @@ class TaskClient:
     def __init__(self, url: str, token: Token | None = None, **options: Any) -> None:
         self.transport = Transport(url, token, **options)
         self.calls = TaskCalls(self.transport)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.transport.url}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.transport.close()
 
     def enqueue(
         self,
@@ -126,7 +114,7 @@ class TaskClient:
         drive(self.calls.checkpoint(claimed, state))
 
 
-class AsyncTaskClient:
+class AsyncTaskClient(AsyncClient):
     """``TaskClient`` for coroutines: the same methods, to be awaited, and ``async with``.
 
     Arguments are those of ``leasing.client.transport.AsyncTransport``.
@@ -135,19 +123,6 @@ class AsyncTaskClient:
     def __init__(self, url: str, token: Token | None = None, **options: Any) -> None:
         self.transport = AsyncTransport(url, token, **options)
         self.calls = TaskCalls(self.transport)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.transport.url}>"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self.transport.aclose()
 
     async def enqueue(
         self,
