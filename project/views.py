@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from django.conf import settings
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 
 from leasing.web.access import View, verb
 from project import faults
+from project.services import LEASES
 from tasks.conf import task_settings
 from tasks.models import Task, Worker
 
@@ -19,8 +21,9 @@ MAY = "leasing_tasks.control_generator"
 
 def demo(request: HttpRequest) -> dict[str, bool]:
     """Context of every template: whether the buttons for faults are there, and one for workers
-    that have a parent."""
-    return {"is_demo": faults.is_demo(), "has_children": not task_settings.CELERY_QUEUES}
+    that have a parent. The workers of a task service alone are remote: no button finds them."""
+    is_demo = faults.is_demo() and LEASES in settings.SERVICES
+    return {"is_demo": is_demo, "has_children": not task_settings.CELERY_QUEUES}
 
 
 def _in_the_demo(view: View) -> View:

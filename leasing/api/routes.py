@@ -15,8 +15,9 @@ from django.db.models import Q
 from django.http import Http404, HttpRequest
 from ninja import Query, Router
 
+from leasing.api import health
 from leasing.api.access import Access
-from leasing.api.bodies import Name, Notice
+from leasing.api.bodies import Name, as_json
 from leasing.api.errors import answers
 from leasing.api.lists import At, Limit, Source, list_route, page_at
 from leasing.api.principals import principal_of
@@ -30,17 +31,12 @@ from leasing.web.cursors import Order
 may_see = Access("leasing.view_lease")
 
 router = Router(tags=["leases"])
+router.add_decorator(as_json)
+router.add_router("", health.router)
 
 
 #: The link from a list to one of its leases.
 ONE: dict[str, Any] = {"get_lease": {"parameters": {"lease_id": "$response.body#/leases/0/id"}}}
-
-
-@router.get("/healthz", auth=None, response=Notice, tags=["health"])
-@router.api_operation(["HEAD"], "/healthz", auth=None, response=Notice, include_in_schema=False)
-def healthz(request: HttpRequest) -> Notice:
-    """Report that this process answers. Runs no query."""
-    return Notice(message="ok")
 
 
 @list_route(router, "/leases", may_see, LeaseList, **ONE)
@@ -80,8 +76,7 @@ def get_named_lease(
 ) -> LeaseNow:
     """Return the lease of a resource, by its name, with its state."""
     principal_of(request).check_resource(resource)
-    named = Lease.objects.all().home().filter(resource=check_name(resource, "resource"))
-    lease = named.with_state().first()
+    lease = Lease.objects.named(check_name(resource, "resource"))
     if lease is None:
         raise Http404(f"Nobody has ever held {resource}.")
     return LeaseNow.of(lease)

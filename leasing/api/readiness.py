@@ -1,0 +1,49 @@
+"""Readiness of this process: its database answers, and all migrations are applied.
+
+Probes ask often, and nobody has to sign in for the answer. So requests share one that is a second
+old, one of them at a time asks the database, and none waits for a database that hangs: the
+connection is a private one on a thread of its own, which is abandoned.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from django.db import Error
+
+from leasing.conf import leasing_settings
+from leasing.db.side_connection import SideConnection
+from leasing.db.unapplied import find_unapplied
+from leasing.web.cache import shared
+
+#: Seconds in which the database has to answer.
+ANSWER_WITHIN = 2.0
+#: Seconds for which requests share an answer.
+SHARED_FOR = 1.0
+
+
+class Readiness(NamedTuple):
+    """The state of this process: ``missing`` is a sentence for the client, empty if it is ready;
+    ``error`` is that of the database, for the log alone."""
+
+    missing: str
+    error: str = ""
+
+
+_asking = threading.Lock()
+
+
+def read_readiness() -> Readiness:
+    """Return the state of this process, soon in any case."""
+    with _asking:
+        return shared("readiness", _read, fresh=False, seconds=SHARED_FOR)
+
+
+def _read() -> Readiness:
+    using = leasing_settings.DATABASE
+    try:
+        with SideConnection(using, seconds=ANSWER_WITHIN) as connection:
+            return Readiness(connection.run(find_unapplied))
+    except Error as error:
+        return Readiness(f"The database {using!r} is not reachable.", str(error).strip())
