@@ -139,7 +139,10 @@ class once:
         terms = Terms.check(ttl=self.ttl)
         window = check_duration(self.window, "window")
         if window <= terms.ttl:
-            raise InvalidTTL("The window must be longer than the ttl of the lease.")
+            raise InvalidTTL(
+                f"The window must be longer than the ttl: it is {window.total_seconds():.12g} s, "
+                f"the ttl is {terms.ttl.total_seconds():.12g} s. Pass ttl= too for a short window."
+            )
         asked = OnceTerms(
             holder=terms.holder, ttl=terms.ttl, window=window, payload_hash=_hash(self.payload)
         )

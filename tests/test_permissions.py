@@ -28,7 +28,7 @@ from tests.fixtures import compatible
 
 __all__ = ["compatible"]
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = [pytest.mark.django_db, pytest.mark.once, pytest.mark.rest]
 
 #: The verbs that each permission allows.
 VERBS: dict[str, tuple[str, ...]] = {
@@ -62,7 +62,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "leasing_tasks.control_generator": ("start", "stop"),
 }
 #: What everybody may call.
-OPEN = {"healthz"}
+OPEN = {"healthz", "readyz"}
 #: Addresses that the document does not describe: its own, and those of no verb.
 UNDESCRIBED = {"openapi-json", "openapi-view", "api-root", None}
 #: What routes ask for in addition to let a client see more.
@@ -134,7 +134,7 @@ def test_every_address_of_the_api_is_described() -> None:
         for operation in view.operations
         if not operation.include_in_schema
     ]
-    assert hidden == [(["HEAD"], "/healthz")]
+    assert hidden == [(["HEAD"], "/healthz"), (["HEAD"], "/readyz")]
 
 
 def test_the_scopes_are_what_the_verbs_ask_for() -> None:

@@ -18,7 +18,7 @@ from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from leasing.models import Lease
-from tasks.generator import RESOURCE, Generator
+from tasks.generator import Generator
 from tasks.models import Task
 from tests.leasing.support import expire
 from tests.tasks.support import make_due
@@ -217,7 +217,7 @@ def test_health_is_told_in_one_word(service: SampleClient) -> None:
 
 def test_a_generator_that_runs_is_started_again_without_a_conflict(service: SampleClient) -> None:
     first = service.post("/generator/start")
-    with Lease.objects.hold(RESOURCE, holder="host-1") as hold:
+    with Lease.objects.hold("leasing_tasks.generator", holder="host-1") as hold:
         Generator().batch(hold, 0)
         running = service.post("/generator/start")
     assert (first.status, running.status) == (200, 200)

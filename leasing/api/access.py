@@ -78,7 +78,7 @@ def caller(request: HttpRequest) -> str:
 
 
 def _principal_of(request: HttpRequest) -> Principal:
-    kind, _, secret = request.headers.get("Authorization", "").partition(" ")
+    kind, _, secret = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
     if kind.lower() == "bearer":
         return _bearer(secret.strip())
     user = getattr(request, "user", None)

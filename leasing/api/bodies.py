@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, wraps
 from typing import Annotated, Any, ClassVar, NoReturn
 
 from django.conf import settings
@@ -40,6 +41,9 @@ MAX_DEPTH = 64
 #: The greatest length of a number, in characters.
 MAX_NUMBER = 300
 
+#: The type of the content of every answer.
+JSON = "application/json; charset=utf-8"
+
 #: Methods whose body nobody reads.
 _BODILESS = ("GET", "HEAD")
 
@@ -52,14 +56,14 @@ def refuse_body(request: HttpRequest) -> None:
     length = _content_length(request)
     if length > (allowed := _max_body(request)):
         _refuse_size(allowed)
-    has_body = length > 0 or "Transfer-Encoding" in request.headers
+    has_body = length > 0 or "HTTP_TRANSFER_ENCODING" in request.META
     if has_body and request.method not in _BODILESS and request.content_type != "application/json":
         raise HttpError(415, "The body must be JSON, with Content-Type application/json.")
 
 
 def _content_length(request: HttpRequest) -> int:
     try:
-        return int(request.headers.get("Content-Length") or 0)
+        return int(request.META.get("CONTENT_LENGTH") or 0)
     except ValueError:
         return 0
 
@@ -81,13 +85,7 @@ class BodyParser(Parser):
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
         try:
-            body = json.loads(
-                _body_of(request).decode(),
-                object_pairs_hook=_object,
-                parse_constant=_refuse_constant,
-                parse_float=_float,
-                parse_int=_int,
-            )
+            body = _decode(_body_of(request).decode())
         except RecursionError as error:
             raise HttpError(400, _TOO_DEEP) from error
         except ValueError as error:
@@ -139,6 +137,11 @@ def _int(text: str) -> int:
     if len(text) > MAX_NUMBER:
         raise ValueError("a number is too large")
     return int(text)
+
+
+_decode = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_float, parse_int=_int
+).decode
 
 
 def _utc_milliseconds(moment: datetime) -> str:
@@ -275,14 +278,29 @@ def _names_in(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(names)
 
 
-def rendered(answer: Status[Any]) -> HttpResponse:
-    """Return the response of ``answer``, a model, written as JSON at once. Of one that may be of
-    several models, ninja would make an object of its own, and of that one its fields."""
-    return HttpResponse(
-        answer.value.model_dump_json(),
-        status=answer.status_code,
-        content_type="application/json; charset=utf-8",
-    )
+class Sparse(BaseModel):
+    """An answer that leaves out fields which are null."""
+
+
+def rendered(answer: Any) -> HttpResponse:
+    """Return the response of ``answer``, a model or a Status with one, written as JSON at once."""
+    is_status = isinstance(answer, Status)
+    model = answer.value if is_status else answer
+    text = model.model_dump_json(exclude_none=isinstance(model, Sparse))
+    status = answer.status_code if is_status else 200
+    return HttpResponse(text.encode(), status=status, content_type=JSON)
+
+
+def as_json(view: Callable[..., Any]) -> Callable[..., HttpResponse]:
+    """Return ``view`` with its answer ``rendered``, for all views of a router. ninja itself would
+    make an object of the fields of the model, and text of that."""
+
+    @wraps(view)
+    def answering(request: HttpRequest, **arguments: Any) -> HttpResponse:
+        answer = view(request, **arguments)
+        return answer if isinstance(answer, HttpResponse) else rendered(answer)
+
+    return answering
 
 
 class Error(BaseModel):

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from django.db import DatabaseError
 from django.http import HttpRequest
@@ -17,6 +17,9 @@ from leasing.models import ApiToken, Leasable, TokenGrant
 from leasing.runtime.aio import Steps, Undoable, run_later
 
 Row = TypeVar("Row", bound=Leasable)
+
+#: Seconds after which a client may look again if its token holds as much as it may.
+AGAIN: Final = 5
 
 
 class Room:
@@ -43,8 +46,11 @@ class Room:
 class _Bounded(Room):
     """Room for grants of a token with a bound; what is not used is left at the end."""
 
-    def __init__(self, token: ApiToken, wanted: int, request_id: uuid.UUID | None) -> None:
+    def __init__(
+        self, request: HttpRequest, token: ApiToken, wanted: int, request_id: uuid.UUID | None
+    ) -> None:
         super().__init__(wanted)
+        self._request = request
         self._token = token
         self._request_id = request_id or uuid.uuid4()
         self._granted: Sequence[Leasable] = ()
@@ -53,6 +59,7 @@ class _Bounded(Room):
         self.size = TokenGrant.objects.reserve(self._token, self.size, self._request_id)
         if not self.size:
             most = self._token.max_held
+            self._request.try_again_in = AGAIN  # type: ignore[attr-defined]
             raise HttpError(403, f"This token may hold {most} leases and tasks at once, and does.")
         return self
 
@@ -75,7 +82,7 @@ def room_for(request: HttpRequest, wanted: int, request_id: uuid.UUID | None = N
         request_id: The id of a request that may be sent again: it finds the room that it had.
     """
     token = _bounded_token(request)
-    return _Bounded(token, wanted, request_id) if token else Room(wanted)
+    return _Bounded(request, token, wanted, request_id) if token else Room(wanted)
 
 
 def in_room(
@@ -92,7 +99,8 @@ def in_room(
     token = _bounded_token(request)
     if token is None:
         return steps
-    return _granting(_Bounded(token, 1, request_id), steps, may_repeat=request_id is not None)
+    room = _Bounded(request, token, 1, request_id)
+    return _granting(room, steps, may_repeat=request_id is not None)
 
 
 def _granting(room: Room, steps: Steps[Row], *, may_repeat: bool) -> Steps[Row]:

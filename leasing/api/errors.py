@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
 from hashlib import blake2b
+from inspect import iscoroutinefunction
 from typing import Any
 
-from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
-from django.core.signals import got_request_exception
+from django.core.exceptions import (
+    ImproperlyConfigured,
+    PermissionDenied,
+    RequestDataTooBig,
+    SuspiciousOperation,
+)
+from django.core.signals import got_request_exception, setting_changed
 from django.db import DatabaseError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, UnreadablePostError
 from django.urls import Resolver404, URLPattern, URLResolver, re_path, resolve
-from django.utils.cache import add_never_cache_headers, get_conditional_response
+from django.utils.cache import get_conditional_response
 from django.utils.log import log_response
 from django.views import defaults
 from ninja import NinjaAPI
@@ -52,6 +59,13 @@ AWAY = (OperationalError, InterfaceError)
 #: After how many seconds to try again when the database is away.
 RETRY_AFTER = 1
 
+#: No answer is kept: each is of one client and one moment.
+NEVER_STORED = "max-age=0, no-cache, no-store, must-revalidate, private"
+
+#: Documents of an API that are kept: below a path with parameters there is one for each value,
+#: which clients choose.
+MAX_DOCUMENTS = 16
+
 #: Statuses of requests with a body that is not what was asked for.
 BAD_BODY = (400, 413, 415)
 
@@ -85,6 +99,7 @@ class LeasingAPI(NinjaAPI):
     Every error is ``{"error": "..."}``. Bodies are JSON objects. Access is closed by default:
     a route that does not say who may call it is for those who may change leases. ``openapi.json``
     and its page ``docs`` are served to those who may see leases. Arguments are those of NinjaAPI.
+    Views that a site adds are plain functions.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -97,6 +112,8 @@ class LeasingAPI(NinjaAPI):
             "parser": BodyParser(),
         }
         super().__init__(**(given | options))
+        self._documents: dict[tuple[str, int], Document] = {}
+        setting_changed.connect(self._forget_documents)
 
     @property
     def urls(self) -> tuple[list[URLResolver | URLPattern], str, str]:
@@ -104,6 +121,11 @@ class LeasingAPI(NinjaAPI):
         for pattern in patterns:
             assert isinstance(pattern, URLPattern)
             view = self.not_found if pattern.name == "api-root" else pattern.callback
+            if iscoroutinefunction(view):
+                raise ImproperlyConfigured(
+                    f"The view {pattern.name} is async. Views of a LeasingAPI are plain functions, "
+                    "which threads run under ASGI too."
+                )
             pattern.callback = self._guarded(view)
         patterns.append(re_path("", self._guarded(self.not_found)))
         return patterns, app_name, namespace
@@ -116,7 +138,20 @@ class LeasingAPI(NinjaAPI):
     ) -> Document:
         if path_prefix is None:
             path_prefix = self.get_root_path(path_params or {})
-        return Document(self, path_prefix)
+        # Making it takes as long as a hundred requests.
+        made_for = (path_prefix, len(self._routers))
+        document = self._documents.get(made_for)
+        if document is None:
+            document = Document(self, path_prefix)
+            if len(self._documents) >= MAX_DOCUMENTS:
+                self._documents.clear()
+            self._documents[made_for] = document
+        # A copy, which whoever overrides this may change.
+        return copy.deepcopy(document, {id(self): self})
+
+    def _forget_documents(self, **kwargs: Any) -> None:
+        # Bounds, access and the session's cookie come from settings, which tests change.
+        self._documents.clear()
 
     def set_default_exception_handlers(self) -> None:
         self.add_exception_handler(Exception, self._answer_error)
@@ -243,7 +278,7 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     if not isinstance(api, LeasingAPI):
         return defaults.bad_request(request, exception)
     response = api.on_exception(request, exception)
-    add_never_cache_headers(response)
+    response.headers["Cache-Control"] = NEVER_STORED
     return response
 
 
@@ -252,7 +287,7 @@ def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpRespo
         response = _unless_known(request, response)
     elif (seconds := getattr(request, "try_again_in", 0)) and "Retry-After" not in response.headers:
         try_again_in(response, seconds)
-    add_never_cache_headers(response)
+    response.headers["Cache-Control"] = NEVER_STORED
     return response
 
 

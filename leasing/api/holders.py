@@ -36,8 +36,6 @@ from leasing.api.schemas import (
     Term,
 )
 from leasing.api.waiting import answer_with
-from leasing.db.questions import query_instance
-from leasing.db.statements import Marker
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease
 from leasing.runtime.aio import Steps
@@ -83,7 +81,7 @@ def acquire_lease(request: HttpRequest, body: Acquire) -> Any:
         terms = replace(terms, request_id=again)
 
     def steps(wait: float) -> Steps[Lease]:
-        grant = Lease.objects.all().acquiring_named(body.resource, terms, wait)
+        grant = Lease.objects.acquiring_named(body.resource, terms, wait)
         return in_room(request, grant, terms.request_id)
 
     return answer_with(request, body.wait, steps, _granted)
@@ -181,19 +179,7 @@ def _refused_alone(results: dict[int, Renewed], number: int) -> Iterator[None]:
 def term_of(request: HttpRequest, term: Term) -> Lease:
     """The named lease of ``term``. Errors are those of ``check_resource`` and ``judged``."""
     check_resource(request, term.resource)
-    return judged(term, named(term.resource))
-
-
-def named(resource: str) -> Lease | None:
-    """Return the lease of that name; None if there is none. Its rows are compiled once: a holder's
-    request reads no other."""
-    rows = Lease.objects.all().home()
-
-    def compiled() -> Any:
-        return rows.filter(resource=Marker("resource", Lease._meta.get_field("resource")))
-
-    lease: Lease | None = query_instance(("named", rows.db), compiled, {"resource": resource})
-    return lease
+    return judged(term, Lease.objects.named(term.resource))
 
 
 def judged(term: Term, lease: Lease | None) -> Lease:

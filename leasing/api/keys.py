@@ -28,7 +28,6 @@ from typing import Annotated, Any, Final
 
 from django.conf import settings
 from django.http import HttpRequest
-from django.utils.crypto import constant_time_compare
 from django.utils.encoding import force_bytes
 from ninja.errors import HttpError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
@@ -125,16 +124,16 @@ def term_shown(row: Leasable, now: datetime) -> dict[str, Any]:
 
 def lease_key_of(row: Leasable) -> str:
     """Return the key of the current grant of ``row``: the signature of ``Signer(salt=_SALT)``."""
-    return _signature(settings.SECRET_KEY, _signed(row))
+    return _signature(settings.SECRET_KEY, _signed(row)).decode()
 
 
 def check_lease_key(row: Leasable | None, lease_key: str) -> None:
     """Raise HttpError 409 unless ``lease_key`` is that of the current grant of ``row``. None, a row
     that is not there, takes as long and is told the same."""
     signed = str(uuid.uuid4()) if row is None or row.grant_id is None else _signed(row)
-    secrets = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    sent, secrets = lease_key.encode(), (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     keys = [_signature(secret, signed) for secret in secrets]
-    if not sum(constant_time_compare(key, lease_key) for key in keys):  # all, found or not
+    if not sum([hmac.compare_digest(key, sent) for key in keys]):  # all, found or not
         raise HttpError(409, WRONG_KEY)
 
 
@@ -142,23 +141,26 @@ def _signed(row: Leasable) -> str:
     return f"{row.leased_model()._meta.label_lower}:{row.pk}:{row.grant_id}"
 
 
-def _signature(secret: str | bytes, signed: str) -> str:
+def _signature(secret: str | bytes, signed: str) -> bytes:
     # A batch has hundreds: a Signer derives its key for each of them.
-    digest = hmac.digest(_derived_key(secret), signed.encode(), "sha256")
-    return urlsafe_b64encode(digest).rstrip(b"=").decode()
+    mac = _keyed(secret).copy()
+    mac.update(signed.encode())
+    return urlsafe_b64encode(mac.digest()).rstrip(b"=")
 
 
 @lru_cache(maxsize=16)
-def _derived_key(secret: str | bytes) -> bytes:
-    """Return the key that Django's signing derives from ``secret`` for the salt of lease keys."""
-    return hashlib.sha256(f"{_SALT}signer".encode() + force_bytes(secret)).digest()
+def _keyed(secret: str | bytes) -> hmac.HMAC:
+    """Return what signs nothing yet with the key that Django's signing derives from ``secret`` for
+    the salt of lease keys. To copy it takes half the time of the same with the key."""
+    key = hashlib.sha256(f"{_SALT}signer".encode() + force_bytes(secret)).digest()
+    return hmac.new(key, digestmod="sha256")
 
 
 def request_id(request: HttpRequest, body: BaseModel) -> uuid.UUID | None:
     """Return the ``request_id`` of terms for a ``request`` with the header Idempotency-Key; None
     without one. Another client, address or ``body`` has another, but for the seconds that it waits.
     Raises HttpError 400."""
-    given = request.headers.get(HEADER)
+    given = request.META.get("HTTP_IDEMPOTENCY_KEY")
     if given is None:
         return None
     given = given.strip().removeprefix('"').removesuffix('"')

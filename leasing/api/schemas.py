@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -77,17 +77,21 @@ class LeaseOut(BothSpellings):
     @classmethod
     def of(cls, row: Leasable) -> LeaseOut:
         """Return the lease of ``row``, of any model."""
-        return cls(
-            id=row.pk if isinstance(row, Lease) else row.lease_id,
-            resource=row.lease_resource,
-            holder=row.holder,
-            created_at=row.acquired_at or getattr(row, "created_at", None),
-            renewed_at=row.renewed_at,
-            released_at=row.released_at,
-            expires_at=row.expires_at if row.grants else None,
-            fencing_token=row.fencing_token,
-            grants=row.grants,
-        )
+        return cls(**_fields_of(row))
+
+
+def _fields_of(row: Leasable) -> dict[str, Any]:
+    return {
+        "id": row.pk if isinstance(row, Lease) else row.lease_id,
+        "resource": row.lease_resource,
+        "holder": row.holder,
+        "created_at": row.acquired_at or getattr(row, "created_at", None),
+        "renewed_at": row.renewed_at,
+        "released_at": row.released_at,
+        "expires_at": row.expires_at if row.grants else None,
+        "fencing_token": row.fencing_token,
+        "grants": row.grants,
+    }
 
 
 class LeaseNow(LeaseOut):
@@ -101,7 +105,7 @@ class LeaseNow(LeaseOut):
     @classmethod
     def of(cls, row: Leasable) -> LeaseNow:
         """Return the lease of ``row``, which was read ``with_state``."""
-        return cls(**vars(LeaseOut.of(row)), state=row.state)
+        return cls(**_fields_of(row), state=row.state)
 
 
 class GrantOut(LeaseOut, TermOut):
@@ -110,7 +114,7 @@ class GrantOut(LeaseOut, TermOut):
     @classmethod
     def to_holder(cls, lease: Lease, now: datetime) -> GrantOut:
         """Return the lease for the client that holds it, as of ``now``."""
-        return cls(**vars(LeaseOut.of(lease)), **term_shown(lease, now))
+        return cls(**_fields_of(lease), **term_shown(lease, now))
 
 
 class Renewed(BaseModel):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from leasing.runtime.suggestions import closest
 
@@ -19,6 +21,8 @@ LEASE_HINTS: Mapping[str, str] = {
     "blocking_timeout": "pass wait=, the seconds to wait for the holder",
     **dict.fromkeys(("expire", "expires", "lease_time"), _EXPIRY),
     "auto_renewal": "a hold is renewed while its block runs",
+    "sleep": "those that wait are notified, or look after growing pauses",
+    "thread_local": "a hold belongs to no thread",
     "owner": "pass holder=",
     "store": "leasing.stores.stores[alias].hold(...) holds a name in another store",
 }
@@ -52,3 +56,9 @@ def unexpected(
     else:
         hint = f": {hints['']}." if "" in hints else "."
     return TypeError(f"{verb}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def option_names(of: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that can only be passed by name."""
+    parameters = inspect.signature(of).parameters.values()
+    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]

@@ -35,6 +35,8 @@ class Terms:
     #: The request of the caller, if it may be sent again: the ids of its grants begin with a digest
     #: of it, so that it finds them, and end at random, so that no two are the same.
     request_id: uuid.UUID | None = None
+    #: The ``SentTerms`` of ``leasing.db.statements``, once they were sent: most are sent again.
+    sent: Any = field(default=None, init=False, repr=False, compare=False)
 
     def new_grant(self, row: Any) -> uuid.UUID:
         """Return the id of the next grant of ``row``, which is available. No two grants of a row

@@ -15,8 +15,6 @@ from leasing.validation.keys import key_of
 from leasing.validation.moments import check_moment
 from leasing.web.cursors import Cursor, InvalidCursor, Order
 
-#: Among how many rows one page of a search looks.
-REACH = 10_000
 MICROSECOND = timedelta(microseconds=1)
 
 Record = TypeVar("Record", bound=models.Model)
@@ -41,19 +39,20 @@ def rows_from(
 
 
 def search(
-    rows: models.QuerySet[Any], order: Order, wanted: Q, count: int
+    rows: models.QuerySet[Any], order: Order, wanted: Q, count: int, reach: int
 ) -> tuple[list[Cursor], Cursor | None]:
-    """Return the places of those of the next REACH rows that meet a condition, and the place at
-    which the look ended; None: there are no more rows, or it found enough.
+    """Return the places of those of the next ``reach`` rows that meet a condition, and the place
+    at which the look ended; None: there are no more rows, or it found enough.
 
     Args:
         rows: The rows, sorted in the order of the list.
         order: That order.
         wanted: The condition, which no index serves.
         count: The number of places, at most.
+        reach: The number of rows to look at, at most.
     """
     met = Case(When(wanted, then=Value(True)), default=Value(False))
-    reached = rows[:REACH].values(far_at=F(order.column or "pk"), far_key=F("pk"), met=met)
+    reached = rows[:reach].values(far_at=F(order.column or "pk"), far_key=F("pk"), met=met)
     try:
         sql, params = reached.query.get_compiler(rows.db).as_sql()
     except EmptyResultSet:
@@ -65,12 +64,12 @@ def search(
         cursor.execute(
             "SELECT far_at, far_key, met, place FROM"
             f" (SELECT reached.*, ROW_NUMBER() OVER () AS place FROM ({sql}) reached) numbered"
-            f" WHERE met OR place = {REACH:d} LIMIT {count:d}",
+            f" WHERE met OR place = {reach:d} LIMIT {count:d}",
             params,
         )
         found = cursor.fetchall()
     places = [_place(rows.model, order, at, key) for at, key, is_met, _ in found if is_met]
-    end = [_place(rows.model, order, at, key) for at, key, _, place in found if place == REACH]
+    end = [_place(rows.model, order, at, key) for at, key, _, place in found if place == reach]
     return places, end[0] if end and len(places) < count else None
 
 

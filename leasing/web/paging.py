@@ -16,9 +16,11 @@ from django.db.models import Q
 
 from leasing.web import keyset
 from leasing.web.cursors import NEWEST_FIRST, Cursor, Order
-from leasing.web.keyset import REACH, Record, rows_from
+from leasing.web.keyset import Record, rows_from
 
 PAGE_SIZE = 50
+#: Among how many rows one page of a search looks.
+REACH = 10_000
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ def page_of(
     size: int = PAGE_SIZE,
     order: Order = NEWEST_FIRST,
     search: Q | None = None,
+    *,
+    reach: int | None = None,
 ) -> Page[Record]:
     """Return a page of ``rows``. A cursor of another model leaves ``rows`` at its first page, so
     that one address can hold the cursor of one of several lists. Raises InvalidCursor when it fits
@@ -51,8 +55,10 @@ def page_of(
         cursor: The position of the page; None is the first page.
         size: Rows of a page.
         order: The order of the list.
-        search: A condition for the rows, met by those among the next REACH; None: all rows.
+        search: A condition for the rows; None: all rows.
+        reach: The number of rows among which the search looks; None: REACH.
     """
+    reach = reach or REACH
     cursor = _of_model(rows.model, cursor)
     backwards = cursor is not None and cursor.side == "newer"
     there, end = rows_from(rows, cursor, order), None
@@ -60,7 +66,7 @@ def page_of(
         found = list(there[: size + 1])
         places = [cursor_of(row, order) for row in found]
     else:
-        places, end = keyset.search(there, order, search, size + 1)
+        places, end = keyset.search(there, order, search, size + 1, reach)
         by = there.query.order_by
         found = list(rows.filter(pk__in=[each.key for each in places]).order_by(*by))
     has_more, places = len(places) > size, places[:size]
@@ -69,7 +75,7 @@ def page_of(
     page = _linked(found[:size], places, order, cursor, has_more=has_more)
     if end is None or has_more:
         return page
-    page = replace(page, looked_at=REACH)
+    page = replace(page, looked_at=reach)
     if backwards:
         return replace(page, newer=replace(end, side="newer").encode())
     return replace(page, older=end.encode())

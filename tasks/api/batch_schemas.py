@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from leasing.api.bodies import WHOLE, Name, Request, Text
+from leasing.api.bodies import WHOLE, Name, Request, Sparse, Text
 from leasing.api.keys import HoldersRequest
 from leasing.api.schemas import MAX_REASON
 from leasing.validation.requests import MAX_TASKS
@@ -116,13 +116,13 @@ class HeartbeatResult(Result):
     is_last: bool | None = None
 
 
-class EndedMany(BaseModel):
+class EndedMany(Sparse):
     """The results of a batch, in the order of the request."""
 
     results: list[Ended]
 
 
-class HeartbeatResults(BaseModel):
+class HeartbeatResults(Sparse):
     """The results of a batch, in the order of the request."""
 
     results: list[HeartbeatResult]

@@ -59,7 +59,6 @@ Item = TypeVar("Item", bound=One)
     "/tasks/heartbeat",
     auth=may_change,
     response=answers({200: HeartbeatResults}, *BAD_BODY),
-    exclude_none=True,
 )
 def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> HeartbeatResults:
     """Renew the leases of several tasks: each deadline is one ttl from now."""
@@ -93,7 +92,6 @@ def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> HeartbeatResults:
     "/tasks/complete",
     auth=may_change,
     response=answers({200: EndedMany}, *BAD_BODY),
-    exclude_none=True,
 )
 def complete_tasks(request: HttpRequest, body: Completions) -> EndedMany:
     """Complete several tasks and store their outputs: on PostgreSQL in one statement."""
@@ -120,7 +118,6 @@ def complete_tasks(request: HttpRequest, body: Completions) -> EndedMany:
     "/tasks/fail",
     auth=may_change,
     response=answers({200: EndedMany}, *BAD_BODY),
-    exclude_none=True,
 )
 def fail_tasks(request: HttpRequest, body: Failures) -> EndedMany:
     """Fail the current attempt of several tasks. Each is retried, unless that was its last
@@ -144,7 +141,6 @@ def fail_tasks(request: HttpRequest, body: Failures) -> EndedMany:
     "/tasks/give-back",
     auth=may_change,
     response=answers({200: EndedMany}, *BAD_BODY),
-    exclude_none=True,
 )
 def give_back_tasks(request: HttpRequest, body: Returns) -> EndedMany:
     """Make several tasks ready again without spending their attempts."""

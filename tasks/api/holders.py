@@ -18,7 +18,7 @@ from ninja import Router, Status
 from pydantic import AliasChoices, Field, model_validator
 
 from leasing.api.access import Access
-from leasing.api.bodies import WHOLE, Between, Error, Name, Notice, Request, Text, rendered
+from leasing.api.bodies import WHOLE, Between, Error, Name, Notice, Request, Text
 from leasing.api.bounds import room_for
 from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
@@ -39,6 +39,9 @@ from tasks.payload import is_same_json
 
 #: Why tasks are given back whose claimer did not wait for the answer.
 HUNG_UP = "its client hung up"
+
+#: The greatest number of a checkpoint: those without one count on from it.
+MAX_NUMBERED = 1_000_000_000
 
 may_change = Access("leasing_tasks.change_task")
 
@@ -146,6 +149,15 @@ class Checkpoint(Progress):
     """The state from which the next attempt of a task continues."""
 
     state: Any = Field(description="Any JSON.", examples=[{"next_row": 18}])
+    number: Annotated[int, WHOLE] | None = Field(
+        None,
+        ge=1,
+        le=MAX_NUMBERED,
+        description="Its number among those of the task, from `checkpoints` + 1 on. If that one or "
+        "a later one is stored, nothing is written: a late repetition overwrites nothing. Without "
+        "it, the state is the latest.",
+        examples=[1],
+    )
 
 
 @router.post(
@@ -180,7 +192,7 @@ def claim_next_task(request: HttpRequest, body: Claim) -> Any:
         if body.limit is None:
             return Status(202, shown_to_claimer(claimed[0]))
         shown = [shown_to_claimer(task) for task in claimed]
-        return rendered(Status(202, ClaimedTasks(tasks=shown)))
+        return Status(202, ClaimedTasks(tasks=shown))
 
     # A request that may be sent again keeps what it claimed: the one that repeats it finds it.
     undo = _keep if again else partial(tasks().give_back_many, reason=HUNG_UP, begun=False)
@@ -251,7 +263,7 @@ def store_checkpoint(request: HttpRequest, task_id: str, body: Checkpoint) -> St
     it."""
 
     def checkpoint(task: Task) -> TaskOut:
-        stored = tasks().checkpoint(task, body.state, progress=body.progress)
+        stored = tasks().checkpoint(task, body.state, progress=body.progress, number=body.number)
         return shown(request, stored, task.holder)
 
     return by_holder(request, task_id, body, checkpoint)

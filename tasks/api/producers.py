@@ -15,7 +15,7 @@ from ninja.errors import HttpError
 from pydantic import BaseModel, Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import WHOLE, Name, Request
+from leasing.api.bodies import WHOLE, Name, Request, Sparse
 from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import IDEMPOTENT, request_id
@@ -111,7 +111,7 @@ class Enqueued(BaseModel):
     error: str | None = None
 
 
-class EnqueuedMany(BaseModel):
+class EnqueuedMany(Sparse):
     """The results of a batch, in the order of the request."""
 
     results: list[Enqueued]
@@ -141,7 +141,6 @@ def enqueue_task(request: HttpRequest, body: Enqueue) -> Status[TaskOut]:
     auth=may_add,
     response=answers({200: EnqueuedMany}, *BAD_BODY),
     openapi_extra=IDEMPOTENT,
-    exclude_none=True,
 )
 def enqueue_tasks(request: HttpRequest, body: EnqueueMany) -> EnqueuedMany:
     """Enqueue several tasks. A refused one does not affect the others. Tasks that differ only in

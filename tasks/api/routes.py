@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ninja import Router
 
+from leasing.api.bodies import as_json
 from tasks.api import (
     batches,
     generator,
@@ -16,6 +17,7 @@ from tasks.api import (
 )
 
 router = Router()
+router.add_decorator(as_json)
 
 # The first whose address fits is asked: /tasks/next comes before /tasks/{task_id}.
 for each in (batches, holders, lists, operators, queues, schedules, workers, generator):

@@ -95,29 +95,34 @@ class TaskOut(BothSpellings):
     @classmethod
     def of(cls, task: Task) -> TaskOut:
         """All of ``task``, as it was read: ``tasks.api.visibility`` says who is shown it."""
-        return cls(
-            id=task.pk,
-            name=task.name,
-            queue=task.queue,
-            status=task.status,
-            priority=task.priority,
-            attempts=task.attempts,
-            max_attempts=task.max_attempts,
-            task_data=task.task_data,
-            scheduled_at=task.scheduled_at,
-            created_at=task.created_at,
-            processor=task.holder or None,
-            last_heartbeat_at=task.renewed_at or task.acquired_at,
-            must_heartbeat_before=task.expires_at if task.grants else None,
-            started_at=task.started_at,
-            processed_at=task.processed_at,
-            task_output=task.task_output,
-            progress=task.progress,
-            last_error=task.last_error,
-            cancel_requested_at=task.cancel_requested_at,
-            fencing_token=task.fencing_token,
-            grants=task.grants,
-        )
+        return cls(**fields_of(task))
+
+
+def fields_of(task: Task) -> dict[str, Any]:
+    """Return the fields of ``TaskOut`` for all of ``task``."""
+    return {
+        "id": task.pk,
+        "name": task.name,
+        "queue": task.queue,
+        "status": task.status,
+        "priority": task.priority,
+        "attempts": task.attempts,
+        "max_attempts": task.max_attempts,
+        "task_data": task.task_data,
+        "scheduled_at": task.scheduled_at,
+        "created_at": task.created_at,
+        "processor": task.holder or None,
+        "last_heartbeat_at": task.renewed_at or task.acquired_at,
+        "must_heartbeat_before": task.expires_at if task.grants else None,
+        "started_at": task.started_at,
+        "processed_at": task.processed_at,
+        "task_output": task.task_output,
+        "progress": task.progress,
+        "last_error": task.last_error,
+        "cancel_requested_at": task.cancel_requested_at,
+        "fencing_token": task.fencing_token,
+        "grants": task.grants,
+    }
 
 
 class HeldTask(TaskOut, TermOut):
@@ -128,6 +133,7 @@ class ClaimedTask(HeldTask):
     """A task, for the client that has just claimed it."""
 
     checkpoint: Any = Field(description="The state stored by the latest attempt.")
+    checkpoints: int = Field(description="Number of checkpoints that were stored.", examples=[0])
     timeout: float | None = Field(
         description="Seconds that one attempt may run, if the task has a limit of its own: its "
         "holder should then fail it.",

@@ -19,7 +19,7 @@ from django.http import HttpRequest
 from leasing.api.access import may, scope
 from leasing.api.keys import term_shown
 from leasing.web.masking import masked
-from tasks.api.schemas import AttemptOut, ClaimedTask, HeldTask, TaskOut
+from tasks.api.schemas import AttemptOut, ClaimedTask, HeldTask, TaskOut, fields_of
 from tasks.models import Task, TaskAttempt
 
 VIEW: Final = "leasing_tasks.view_task"
@@ -35,8 +35,13 @@ def shown_to_claimer(task: Task) -> ClaimedTask:
     """``task`` for the client that has just claimed it."""
     term = term_shown(task, task.now)
     timeout = None if task.timeout is None else task.timeout.total_seconds()
-    out = vars(TaskOut.of(task))
-    return ClaimedTask(**out, **term, checkpoint=task.checkpoint, timeout=timeout)
+    return ClaimedTask(
+        **fields_of(task),
+        **term,
+        checkpoint=task.checkpoint,
+        checkpoints=task.checkpoints,
+        timeout=timeout,
+    )
 
 
 def shown_to_holder(request: HttpRequest, task: Task) -> HeldTask:

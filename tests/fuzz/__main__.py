@@ -77,7 +77,7 @@ def main(options: list[str]) -> int:
 
 
 class Line:
-    """What one principal was answered."""
+    """The answers that one principal got."""
 
     def __init__(self, name: str) -> None:
         self.name = name

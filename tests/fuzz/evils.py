@@ -98,7 +98,7 @@ class Operation(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of the calls."""
+    """The outcome of the calls."""
 
     cases: int = 0
     server_errors: int = 0
@@ -385,7 +385,7 @@ def _is_error(told: bytes) -> bool:
 
 
 def _is_notice(told: bytes) -> bool:
-    return told.startswith(b'{"message": "There is no task ')
+    return told.startswith(b'{"message":"There is no task ')
 
 
 def _refuses_items(status: int, told: bytes) -> bool:

@@ -180,7 +180,7 @@ def test_queues_cover_tasks_and_a_prefix_none(settings: Settings) -> None:
 
 
 def test_a_token_is_usable_expired_or_revoked() -> None:
-    """What was revoked is so for good, whatever its end."""
+    """A revoked token is revoked for good, whatever its end."""
     now: Any = ApiToken.objects.annotate(at=DbNow())
     past, ahead = timedelta(seconds=-1), timedelta(hours=1)
     for name, end in {

@@ -450,7 +450,7 @@ def test_a_result_begun_anew_is_not_the_old_one(clocks: ManualKeeper, done: list
     ("options", "complaint"),
     [
         ({"window": 30}, "The window must be longer than the ttl"),
-        ({"window": 10, "ttl": 10}, "The window must be longer than the ttl"),
+        ({"window": 10, "ttl": 10}, "longer than the ttl: it is 10 s, the ttl is 10 s. Pass ttl="),
         ({"window": datetime.timedelta(seconds=5), "ttl": 10}, "must be longer than the ttl"),
         ({"window": -1}, "The window must be from 0"),
         ({"window": "an hour"}, "The window must be a number"),

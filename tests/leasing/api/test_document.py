@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from types import ModuleType
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
 from django.test import Client
+from django.urls import path
+from ninja.renderers import BaseRenderer
 from pytest_django import Settings
 
+from leasing.api import LeasingAPI, errors
+from leasing.api.document import Document
+from project.urls import api
 from tests.elements import Element, parse
 from tests.pages import signed_in
 
@@ -55,6 +63,69 @@ def test_the_bounds_are_those_of_the_site(admin_client: Client, settings: Settin
     assert (ttl["minimum"], ttl["maximum"]) == (2, 600)
     assert (fields["wait"]["minimum"], fields["wait"]["maximum"]) == (0, 7)
     assert (fields["resource"]["minLength"], fields["resource"]["maxLength"]) == (1, 200)
+
+
+def test_the_document_is_made_once_and_a_change_of_one_reaches_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changed = api.get_openapi_schema(path_prefix="")
+    changed["info"]["title"] = "Changed"
+    monkeypatch.setattr(Document, "get_paths", lambda self: pytest.fail("made twice"))
+    assert api.get_openapi_schema(path_prefix="")["info"]["title"] == "Leases and tasks"
+
+
+def test_documents_of_addresses_that_clients_choose_are_not_kept_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def make(api: LeasingAPI, prefix: str) -> dict[str, str]:
+        made.append(prefix)
+        return {"prefix": prefix}
+
+    monkeypatch.setattr(errors, "Document", make)
+    api = LeasingAPI()
+    prefixes = [f"/{n}/" for n in range(errors.MAX_DOCUMENTS + 1)]
+    for prefix in (*prefixes, prefixes[-1], prefixes[0]):
+        assert api.get_openapi_schema(path_prefix=prefix)["prefix"] == prefix
+    assert made == [*prefixes, prefixes[0]]
+
+
+class Shouting(BaseRenderer):
+    """Renders what routes of a site answer as text."""
+
+    media_type = "text/plain"
+
+    def render(self, request: HttpRequest, data: Any, *, response_status: int) -> str:
+        return str(data).upper()
+
+
+def test_a_route_of_a_site_answers_in_the_format_of_its_renderer(
+    client: Client, settings: Settings
+) -> None:
+    own = LeasingAPI(renderer=Shouting(), urls_namespace="own", auth=None)
+
+    @own.get("/hello")
+    def hello(request: HttpRequest) -> str:
+        return "hello"
+
+    urls: Any = ModuleType("urls")
+    urls.urlpatterns = [path("own/", own.urls)]
+    settings.ROOT_URLCONF = urls
+
+    answer = client.get("/own/hello")
+    assert (answer.content, answer["Content-Type"]) == (b"HELLO", "text/plain; charset=utf-8")
+
+
+def test_an_async_view_of_a_site_is_refused_as_the_urls_are_read() -> None:
+    own = LeasingAPI(urls_namespace="own-async")
+
+    @own.get("/hello")
+    async def hello(request: HttpRequest) -> str:
+        return "hello"
+
+    with pytest.raises(ImproperlyConfigured, match="The view hello is async"):
+        _ = own.urls
 
 
 def test_the_closed_mode_demands_a_key_and_allows_no_other_fields(admin_client: Client) -> None:

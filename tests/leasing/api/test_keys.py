@@ -121,7 +121,7 @@ def test_the_compatible_mode_judges_a_key_that_is_sent(
 def test_who_has_credentials_sends_the_key_in_the_compatible_mode_too(
     client: Client, compatible: None, method: str, path: str
 ) -> None:
-    """Who may change leases could else act for every holder, from any address."""
+    """A user who may change leases could else act for every holder, from any address."""
     acquired(client)
     _, secret = ApiToken.objects.issue("ci", scopes=["leasing.change_lease"])
     for each in (client, Client(headers={"Authorization": f"Bearer {secret}"})):

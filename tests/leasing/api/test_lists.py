@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from leasing.api import lists
 from leasing.models import Lease
-from leasing.web import keyset, paging
 from leasing.web.cursors import Cursor
 from tests.api_calls import call
 from tests.factories import LeaseFactory, TaskFactory
@@ -69,8 +69,7 @@ def test_a_search_looks_through_some_rows_a_page(
 ) -> None:
     held = LeaseFactory(state="active")
     LeaseFactory.create_batch(5, state="released")
-    monkeypatch.setattr(keyset, "REACH", 2)
-    monkeypatch.setattr(paging, "REACH", 2)
+    monkeypatch.setattr(lists, "REACH", 2)
     found = pages(client, "/leases/active", 100)
     assert [page for page in found if page] == [[held.pk]]
     assert len(found) > 2

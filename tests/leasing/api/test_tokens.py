@@ -102,7 +102,8 @@ def test_the_document_names_the_permission_of_each_operation(admin_client: Clien
     post = document["paths"]["/api/leases"]["post"]
     assert post["security"] == [{"session": [CHANGE]}, {"token": [CHANGE]}]
     assert document["components"]["securitySchemes"].keys() == {"session", "token"}
-    assert "security" not in document["paths"]["/api/healthz"]["get"]
+    for path in ("/api/healthz", "/api/readyz"):
+        assert "security" not in document["paths"][path]["get"]
 
 
 @pytest.mark.usefixtures("compatible")

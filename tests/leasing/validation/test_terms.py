@@ -189,6 +189,8 @@ TTL = "pass ttl=, the seconds until it expires without a renewal."
         ("blocking", WAIT),
         ("expire", TTL),
         ("timeout", "pass wait=, the seconds to wait for the holder, or ttl=, the seconds that it"),
+        ("sleep", "those that wait are notified"),
+        ("thread_local", "a hold belongs to no thread."),
         ("colour", ""),
     ],
 )

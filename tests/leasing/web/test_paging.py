@@ -9,7 +9,7 @@ import pytest
 from django.db.models import Q
 
 from leasing.models import Lease
-from leasing.web import keyset
+from leasing.web import paging
 from leasing.web.counts import Capped, capped_count
 from leasing.web.cursors import Cursor, InvalidCursor, Order
 from leasing.web.paging import chunks_of, page_of
@@ -78,7 +78,7 @@ def test_a_cursor_whose_key_fits_no_row_is_refused(key: str) -> None:
 def test_rows_of_one_moment_are_all_found_and_none_twice(
     seven: list[int], monkeypatch: pytest.MonkeyPatch, search: Q | None, *, descending: bool
 ) -> None:
-    monkeypatch.setattr(keyset, "REACH", 3)
+    monkeypatch.setattr(paging, "REACH", 3)
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     Lease.objects.update(holder="ann", grants=1, grant_id=uuid4(), acquired_at=noon)
     Lease.objects.filter(pk=seven[0]).update(acquired_at=noon + timedelta(microseconds=1))

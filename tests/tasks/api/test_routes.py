@@ -63,7 +63,16 @@ SAMPLE = {
     "taskOutput",
 }
 #: In addition, for the holder; the checkpoint with the claim alone.
-TERM = {"lease_key", "ttl", "remaining", "yield_to", "is_last", "checkpoint", "timeout"}
+TERM = {
+    "lease_key",
+    "ttl",
+    "remaining",
+    "yield_to",
+    "is_last",
+    "checkpoint",
+    "checkpoints",
+    "timeout",
+}
 OURS = {
     "leaseKey",
     "yieldTo",
