@@ -80,6 +80,21 @@ class LeaseEventQuerySet(LedgerQuerySet[Any]):
         counted = refused.annotate(count=Count("pk"), last_at=Max("at"))
         return counted.order_by("-count", "resource")
 
+    def lengths(self, resource: str, limit: int) -> tuple[list[float], int]:
+        """Return the seconds of each term of the named lease ``resource`` that its holder released,
+        and the number of terms that expired, both among its latest ``limit`` events."""
+        label = apps.get_model("leasing", "Lease")._meta.label_lower
+        latest = self._home().filter(resource=resource, model=label).order_by("-pk")
+        released: dict[Any, datetime] = {}
+        lengths, expired = [], 0
+        for kind, grant, at in latest.values_list("kind", "grant_id", "at")[:limit]:
+            if kind == "released":
+                released[grant] = at
+            elif kind in BEGINNINGS and grant in released:
+                lengths.append((released[grant] - at).total_seconds())
+            expired += kind == "taken_over"
+        return lengths, expired
+
     def prune(self, before: datetime, batch: int = 500) -> int:
         """Delete the events of terms that were over ``before`` then, ``batch`` at a time.
         Returns how many. Who held something then or since can still be told.

@@ -3,9 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.utils.module_loading import import_string
 
 from leasing import audit
 from leasing.diagnosis.lease import explain
+from leasing.diagnosis.ttl import History, TooFewSamples, history_of_lease, readers, suggest
 from leasing.humanize import ago, plural, stamp, until
 from leasing.management.subcommands import (
     AddAction,
@@ -16,6 +18,7 @@ from leasing.management.subcommands import (
     operator,
     shown,
 )
+from leasing.management.suggested_ttl import facts_of, text_of
 from leasing.models import Lease, LeaseEvent, LeaseState, leasable_models
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.runtime.terminal import as_json, as_table, plain
@@ -28,7 +31,7 @@ EVENTS = 10
 
 
 class Command(SubcommandsCommand):
-    help = "List named leases, show one, or revoke one."
+    help = "List named leases, show one, revoke one, or compute a ttl."
 
     def add_actions(self, add: AddAction) -> None:
         listing = add("list", "List leases by name")
@@ -40,6 +43,11 @@ class Command(SubcommandsCommand):
         revoke = add("revoke", "Take a lease from its holder")
         revoke.add_argument("name", metavar="NAME", help="Name of the resource")
         add_operator(revoke, required=True, help="Reason, stored with the event and in the audit")
+        ttl = add("ttl", "Suggest a ttl from what is recorded, for a lease or a queue of tasks")
+        of = ttl.add_mutually_exclusive_group(required=True)
+        of.add_argument("name", nargs="?", metavar="NAME", help="Name of the resource")
+        of.add_argument("--queue", metavar="QUEUE", help="Name of a queue of tasks")
+        add_json(ttl)
         tokens = add("raise-tokens", "After a restore: revoke all leases and raise every token")
         tokens.add_argument(
             "--ahead",
@@ -106,6 +114,13 @@ class Command(SubcommandsCommand):
             f"Revoked {plain(lease.resource)} from {plain(lease.holder)}.",
         )
 
+    def _ttl(self, options: dict[str, Any]) -> None:
+        try:
+            suggestion = suggest(_history(options))
+        except TooFewSamples as error:
+            raise CommandError(str(error)) from error
+        self.print_result(options, facts_of(suggestion), text_of(suggestion))
+
     def _raise_tokens(self, options: dict[str, Any]) -> None:
         if not 0 <= options["ahead"] <= FURTHEST:
             raise CommandError(f"--ahead must be from 0 to {FURTHEST}.")
@@ -131,6 +146,15 @@ def _find(name: str) -> Lease:
     if lease is None:
         raise CommandError(f"There is no lease {plain(name)}.")
     return lease
+
+
+def _history(options: dict[str, Any]) -> History:
+    if options["queue"] is None:
+        return history_of_lease(_find(options["name"]))
+    if "queue" not in readers:
+        raise CommandError('--queue needs the app "tasks" in INSTALLED_APPS.')
+    history: History = import_string(readers["queue"])(options["queue"])
+    return history
 
 
 def _facts(lease: Lease) -> dict[str, Any]:
