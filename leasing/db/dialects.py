@@ -6,15 +6,23 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseInTransaction
 
+_TOO_STRICT = (
+    "This needs transactions under READ COMMITTED. Set the isolation_level in the OPTIONS of the "
+    "database {using}, or default_transaction_isolation for its role."
+)
+
+#: psycopg's number for it.
+READ_COMMITTED = 2
 #: Packets that ask whether the server is there and may stay unanswered.
 KEEPALIVES = 3
 
@@ -66,7 +74,8 @@ def lock_names(using: str, names: Iterable[str]) -> set[str]:
     its work.
 
     Where there are no such locks every name is returned: SQLite has one writer, and elsewhere
-    what is written needs a guard of its own.
+    what is written needs a guard of its own. Raises ImproperlyConfigured under a stricter isolation
+    level than READ COMMITTED: what the last owner of a name has written could not be read.
     """
     names = list(names)
     connection = connections[using]
@@ -74,11 +83,14 @@ def lock_names(using: str, names: Iterable[str]) -> set[str]:
         return set(names)
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT name FROM unnest(%s::text[]) AS name"
+            "SELECT name, current_setting('transaction_isolation') FROM unnest(%s::text[]) AS name"
             " WHERE pg_try_advisory_xact_lock(hashtextextended(name, 0))",
             [names],
         )
-        return {name for (name,) in cursor.fetchall()}
+        locked: dict[str, str] = dict(cursor.fetchall())
+    if not set(locked.values()) <= {"read committed"}:
+        raise ImproperlyConfigured(_TOO_STRICT.format(using=using))
+    return set(locked)
 
 
 def limit_waiting(using: str, seconds: float) -> None:
@@ -221,7 +233,29 @@ def use_private_connection(using: str, patience: float) -> None:
         connections[using] = private_connection(using, patience)
 
 
-def durable(using: str) -> transaction.Atomic:
-    """A transaction of its own: refused inside another."""
+def durable(using: str) -> AbstractContextManager[None]:
+    """``atomic``, refused inside another transaction."""
     refuse_transaction(using)
-    return transaction.atomic(using=using)
+    return atomic(using)
+
+
+def atomic(using: str) -> AbstractContextManager[None]:
+    """A transaction, or a part of the caller's. One of its own is under READ COMMITTED on
+    PostgreSQL, also where OPTIONS ask for a stricter isolation level."""
+    options = connections[using].settings_dict["OPTIONS"]
+    if options.get("isolation_level") in (None, READ_COMMITTED):
+        return transaction.atomic(using=using)
+    return _read_committed(using)
+
+
+@contextmanager
+def _read_committed(using: str) -> Iterator[None]:
+    """A transaction in which who has locked something reads what its last owner has written. Under
+    a stricter level it would read what was there when it began to wait or to ask."""
+    connection: Any = connections[using]
+    is_outermost = not connection.in_atomic_block
+    with transaction.atomic(using=using):
+        if is_outermost and connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        yield

@@ -13,7 +13,7 @@ from django.db import connections, models
 from django.db.models import sql
 
 from leasing.db.cached_cursors import fetch_all
-from leasing.db.row_reader import instance_of
+from leasing.db.row_reader import conversions_of, convert, instance_of
 from leasing.db.statements import Statement, cached_statement
 
 #: Asks the questions that the second argument returns, compiled once for all calls with an equal
@@ -119,31 +119,28 @@ def query_instances(
     the columns that are asked for, and annotations; it is compiled once for all calls with an equal
     ``about``."""
 
-    def compiled() -> tuple[type[models.Model], str, Statement, list[Any], list[str], bool]:
+    def compiled() -> tuple[type[models.Model], str, Statement, list[Any], list[str], Any]:
         rows = make()
         compiler = rows.query.get_compiler(rows.db)
         text, params = compiler.as_sql()
-        statement = Statement(text, params, compiler.connection)
+        connection = compiler.connection
         columns = [column for column, *_ in compiler.select]
         names = [alias or column.target.attname for column, _, alias in compiler.select]
-        # Where none has a converter, PostgreSQL brings each value as it is.
-        is_plain = compiler.connection.vendor == "postgresql" and not compiler.get_converters(
-            columns
-        )
-        return rows.model, rows.db, statement, columns, names, is_plain
+        is_kept = connection.vendor == "postgresql"
+        conversions = conversions_of(columns, rows.db) if is_kept else None
+        statement = Statement(text, params, connection)
+        return rows.model, rows.db, statement, columns, names, conversions
 
     key = (query_instances, about)
-    model, using, statement, columns, names, is_plain = cached_statement(key, compiled)
+    model, using, statement, columns, names, conversions = cached_statement(key, compiled)
     connection = connections[using]
     params = statement.filled(values, connection)
-    if connection.vendor == "postgresql":
-        answers = fetch_all(connection, statement.sql, params)
+    if conversions is not None:
+        answers = convert(fetch_all(connection, statement.sql, params), conversions, connection)
     else:
         with connection.cursor() as cursor:
             cursor.execute(statement.sql, params)
-            answers = cursor.fetchall()
-    if answers and not is_plain:
-        answers = _converted(answers, sql.Query(None).get_compiler(using), columns)
+            answers = _converted(cursor.fetchall(), sql.Query(None).get_compiler(using), columns)
     return [instance_of(model, using, dict(zip(names, answer, strict=True))) for answer in answers]
 
 

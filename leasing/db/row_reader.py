@@ -20,6 +20,10 @@ from leasing.db.statements import PLAIN, Marker
 
 #: Writes values to attributes of a row.
 Assign = Callable[[Any, Iterable[Any]], None]
+#: Makes a value of what the driver brings, and of the connection that it came over.
+Conversion = Callable[[Any, Any], Any]
+#: The places of values that fields convert, and how.
+Conversions = tuple[tuple[int, Conversion], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +38,49 @@ class Reader:
     columns: tuple[str, ...]
     #: The place of the key.
     key: int
-    #: The places of values that fields convert, and how.
-    converters: tuple[tuple[int, Callable[[Any], Any]], ...]
+    conversions: Conversions
     #: Attributes that are not asked for, and what was written there: a value, or the name of one
     #: that a call brings.
     known: tuple[str, ...]
     written: tuple[tuple[str | None, Any], ...]
     #: Attributes whose values are read behind the columns.
     more: tuple[str, ...]
+    #: The attributes that are equal in all rows, and their places: of several rows one brings them,
+    #: which saves half of the moments that PostgreSQL writes and the driver reads.
+    alike: tuple[tuple[str, int], ...]
 
-    #: Writes all of these, and ``more`` of what is read behind the columns, to a new row; and those
-    #: that are asked for to a row that is there.
+    #: Writes what is asked for, ``more`` of what is read behind the columns, and what is known, to
+    #: a new row; and what is asked for, and what is alike, to a row that is there.
     begin: Assign
     update: Assign
 
-    def sql(self, table: str) -> str:
-        """The columns, of ``table``."""
-        return ", ".join([f"{table}.{column}" for column in self.columns])
+    def sql(self, table: str, among: str = "") -> str:
+        """The columns, of ``table``: of the rows of the query ``among``, where some are alike."""
+        columns = [f"{table}.{column}" for column in self.columns]
+        key = self.columns[self.key]
+        for _, place in self.alike:
+            is_first = f"{table}.{key} = (SELECT {key} FROM {among} LIMIT 1)"
+            columns[place] = f"CASE WHEN {is_first} THEN {columns[place]} END"
+        return ", ".join(columns)
 
     def rows(
         self, answers: Sequence[Sequence[Any]], values: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """New instances. ``values`` are what the markers stand for."""
-        given = values or {}
-        written = [given[name] if name else value for name, value in self.written]
         converted, model, using = self._converted(answers), self.model, self.using
+        given = values or {}
+        if self.alike:
+            given = {**given, **self._alike(converted)}
+        written = [given[name] if name else value for name, value in self.written]
         if _is_plain(model):
             begin = self.begin
             rows = [_empty(model, using) for _ in converted]
             for row, answer in zip(rows, converted, strict=True):
-                begin(row, (*written, *answer))
+                begin(row, (*answer, *written))
             return rows
-        names = (*self.known, *self.names, *self.more)
+        names = (*self.names, *self.more, *self.known)
         return [
-            _of_columns(model, using, zip(names, (*written, *answer), strict=True))
+            _of_columns(model, using, zip(names, (*answer, *written), strict=True))
             for answer in converted
         ]
 
@@ -81,19 +94,40 @@ class Reader:
             by_key = dict(zip(map(attrgetter(self.names[self.key]), rows), rows, strict=True))
             found = [by_key[answer[self.key]] for answer in converted]
         update, width = self.update, len(self.names)
+        alike = self._alike(converted).values() if self.alike else ()
         for row, answer in zip(found, converted, strict=True):
-            update(row, answer[:width])
+            update(row, (*answer[:width], *alike))
         return found
 
+    def _alike(self, answers: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """The attributes that are equal in all rows."""
+        return {
+            name: next((answer[place] for answer in answers if answer[place] is not None), None)
+            for name, place in self.alike
+        }
+
     def _converted(self, answers: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-        """The answers as the fields would have them."""
-        if not self.converters:
-            return answers
-        converted = [list(answer) for answer in answers]
-        for place, convert in self.converters:
-            for answer in converted:
-                answer[place] = convert(answer[place])
-        return converted
+        return convert(answers, self.conversions, connections[self.using])
+
+
+def convert(
+    answers: Sequence[Sequence[Any]], conversions: Conversions, connection: Any
+) -> Sequence[Sequence[Any]]:
+    """Return the ``answers`` that came over ``connection`` as the fields would have them."""
+    if not conversions:
+        return answers
+    converted = [list(answer) for answer in answers]
+    for place, conversion in conversions:
+        for answer in converted:
+            answer[place] = conversion(answer[place], connection)
+    return converted
+
+
+def conversions_of(columns: Iterable[Any], using: str) -> Conversions:
+    """Return the conversions of what the PostgreSQL database ``using`` brings of ``columns``:
+    resolved expressions. They may be kept."""
+    each = ((place, _conversion(column, using)) for place, column in enumerate(columns))
+    return tuple((place, conversion) for place, conversion in each if conversion)
 
 
 def instance_of(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
@@ -154,11 +188,13 @@ def reader(
     using: str,
     some: frozenset[str] | None = None,
     more: tuple[str, ...] = (),
+    alike: frozenset[str] = frozenset(),
 ) -> Reader:
-    """Reads the key and the columns called ``some``, or all columns; and behind them ``more``."""
+    """Reads the key and the columns called ``some``, or all columns; and behind them ``more``.
+    Columns called ``alike`` are equal in all rows."""
     fields = model._meta.concrete_fields
     asked = [f for f in fields if some is None or f.name in some]
-    return _reader(model, using, asked, more=more)
+    return _reader(model, using, asked, more=more, alike=alike)
 
 
 def reader_after(
@@ -167,6 +203,7 @@ def reader_after(
     written: Mapping[str, Any],
     *,
     more: tuple[str, ...] = (),
+    alike: frozenset[str] = frozenset(),
     **brought: Any,
 ) -> Reader:
     """Reads all columns of rows that ``written`` was written to, and does not ask for what need
@@ -177,6 +214,7 @@ def reader_after(
         using: The database.
         written: The columns, with their values or markers.
         more: The attributes that are read behind the columns.
+        alike: The names of columns that are equal in all rows.
         brought: Further attributes, with markers for values that a call brings.
     """
     known = {
@@ -185,7 +223,7 @@ def reader_after(
         if field.name in written and _comes_back_as_it_is(field, written[field.name])
     }
     asked = [field for field in model._meta.concrete_fields if field.attname not in known]
-    return _reader(model, using, asked, known | brought, more)
+    return _reader(model, using, asked, known | brought, more, alike)
 
 
 def _reader(
@@ -194,49 +232,56 @@ def _reader(
     asked: Sequence[Any],
     known: Mapping[str, Any] = {},
     more: tuple[str, ...] = (),
+    alike: frozenset[str] = frozenset(),
 ) -> Reader:
     fields = [f for f in model._meta.concrete_fields if f in asked or f.primary_key]
     connection = connections[using]
     quote = connection.ops.quote_name
     columns = [quote(str(field.column)) for field in fields]
-    converters = [(place, _converter(field, using)) for place, field in enumerate(fields)]
     names = tuple(field.attname for field in fields)
+    equal = tuple((f.attname, place) for place, f in enumerate(fields) if f.name in alike)
+    known = {**known, **{name: Marker(name, fields[place]) for name, place in equal}}
     return Reader(
         model,
         using,
         names,
         tuple(columns),
         [field.primary_key for field in fields].index(True),
-        tuple((place, convert) for place, convert in converters if convert),
+        conversions_of(map(_column, fields), using),
         tuple(known),
         tuple(
             (value.name, None) if isinstance(value, Marker) else (None, value)
             for value in known.values()
         ),
         more,
-        assignment((*known, *names, *more)),
-        assignment(names),
+        equal,
+        assignment((*names, *more, *known)),
+        assignment((*names, *[name for name, _ in equal])),
     )
 
 
-def _converter(field: Any, using: str) -> Callable[[Any], Any] | None:
-    """Return the function that makes a value of ``field`` of what the driver brings; None where
+def _conversion(column: Any, using: str) -> Conversion | None:
+    """Return the function that makes a value of ``column`` of what the driver brings; None where
     that is the value."""
-    column = _column(field)
     # Converters of the database's own belong to one thread's connection; PostgreSQL has none.
     found: list[Callable[..., Any]] = column.get_db_converters(connections[using])
     if not found:
         return None
 
-    def convert(value: Any) -> Any:
-        connection = connections[using]
+    def conversion(value: Any, connection: Any) -> Any:
         for each in found:
             value = each(value, column, connection)
         return value
 
-    if type(field) is models.JSONField and field.decoder is None and len(found) == 1:
-        return lambda value: {} if value == "{}" else convert(value)  # most are empty
-    return convert
+    field = column.output_field
+    if type(field) is not models.JSONField or field.decoder is not None or len(found) > 1:
+        return conversion
+
+    def from_json(value: Any, connection: Any) -> Any:
+        # Most are empty.
+        return {} if value == "{}" else value and conversion(value, connection)
+
+    return from_json
 
 
 def _column(field: Any) -> Any:

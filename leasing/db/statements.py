@@ -258,7 +258,7 @@ def columns_of(
     values, but for those that are None or the default: most are, and a constant is neither sent nor
     read back. None when it needs to know a value, or when the type of one is unknown here."""
     kind: Any = type(terms)
-    given = zip(_attributes_of(kind).names, shape_of(terms), strict=True)
+    given = zip(_attributes_of(kind).names, SentTerms.of(terms).shape, strict=True)
     try:
         markers: dict[str, Any] = {
             name: Unknown(name, _FIELDS[type(getattr(terms, name))]())
@@ -273,24 +273,31 @@ def columns_of(
     return columns
 
 
-def values_of(terms: Terms) -> dict[str, Any]:
-    """Return the values for the markers of ``columns_of``."""
-    kind: Any = type(terms)
-    attributes = _attributes_of(kind)
-    return dict(zip(attributes.names, attributes.read(terms), strict=True))
+class SentTerms(NamedTuple):
+    """Terms as a statement has them."""
 
+    #: The values for the markers of ``columns_of``.
+    values: dict[str, Any]
+    #: The part that decides the text: for each "null" or "default", or "" for a value that each
+    #: call brings.
+    shape: tuple[str, ...]
 
-def shape_of(terms: Terms) -> tuple[str, ...]:
-    """Return the part of ``terms`` that decides the text of a statement: for each "null" or
-    "default", or "" for a value that each call brings."""
-    kind: Any = type(terms)
-    attributes = _attributes_of(kind)
-    return tuple(
-        [
+    @classmethod
+    def of(cls, terms: Terms) -> SentTerms:
+        """Return those of ``terms``."""
+        if terms.sent is not None:
+            found: SentTerms = terms.sent
+            return found
+        kind: Any = type(terms)
+        names, read, defaults = _attributes_of(kind)
+        values = read(terms)
+        shape = [
             "null" if value is None else "default" if value == default else ""
-            for value, default in zip(attributes.read(terms), attributes.defaults, strict=True)
+            for value, default in zip(values, defaults, strict=True)
         ]
-    )
+        made = cls(dict(zip(names, values, strict=True)), tuple(shape))
+        object.__setattr__(terms, "sent", made)
+        return made
 
 
 class _Attributes(NamedTuple):
@@ -303,9 +310,10 @@ class _Attributes(NamedTuple):
 
 @cache
 def _attributes_of(kind: Any) -> _Attributes:
-    names = tuple(field.name for field in fields(kind))
+    given = [field for field in fields(kind) if field.init]
+    names = tuple(field.name for field in given)
     defaults = tuple(
         field.default if field.default_factory is MISSING else field.default_factory()
-        for field in fields(kind)
+        for field in given
     )
     return _Attributes(names, attrgetter(*names), defaults)

@@ -5,6 +5,8 @@ abandoned  no longer renewed, and not released: the row is ended by other means.
            ended after all, the grant is kept again (``resume``)
 lost       ended by the store's answer, or because no renewal was answered in time. Its holder
            learns of it once, unless it is ending the grant itself
+
+All that changes the state is in this one file, under one lock: hence its length.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from leasing.exceptions import LeaseLost
 from leasing.hold.interrupt import Interrupt
@@ -355,6 +357,8 @@ class HeldGrant:
 
 # Many at a time. All grants of one call have the same keeper.
 
+AnyHeld = TypeVar("AnyHeld", bound=HeldGrant)
+
 
 def keep_all(held: Sequence[HeldGrant]) -> None:
     """``keep`` each. All were granted at the same time and for the same ttl, the earliest first.
@@ -376,6 +380,14 @@ def keep_all(held: Sequence[HeldGrant]) -> None:
     except RuntimeError:
         _let_go(held)
         raise
+
+
+def valid_of(held: Sequence[AnyHeld]) -> list[AnyHeld]:
+    """Return those that are ``valid``."""
+    if not held:
+        return []
+    now = held[0]._keeper.clock()
+    return [each for each in held if not each.is_lost and now < each.trusted_until]
 
 
 def abandon_all(held: Sequence[HeldGrant]) -> None:

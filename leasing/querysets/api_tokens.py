@@ -19,7 +19,7 @@ from django.db import DatabaseError
 from django.db.models import Q
 
 from leasing.db.questions import query_instance
-from leasing.db.routing import RoutedQuerySet
+from leasing.db.routing import RoutedQuerySet, kept_rows
 from leasing.db.statements import Marker
 from leasing.functions import DbNow, after
 
@@ -45,6 +45,8 @@ def hash_of(secret: str) -> str:
 
 class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
     """Tokens of the API: ``ApiToken.objects``."""
+
+    kept_for = frozenset({"bearing"})
 
     def issue(
         self,
@@ -97,7 +99,7 @@ class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
         """Return of all tokens the usable one with that secret, None if there is none."""
         if not _SECRET.fullmatch(secret):
             return None
-        rows = self.model._default_manager.all().home()
+        rows = kept_rows(type(self), self.model, None).home()
 
         def compiled() -> Any:
             token_hash = Marker("token_hash", rows.model._meta.get_field("token_hash"))

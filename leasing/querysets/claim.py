@@ -12,7 +12,7 @@ from weakref import ref
 from leasing.db.dialects import after_commit, in_transaction
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
-from leasing.hold.held_grant import HeldGrant, abandon_all, keep_all
+from leasing.hold.held_grant import HeldGrant, abandon_all, keep_all, valid_of
 from leasing.hold.interrupt import Interrupt
 from leasing.querysets.row_hold import RowHold
 from leasing.runtime.aio import in_thread
@@ -73,7 +73,7 @@ class Claim(list[Row]):
         _blocks.pop(id(self), None)
         terms = self._held
         self._held, self._holds, self._by_grant = [], [], {}
-        losses = self._release_together([held for held in terms if held.valid])
+        losses = self._release_together(valid_of(terms))
         for held in terms:
             if not (held.is_kept or held.trace):
                 continue  # it is given back, and nobody follows it

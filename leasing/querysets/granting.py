@@ -63,7 +63,7 @@ class GrantingRows(HolderRows[Row]):
         ``stopping`` is set."""
         # A request that may be sent again keeps what it won: the one that repeats it finds it.
         undo = self.release if terms.request_id is None else _keep
-        attempt = Undoable(lambda: self._attempt(resource, terms, key), undo)
+        attempt = Undoable(partial(self._attempt, resource, terms, key), undo)
         steps = taking(
             self.db,
             resource,

@@ -11,12 +11,19 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Q
 
 from leasing import signals
 from leasing.db import postgres
-from leasing.db.dialects import after_commit, durable, limit_waiting, lock, refuse_transaction
+from leasing.db.dialects import (
+    after_commit,
+    atomic,
+    durable,
+    limit_waiting,
+    lock,
+    refuse_transaction,
+)
 from leasing.db.routing import is_ours
 from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
@@ -129,7 +136,7 @@ class HolderRows(LeaseRows[Row]):
         signals.send_each(signals.released, freed)
 
     def _release(self, row: Row) -> bool:
-        with transaction.atomic(using=self.db):
+        with atomic(self.db):
             self._lock(row)
             released = self._of_grant(row).unexpired().update(**releasing())
             if released:

@@ -16,13 +16,12 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Never
 
-from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Greatest, Least
 
 from leasing import signals
 from leasing.conf import DEFAULT, Wait
-from leasing.db.dialects import after_commit, durable, lock
+from leasing.db.dialects import after_commit, atomic, durable, lock
 from leasing.functions import DbMicroseconds, DbNow, next_token
 from leasing.hold import Hold
 from leasing.querysets.claim import Claim
@@ -177,7 +176,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         """Take these rows from their holders and raise their tokens, so that writes under the
         old ones are refused. Returns how many were taken."""
         rows = self.home()
-        with transaction.atomic(using=rows.db):
+        with atomic(rows.db):
             keys = rows._locked_keys()
             revoked = [key for key in keys if rows._revoke(key)]
             taken = list(rows._instances().filter(pk__in=revoked).order_by("pk"))
@@ -228,7 +227,7 @@ class LeasableQuerySet(GrantingRows[Row]):
             batch = rows.grantable()._of_one_table().order_by("pk")
             if last is not None:
                 batch = batch.filter(pk__gt=last)
-            with transaction.atomic(using=rows.db):
+            with atomic(rows.db):
                 keys = list(lock(batch).values_list("pk", flat=True)[:RAISED_TOGETHER])
                 # Rows that were granted meanwhile keep their token: their holder has it.
                 still = rows.grantable().filter(pk__in=keys)

@@ -57,7 +57,23 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
     metadata       a JSON object, for readers of the row
     """
 
-    kept_for = LeasableQuerySet.kept_for | {"acquire_many"}
+    kept_for = LeasableQuerySet.kept_for | {"acquire_many", "acquiring_named", "named"}
+
+    def heartbeats(
+        self, limit: int
+    ) -> list[tuple[datetime, datetime, int, timedelta, datetime | None]]:
+        """Return the renewals of the latest term of each of the newest ``limit`` leases that was
+        renewed: the grant, the latest renewal, their number, the ttl, and the moment at which the
+        holder was known to have it: the release, or now. None for what has expired."""
+        rows: Any = self.with_state().order_by("-pk")
+        columns = "acquired_at", "renewed_at", "renewals", "ttl", "released_at", "expires_at", "now"
+        return [
+            (granted, renewed, count, ttl, released or (now if expires > now else None))
+            for granted, renewed, count, ttl, released, expires, now in rows.values_list(*columns)[
+                :limit
+            ]
+            if count
+        ]
 
     def acquire(  # type: ignore[override]
         self,
@@ -286,6 +302,12 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         the same request gets the same grant while it holds, and LeaseLost once it has ended."""
         check_name(resource, "resource")
         return self.home().acquiring(resource, terms, wait, {"resource": resource})
+
+    def named(self, resource: str) -> Lease | None:
+        """Return the lease of ``resource`` as it stands, ``with_state``; None if there is none. Its
+        statement is compiled once: each request of a holder over HTTP sends it."""
+        found: Lease | None = self.home()._standing(whole=True, resource=resource)
+        return found
 
     def _tell_freed(self, freed: list[Lease]) -> None:
         notify = notifier(self.db).notify

@@ -45,8 +45,10 @@ class RowHold(HeldGrant):
     @property
     def held_row(self) -> Any:
         """Return the row as ``Grant.held_row`` does."""
-        row = self.row
-        if row.grant_id == self._grant_id and row.fencing_token == self._told[0]:
+        row, granted = self.row, self._grant_id
+        # Most often the same object, which takes less time to see than that two are equal.
+        is_same = row.grant_id is granted or row.grant_id == granted
+        if is_same and row.fencing_token == self._told[0]:
             return row
         return self.grant.held_row
 

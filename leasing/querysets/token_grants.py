@@ -21,11 +21,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.db import transaction
 from django.db.models import Count, F, Q
 
 from leasing.conf import leasing_settings
-from leasing.db.dialects import lock
+from leasing.db.dialects import atomic, durable, lock
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow, after
 
@@ -44,7 +43,7 @@ class TokenGrantQuerySet(RoutedQuerySet["TokenGrant"]):
         there is room. A request that is sent again has the room that it had."""
         rows, bound = self.home(), token.max_held
         assert bound is not None
-        with transaction.atomic(using=rows.db):
+        with durable(rows.db):
             tokens = type(token).objects.using(rows.db).filter(pk=token.pk)
             lock(tokens.values_list("pk")).get()
             own = rows.filter(token=token)
@@ -77,7 +76,7 @@ class TokenGrantQuerySet(RoutedQuerySet["TokenGrant"]):
         # One grant for one reservation is what nearly every request has.
         if len(won) == 1 and mine.update(**_columns(won[0])) == 1:
             return
-        with transaction.atomic(using=rows.db):
+        with atomic(rows.db):
             if not won:
                 # Where it was sent twice, the other may have won, or may yet.
                 reserved = mine.filter(grant_id=None)

@@ -46,7 +46,7 @@ class Pause(Protocol):
     async def await_(self) -> object: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Undoable:
     """A call to the database. A thread cannot be cancelled: when its caller was, meanwhile,
     what it brought has nobody to give it back, and is undone."""

@@ -53,6 +53,9 @@ class Log:
     lease_unreleased = _leasing(
         WARNING, "Release of %(resource)s failed; its lease expires by itself: %(error)s"
     )
+    token_unencrypted = _leasing(
+        WARNING, "The token for %(url)s is sent unencrypted: use an address with https"
+    )
     lease_outlived = _leasing(
         ERROR, "A transaction was committed after its lease had ended: %(error)s"
     )

@@ -5,7 +5,8 @@
             return RemoteStore(url="...")
 
 Each test uses names of its own, so the store may be in use. Time really passes, a few seconds in
-all, unless ``pass_time`` is replaced. ``StoreRaces`` has the tests with several threads.
+all, unless ``pass_time`` is replaced. ``StoreRaces`` has the tests with several threads. All stand
+in one file, which the author of a store reads from top to bottom.
 """
 
 from __future__ import annotations

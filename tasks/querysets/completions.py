@@ -31,8 +31,11 @@ def complete_claimed(rows: TaskRows, results: Iterable[tuple[ClaimedTask, Any]])
     if signals.completed.has_receivers(rows.model) or not postgres.serves(rows.db):
         return _by_instances(rows, results)
     done, reported, logged = _in_one_statement(rows, results)
-    _tell([each for each, _ in results if id(each) in done], reported, logged, rows.db)
-    left = [result for result in results if id(result[0]) not in done]
+    left: list[tuple[ClaimedTask, Any]] = []
+    if len(done) < len(results):
+        left = [result for result in results if id(result[0]) not in done]
+        results = [result for result in results if id(result[0]) in done]
+    _tell([each for each, _ in results], reported, logged, rows.db)
     return [refusal for result in left for refusal in _by_instances(rows, [result])]
 
 
@@ -94,28 +97,37 @@ def _asked_together(
     asked: dict[int, tuple[ClaimedTask, Any]] = {}
     reported: list[int] = []
     logged: list[int] = []
-    asks: dict[str, tuple[bool, bool]] = {}
+    asks: dict[str, tuple[bool, bool] | None] = {}
     for result in sorted(results, key=_key):
         each = result[0]
-        if each.id in asked:
+        key, name = each.id, each.name
+        if key in asked:
             continue
-        handler = registry.get(each.name)
-        if handler is not None and handler.on_end is not None:
-            if each.name not in asks:
-                asks[each.name] = handler.reports_success, handler.logs_success
-            is_reported, is_logged = asks[each.name]
+        if name not in asks:
+            asks[name] = _asks_of(name)
+        if (ask := asks[name]) is not None:
+            is_reported, is_logged = ask
             if is_reported and not each.can_be_reported:
                 continue
             if is_reported:
-                reported.append(each.id)
+                reported.append(key)
             elif is_logged:
-                logged.append(each.id)
-        asked[each.id] = result
+                logged.append(key)
+        asked[key] = result
     # Together they take half as long as one by one, and are seldom refused.
     text = _as_json([output for _, output in asked.values()])
     if text is None or len(text) > LARGEST:
         asked, text = _small_enough(asked)
     return asked, text, [key for key in reported if key in asked], logged
+
+
+def _asks_of(name: str) -> tuple[bool, bool] | None:
+    """Return if the success of the tasks called ``name`` is to be reported, and if it is to be
+    logged; None: neither."""
+    handler = registry.get(name)
+    if handler is None or handler.on_end is None:
+        return None
+    return handler.reports_success, handler.logs_success
 
 
 def _small_enough(

@@ -11,12 +11,12 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import DataError, IntegrityError, transaction
+from django.db import DataError, IntegrityError
 from django.db.models import F, Q
 from django.dispatch import Signal
 
 from leasing.db.deletion import unprotected
-from leasing.db.dialects import lock
+from leasing.db.dialects import atomic, lock
 from leasing.querysets.claim import ending as leaving_blocks
 from tasks import registry, signals
 from tasks.exceptions import NotSerializable, Snooze
@@ -143,7 +143,7 @@ def _end_together(
     failure: Exception | None = None
     with leaving_blocks(rows.db, [task for task, _ in items]) as standing:
         try:
-            with transaction.atomic(using=rows.db):
+            with atomic(rows.db):
                 reported = write(rows, _lock(rows, items))
         except (DataError, IntegrityError) as error:
             failure = error

@@ -19,7 +19,7 @@ from django.db.models.functions import Greatest
 from django.dispatch import Signal
 
 from leasing.db.deletion import delete_batch, delete_up_to, unprotected
-from leasing.db.dialects import lock
+from leasing.db.dialects import atomic, lock
 from leasing.functions import DbNow
 from leasing.validation.moments import check_moment
 from tasks import signals
@@ -131,7 +131,7 @@ def _batch_by_batch(rows: TaskRows, write: Callable[[list[int]], Written]) -> It
     dead letters must not keep everybody else from their rows for as long as they take."""
     last = 0
     while True:
-        with transaction.atomic(using=rows.db):
+        with atomic(rows.db):
             found = lock(rows.filter(pk__gt=last).order_by("pk"))
             keys = list(found.values_list("pk", flat=True)[:BULK_BATCH])
             written = write(keys)

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db import transaction
 from django.db.models import Exists, F, Min, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, Least
 
-from leasing.db.dialects import lock, refuse_transaction
+from leasing.db.dialects import atomic, lock, refuse_transaction
 from leasing.db.questions import Questioner, query_scalars
 from leasing.functions import DbNow, next_token, remaining
 from leasing.humanize import span
@@ -146,7 +145,7 @@ def take_from_holders(
         backs_off: True to have each wait for the usual pause before its next attempt.
         at_least: The shortest pause.
     """
-    with transaction.atomic(using=rows.db):
+    with atomic(rows.db):
         candidates: Any = which(rows)._of_one_table().order_by("pk")
         columns = candidates.only(
             "name", "attempts", "max_attempts", "holder", "renewed_at", *TERM

@@ -17,11 +17,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError
 from django.db.models import Exists, OuterRef, Q, Subquery
 
 from leasing.db.deletion import delete_up_to, unprotected
-from leasing.db.dialects import lock
+from leasing.db.dialects import atomic, lock
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow, after, database_now
 from tasks import registry
@@ -83,7 +83,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
         UnknownTask, UnknownQueue, InvalidArguments, NotSerializable for rows that no form has seen.
         """
         rows = self.home()
-        with transaction.atomic(using=rows.db):
+        with atomic(rows.db):
             due = rows.served_here().due().filter(pk=key).annotate(now=DbNow())
             schedule: Any = lock(due, skip_locked=True).first()
             if schedule is None:
@@ -149,7 +149,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
         rows = self.home()
         for _ in range(self.TRIES):
             try:
-                with transaction.atomic(using=rows.db):
+                with atomic(rows.db):
                     changed = rows._declare(declaration)
             except IntegrityError as error:
                 refused = error  # Another process stored it first.
@@ -184,7 +184,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
     def pause(self, by: str = "") -> int:
         """Enqueue nothing from now on. Returns how many were not paused before."""
         rows = self.home().filter(paused_at=None)
-        with transaction.atomic(using=rows.db):
+        with atomic(rows.db):
             keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
             return rows.filter(pk__in=keys).update(paused_at=DbNow(), paused_by=by)
 
@@ -195,7 +195,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
 
     def _resume(self, key: int) -> int:
         paused = self.filter(pk=key, paused_at__isnull=False)
-        with transaction.atomic(using=self.db):
+        with atomic(self.db):
             schedule: Any = lock(paused.annotate(now=DbNow())).first()
             if schedule is None:
                 return 0
@@ -215,7 +215,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
         return sum(self.home()._run_now(key, by) for key in self._keys())
 
     def _run_now(self, key: int, by: str) -> int:
-        with transaction.atomic(using=self.db):
+        with atomic(self.db):
             known = self.filter(pk=key, task_name__in=registry.names())
             schedule = lock(known).first()
             if schedule is None:

@@ -237,7 +237,9 @@ class TaskQuerySet(TaskRows):
         """
         return worker.progress(self.home(task), task, value)
 
-    def checkpoint(self, task: Task, state: Any, *, progress: Any = None) -> Task:
+    def checkpoint(
+        self, task: Task, state: Any, *, progress: Any = None, number: int | None = None
+    ) -> Task:
         """Store ``state``, from which later attempts continue, in one statement.
 
         A checkpoint never regresses: an attempt that lost its task is refused. Raises LeaseLost,
@@ -247,8 +249,10 @@ class TaskQuerySet(TaskRows):
             task: The task, as its holder has it.
             state: Any JSON.
             progress: Stored with it, as ``progress`` does; None keeps what is stored.
+            number: Its number, from ``task.checkpoints + 1`` on: if that one or a later one is
+                stored, nothing is written. None: it is the latest.
         """
-        return worker.checkpoint(self.home(task), task, state, progress)
+        return worker.checkpoint(self.home(task), task, state, progress, number)
 
     def step(self, task: Task, name: str) -> TaskStep | None:
         """Return the step of ``task`` called ``name``; None if no attempt has finished it."""

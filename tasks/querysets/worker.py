@@ -16,11 +16,13 @@ from datetime import timedelta
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from django.db import transaction
-from django.db.models import F
+from django.db.models import CharField, F, UUIDField, Value
+from django.db.models.expressions import Combinable
 
 from leasing.db import postgres
-from leasing.db.dialects import durable, lock_names, take_write_lock
+from leasing.db.dialects import atomic, durable, lock_names, take_write_lock
+from leasing.db.questions import query_instances
+from leasing.db.statements import Marker
 from leasing.functions import DbNow
 from leasing.querysets.claim import Claim
 from leasing.validation.names import check_name
@@ -86,9 +88,7 @@ def _claim_for(
         if not lock_names(rows.db, [f"leasing_tasks.claim:{terms.request_id}"]):
             raise ClaimUnderWay
         take_write_lock(rows)
-        mine = rows._instances().running().unexpired().filter(holder=terms.holder)
-        again = mine.filter(grant_id__range=terms.grants_of_request).with_state()
-        if again:
+        if again := _claimed_before(rows, terms):
             return [], sorted(again, key=_in_order)
         # What it was granted before, and has ended, hides none of what stands behind it.
         others = rows.exclude(grant_id__range=terms.grants_of_request)
@@ -98,6 +98,21 @@ def _claim_for(
         if more:
             claimed += _claim_within(others, terms, queues, limit - len(claimed))
         return sorted(claimed, key=_in_order), []
+
+
+def _claimed_before(rows: TaskRows, terms: Terms) -> list[Task]:
+    """Return what the same request has claimed before and still holds."""
+
+    def compiled() -> TaskRows:
+        holder = Marker("holder", CharField())
+        grants = [Marker(name, UUIDField()) for name in ("lowest", "highest")]
+        mine = rows._instances().running().unexpired().filter(holder=holder)
+        return mine.filter(grant_id__range=grants).with_state()
+
+    # Django takes longer to compile it than the database to find that there is nothing.
+    lowest, highest = terms.grants_of_request
+    values = {"holder": terms.holder, "lowest": lowest, "highest": highest}
+    return query_instances(("claimed before", rows.model, rows.db), compiled, values)
 
 
 def take(
@@ -221,19 +236,26 @@ def progress(rows: TaskRows, task: Task, value: Any) -> Task:
     return task
 
 
-def checkpoint(rows: TaskRows, task: Task, state: Any, progress: Any) -> Task:
+def checkpoint(
+    rows: TaskRows, task: Task, state: Any, progress: Any, number: int | None = None
+) -> Task:
     """Store ``state``, any JSON, for later attempts to go on from, and ``progress`` with it.
 
-    It never falls back: an attempt that lost its task is refused. One statement. Raises
-    LeaseLost, NotSerializable.
+    It never falls back: an attempt that lost its task is refused, and what is sent again with an
+    earlier ``number`` than the latest is left alone. One statement. Raises LeaseLost,
+    NotSerializable.
     """
     said = {"checkpoint": check_json(state, "checkpoint"), **_said(progress)}
-    count = F("checkpoints") + 1
-    mine = rows._of_grant(task)
-    if not mine.update(progressed_at=DbNow(), checkpoints=count, **said):
+    newer = mine = rows._of_grant(task)
+    count: Combinable = F("checkpoints") + 1
+    if number is not None:
+        count, newer = Value(number), mine.filter(checkpoints__lt=number)
+    if not newer.update(progressed_at=DbNow(), checkpoints=count, **said):
+        if number is not None and mine.exists():  # it has this one, or a later one
+            return task
         raise rows._refuse(task, "checkpoint")
     _set(task, said)
-    task.checkpoints += 1
+    task.checkpoints = task.checkpoints + 1 if number is None else number
     return task
 
 
@@ -254,7 +276,7 @@ def finish_step(rows: TaskRows, task: Task, name: str, output: Any, progress: An
     said = _said(progress)
     # As later attempts will read it: a tuple comes back as a list.
     stored = json.loads(json.dumps(check_json(output, "output of the step")))
-    with transaction.atomic(using=rows.db):
+    with atomic(rows.db):
         rows._lock(task)
         moved = rows._of_grant(task).update(progressed_at=DbNow(), **said)
         if moved:

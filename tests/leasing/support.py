@@ -165,6 +165,40 @@ class OtherSession:
         self._thread.shutdown()
 
 
+@contextmanager
+def under_repeatable_read() -> Iterator[None]:
+    """Have new connections to the database at PostgreSQL's second strictest isolation level."""
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+    options = connection.settings_dict["OPTIONS"]
+    before = dict(options)
+    connection.close()
+    options["isolation_level"] = IsolationLevel.REPEATABLE_READ
+    try:
+        yield
+    finally:
+        connection.close()
+        options.clear()
+        options.update(before)
+
+
+@contextmanager
+def after_a_query_before(part: str, call: Callable[[], object]) -> Iterator[None]:
+    """Call ``call`` before the first statement with ``part`` in it, when the transaction has asked
+    the database something: under a strict isolation level it sees no later state."""
+    calls = [call]
+
+    def look(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if part in sql and calls:
+            context["cursor"].execute("SELECT 1")
+            calls.pop()()
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(look):
+        yield
+    assert not calls
+
+
 # Holds without a database, keepers without time
 
 

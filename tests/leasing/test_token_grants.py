@@ -29,6 +29,7 @@ from leasing.testing.keeper import ManualKeeper
 from leasing.validation.terms import Terms
 from tasks.models import Task
 from tests.factories import TaskFactory
+from tests.leasing.support import OtherSession, after_a_query_before, under_repeatable_read
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.django_db
@@ -224,6 +225,44 @@ def test_no_two_requests_take_the_same_room() -> None:
         won = list(threads.map(reserve, range(8)))
     assert sorted(won, reverse=True) == [2, 2, 1, 0, 0, 0, 0, 0]
     assert TokenGrant.objects.count() == 5
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_two_requests_take_the_same_room_under_any_isolation_level(
+    other_session: OtherSession, on_postgresql: None
+) -> None:
+    coming(1)
+    token = ApiToken.objects.get()
+
+    def reserve() -> int:
+        return TokenGrant.objects.reserve(token, 1, uuid.uuid4())
+
+    with (
+        under_repeatable_read(),
+        after_a_query_before("FOR NO KEY UPDATE", lambda: other_session.run(reserve)),
+    ):
+        assert reserve() == 0
+    assert TokenGrant.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_room_that_two_requests_share_is_left_by_both_under_any_isolation_level(
+    other_session: OtherSession, on_postgresql: None
+) -> None:
+    coming(1)
+    token, request_id = ApiToken.objects.get(), uuid.uuid4()
+    for _ in range(2):
+        assert TokenGrant.objects.reserve(token, 1, request_id) == 1
+
+    def leave() -> None:
+        TokenGrant.objects.settle(token, request_id, [])
+
+    with (
+        under_repeatable_read(),
+        after_a_query_before("UPDATE", lambda: other_session.run(leave)),
+    ):
+        leave()
+    assert not TokenGrant.objects.exists()
 
 
 def steps_of(request: HttpRequest, name: str, wait: float) -> Steps[Lease]:

@@ -318,10 +318,10 @@ def test_an_error_of_the_database_ends_the_waiting(
 ) -> None:
     LeaseFactory(resource="crane:1")
 
-    def fail(rows: Any, *args: Any) -> Any:
+    def fail(rows: Any, *args: Any, **given: Any) -> Any:
         raise ConnectionError("the database is away")
 
-    waits.after(3, lambda: monkeypatch.setattr(LeaseQuerySet, "_attempt", fail))
+    waits.after(3, lambda: monkeypatch.setattr(LeaseQuerySet, "_grant", fail))
 
     with pytest.raises(ConnectionError):
         Lease.objects.acquire("crane:1", wait=10)

@@ -23,21 +23,21 @@ from leasing.db.postgres.rows import (
     compiled_update,
     execute,
     is_one_of,
+    moments_of,
     noted_sql,
     pk_of,
-    table_of,
+    returned_sql,
 )
 from leasing.db.routing import is_plain
 from leasing.db.row_reader import Reader, reader_after
 from leasing.db.statements import (
     Marker,
+    SentTerms,
     Several,
     Statement,
     cached_statement,
     columns_of,
     joined,
-    shape_of,
-    values_of,
 )
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
@@ -52,7 +52,7 @@ _HAD_EXPIRED = "c.grants > 0 AND c.released_at IS NULL"
 
 _GRANT = """
 WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE OF {alias} SKIP LOCKED),
-granted AS ({update} RETURNING {table}.*){noted}
+granted AS ({update} RETURNING {returned}){noted}
 SELECT {columns}, CASE WHEN {had_expired} THEN c.expires_at END
 FROM granted w JOIN chosen c ON c.{pk} = w.{pk}
 """
@@ -71,7 +71,8 @@ def grant(rows: LeasableRows, terms: Terms, column: str, value: Any) -> list[Gra
     """Grant the row of ``rows`` whose ``column`` is ``value``. Here and below: a list of what was
     granted; None when ``terms`` decide about columns in Python, which no compiled text can. Raises
     LeaseInTransaction."""
-    values = {**values_of(terms), "key": value, "grant": uuid.uuid4()}
+    sent, shape = SentTerms.of(terms)
+    values = {**sent, "key": value, "grant": uuid.uuid4()}
 
     def compile() -> Granting | None:
         meta: Any = rows.model._meta
@@ -79,18 +80,19 @@ def grant(rows: LeasableRows, terms: Terms, column: str, value: Any) -> list[Gra
         free = rows.available().filter(**{column: Marker("key", field)})
         return _granting(rows, free, terms, Marker("grant", UUID), alone=True)
 
-    return _granted(rows, ("one", column, shape_of(terms)), compile, values)
+    return _granted(rows, ("one", column, shape), compile, values)
 
 
 def claim(rows: LeasableRows, terms: Terms, limit: int) -> list[Granted] | None:
     """Grant up to ``limit`` of ``rows``, in their order."""
     grants = _new_grants(limit)
-    values = {**values_of(terms), "limit": limit, "grants": joined(grants)}
+    sent, shape = SentTerms.of(terms)
+    values = {**sent, "limit": limit, "grants": joined(grants)}
 
     def compile() -> Granting | None:
         return _granting(rows, rows.available(), terms, _grant_by_position(rows), limited=True)
 
-    granted = _granted(rows, ("claim", shape_of(terms)), compile, values)
+    granted = _granted(rows, ("claim", shape), compile, values)
     return granted and _sorted(granted, grants)
 
 
@@ -100,13 +102,14 @@ def grant_all(
     """Grant the rows whose ``column`` is one of ``keys``, in the order of these, or none. The
     grants are the database's random numbers: all are told, or the caller knows of none."""
     field = rows.model._meta.get_field(column)
-    values = {**values_of(terms), "keys": keys, "count": len(keys)}
+    sent, shape = SentTerms.of(terms)
+    values = {**sent, "keys": keys, "count": len(keys)}
 
     def compile() -> Granting | None:
         free = rows.available().filter(is_one_of(column, Several("keys", field))).order_by(column)
         return _granting(rows, free, terms, _NEW_GRANT, counted=True)
 
-    granted = _granted(rows, ("all", column, shape_of(terms)), compile, values)
+    granted = _granted(rows, ("all", column, shape), compile, values)
     if not granted:
         return granted
     found = {getattr(each[0], field.attname): each for each in granted}
@@ -175,15 +178,16 @@ def _granting(
         rows.db,
         columns,
         more=("previous_expired_at",),
+        alike=frozenset() if alone else moments_of(columns),
         sent_at=Marker("sent_at", MOMENT),
     )
     text = _GRANT.format(
         chosen=chosen_sql,
         alias=alias_of(rows),
         update=update_sql,
-        table=table_of(rows),
+        returned=returned_sql(rows, every),
         noted=noted,
-        columns=every.sql("w"),
+        columns=every.sql("w", "granted"),
         had_expired=expired,
         pk=pk,
     )

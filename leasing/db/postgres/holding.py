@@ -24,10 +24,12 @@ from leasing.db.postgres.rows import (
     execute,
     is_one_of,
     key_field,
+    moments_of,
     noted_sql,
     now_of,
     pk_of,
     resource_of,
+    returned_sql,
     table_of,
 )
 from leasing.db.row_reader import Reader, reader
@@ -40,13 +42,13 @@ WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED)
 
 _RELEASE = """
 WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),
-freed AS ({update} RETURNING {table}.*){noted}
+freed AS ({update} RETURNING {returned}){noted}
 SELECT {columns} FROM freed w
 """
 
 _RELEASE_AND_TELL = """
 WITH chosen AS MATERIALIZED ({chosen} FOR NO KEY UPDATE SKIP LOCKED),
-freed AS ({update} RETURNING {table}.*){noted}
+freed AS ({update} RETURNING {returned}){noted}
 SELECT {columns},
     CASE WHEN w.wanted_until > {now} THEN pg_notify('{channel}', {resource})::text END
 FROM freed w
@@ -124,13 +126,15 @@ def _writing(
     noted = noted_sql(
         rows, kind="'released'", previous_holder="''", previous_expired_at="NULL", written="freed w"
     )
-    written = reader(rows.model, rows.db, rows.model.verb_columns - rows.model.granted_columns)
+    read = rows.model.verb_columns - rows.model.granted_columns
+    alike = moments_of(columns) if several else frozenset()
+    written = reader(rows.model, rows.db, read, alike=alike)
     text = template.format(
         chosen=chosen_sql,
         update=update_sql,
-        table=table_of(rows),
+        returned=returned_sql(rows, written),
         noted=noted,
-        columns=written.sql(table_of(rows) if template is _RENEW_ONE else "w"),
+        columns=written.sql(table_of(rows) if template is _RENEW_ONE else "w", "freed"),
         now=now_of(rows),
         channel=CHANNEL,
         resource=resource_of(rows.model),

@@ -10,11 +10,18 @@ from django.apps import apps
 from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Func, QuerySet, UUIDField, sql
-from django.db.models.expressions import RawSQL
+from django.db.models.expressions import (
+    CombinedExpression,
+    Expression,
+    ExpressionWrapper,
+    RawSQL,
+    Value,
+)
 from django.db.models.lookups import Exact
 
 from leasing.db.cached_cursors import fetch_all, new_cursor
-from leasing.db.statements import Statement
+from leasing.db.row_reader import Reader
+from leasing.db.statements import Marker, Statement
 from leasing.functions import DbNow
 from leasing.validation.terms import Terms
 
@@ -70,6 +77,9 @@ _SPELLED_ALIKE = frozenset(
         *(models.EmailField, models.SlugField, models.TextField, models.URLField),
     }
 )
+
+#: The parts of the moments of a statement.
+_OF_THE_STATEMENT = (DbNow, Value, Marker, ExpressionWrapper, CombinedExpression)
 
 UUID: models.Field[Any, Any] = UUIDField()
 
@@ -158,6 +168,25 @@ def key_field(model: type[models.Model]) -> Any:
 
 def now_of(rows: LeasableRows) -> str:
     return str(rows.query.get_compiler(rows.db).compile(DbNow())[0])
+
+
+def moments_of(columns: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of those ``columns`` that are given a moment of the statement, equal in all
+    rows that it writes: it depends on the clock alone, and on what the call brings."""
+    return frozenset(
+        name
+        for name, value in columns.items()
+        if isinstance(value, Expression)
+        and all(isinstance(part, _OF_THE_STATEMENT) for part in value.flatten())
+    )
+
+
+def returned_sql(rows: LeasableRows, read: Reader) -> str:
+    """The columns that an update returns: those that are ``read`` of it, and those of its event."""
+    columns = [*read.columns, '"holder"', '"grant_id"', '"fencing_token"']
+    if resource_of(rows.model) == "w.resource":
+        columns.append('"resource"')
+    return ", ".join([f"{table_of(rows)}.{column}" for column in dict.fromkeys(columns)])
 
 
 def noted_sql(rows: LeasableRows, **columns: str) -> str:

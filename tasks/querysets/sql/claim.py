@@ -24,6 +24,7 @@ from django.db.models.expressions import RawSQL
 
 from leasing.db.cached_cursors import new_cursor
 from leasing.db.row_reader import reader
+from leasing.db.statements import array_of, joined
 from leasing.functions import EPOCH
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
@@ -107,12 +108,12 @@ def _take(
     rooms = [request.left for request in requests]
     parameters = {
         **_parameters(terms, queues, sum(rooms)),
-        "requests": numbers,
-        "kinds": kinds,
-        "rooms": rooms,
-        "free": [request.free_left for request in requests],
-        "soon": [request.soon_left for request in requests],
-        "reported": registry.observed(),
+        "requests": array_of(numbers),
+        "kinds": array_of(kinds),
+        "rooms": array_of(rooms),
+        "free": array_of([request.free_left for request in requests]),
+        "soon": array_of([request.soon_left for request in requests]),
+        "reported": array_of(registry.observed()),
     }
     most = sum(rooms)
     if after is None:
@@ -120,7 +121,8 @@ def _take(
         claimed, said = _answered(rows, terms, statement, parameters)
     else:
         statement = _timed("take after", rows, take_after_statement, most, requests=len(requests))
-        sent_at, answers = _answers(rows, statement, parameters | {"after": after})
+        parameters["after"] = joined("NULL" if each is None else str(each) for each in after)
+        sent_at, answers = _answers(rows, statement, parameters)
         answers.sort()  # by what they begin with, in which no two are the same
         claimed, said = _claimed(rows, terms, sent_at, [answer[3:] for answer in answers])
     counts = Counter(each.kind for each in claimed)
@@ -132,7 +134,8 @@ def _take(
 
 def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[ClaimedTask], bool]:
     """``take``, of the task with this ``key`` alone."""
-    parameters = {**_parameters(terms, [queue], 1), "reported": registry.observed(), "key": key}
+    reported = array_of(registry.observed())
+    parameters = {**_parameters(terms, [queue], 1), "reported": reported, "key": key}
     statement = _timed("take one", rows, take_one_statement, 1)
     claimed, said = _answered(rows, terms, statement, parameters)
     return claimed, bool(said)
@@ -221,7 +224,8 @@ def claim(
 
 def _parameters(terms: Terms, queues: Sequence[str], limit: int) -> dict[str, Any]:
     noise = _new_grants(limit)
-    parameters: dict[str, Any] = {"holder": terms.holder, "ttl": terms.ttl, "queues": list(queues)}
+    parameters: dict[str, Any] = {"holder": terms.holder, "ttl": terms.ttl}
+    parameters["queues"] = array_of(list(queues))
     if terms.request_id is not None:
         begin = terms.begin_of_grants
         noise = b"".join(begin + noise[at : at + 8] for at in range(8, 16 * limit, 16))

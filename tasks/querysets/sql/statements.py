@@ -29,7 +29,10 @@ MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in _PARAMETERS}
 #: Seconds that a plan is used; and the seconds that a claim, and each task that it finds, may take
 #: before a plan is made again.
 PLAN_LASTS, SLOW, SLOW_EACH = 15.0, 0.02, 0.0004
-_slow_claims = 0
+#: Seconds after a slow claim in which others change nothing. To plan again makes ten statements
+#: dear: where the disk is slow it would be all of them.
+SLOW_LASTS = 1.0
+_slow_claims, _slow_at = 0, float("-inf")
 
 #: Kept statements, by what they depend on. As many as executors and databases make, and not more
 #: than _KEPT, whatever filters somebody claims with.
@@ -105,7 +108,9 @@ def plan() -> str:
 
 def plan_took(seconds: float, found: int) -> None:
     """Note for how many ``seconds`` a claim took that ``found`` so many. After a slow one, whatever
-    the reason, others are planned again."""
-    global _slow_claims
+    the reason, others are planned again; but not again and again."""
+    global _slow_claims, _slow_at
     if seconds > SLOW + SLOW_EACH * found:
-        _slow_claims += 1
+        now = clock()
+        if not 0 <= now - _slow_at < SLOW_LASTS:
+            _slow_claims, _slow_at = _slow_claims + 1, now

@@ -21,8 +21,8 @@ from leasing.client import (
     LeaseClient,
     RequestRefused,
     ServiceUnavailable,
+    body,
 )
-from leasing.client import transport as transports
 from leasing.client.messages import Request
 from leasing.client.transport import AsyncTransport, Transport
 from leasing.models import ApiToken, Lease
@@ -155,7 +155,7 @@ def test_a_wrong_answer_is_a_clear_error_at_once(service: Service, leases: Lease
 def test_a_huge_answer_is_not_read_to_its_end(
     service: Service, leases: LeaseClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transports, "MAX_ANSWER", 1000)
+    monkeypatch.setattr(body, "MAX_ANSWER", 1000)
     service.network.faults = [answered(201, b" " * 1001)]
 
     with pytest.raises(InvalidAnswer, match="more than 1000 bytes"):
@@ -357,3 +357,15 @@ def test_a_lease_that_took_long_to_get_is_renewed_before_it_is_trusted(
         1,
         row.expires_at.replace(microsecond=row.expires_at.microsecond // 1000 * 1000),
     )
+
+
+def test_the_log_says_once_that_a_token_is_sent_unencrypted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for url in ("http://leases.test/api", "http://leases.test/api/", "http://localhost/api"):
+        Transport(url, "leasing_secret")
+        Transport(url)
+
+    assert [each.getMessage() for each in caplog.records] == [
+        "The token for http://leases.test/api is sent unencrypted: use an address with https"
+    ]

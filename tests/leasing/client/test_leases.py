@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 
 import httpx
@@ -208,3 +209,19 @@ def test_a_cancelled_coroutine_leaves_no_lease_behind(service: Service) -> None:
 
     asyncio.run(work())
     wait_for(Lease.objects.filter(released_at__isnull=False).exists)
+
+
+def test_a_wait_is_as_long_at_a_time_as_the_service_allows(
+    service: Service, leases: LeaseClient, settings: Settings
+) -> None:
+    settings.LEASING = {**settings.LEASING, "API_MAX_WAIT": 0.5}
+    first = leases.acquire("report:42", "web-1")
+    waiting = threading.Timer(0.2, leases.release, [first])
+    waiting.start()
+
+    second = leases.acquire("report:42", "web-2", wait=20)
+
+    waiting.join()
+    assert second.holder == "web-2"
+    asked = [json.loads(each.content) for each in service.network.requests if each.content]
+    assert [each["wait"] for each in asked if "wait" in each][:2] == [5.0, 0.5]

@@ -21,7 +21,7 @@ class Adapter:
     """One thing, free at first, and how to hold it."""
 
     name: ClassVar[str]
-    #: Whether holds of it know max_hold, grace, priority and metadata.
+    #: True if holds of it know max_hold, grace, priority and metadata.
     has_terms: ClassVar[bool]
     in_database: ClassVar[bool]
 

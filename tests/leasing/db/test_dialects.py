@@ -6,9 +6,19 @@ import threading
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
 
-from leasing.db.dialects import limit_waiting, lock, private_connection, use_private_connection
+from leasing.db.dialects import (
+    READ_COMMITTED,
+    durable,
+    limit_waiting,
+    lock,
+    lock_names,
+    private_connection,
+    use_private_connection,
+)
 from leasing.models import Lease
 from tests.factories import LeaseFactory
 from tests.leasing.support import OtherSession
@@ -103,3 +113,35 @@ def test_a_thread_gets_its_private_connection_once(other_session: OtherSession) 
     assert count == 0
     assert not getattr(connections["default"], "is_private_to_keeper", False)
     assert threading.current_thread() is threading.main_thread()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+def test_names_are_locked_under_read_committed_alone() -> None:
+    with transaction.atomic():
+        assert lock_names("default", ["a"]) == {"a"}
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        with pytest.raises(ImproperlyConfigured, match="default_transaction_isolation"):
+            lock_names("default", ["a"])
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.parametrize(("level", "count"), [(READ_COMMITTED, 0), (3, 1)])
+def test_an_isolation_level_costs_a_statement_only_where_another_is_needed(
+    monkeypatch: pytest.MonkeyPatch, level: int, count: int
+) -> None:
+    connection.close()
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "isolation_level", level)
+    try:
+        with (
+            CaptureQueriesContext(connection) as queries,
+            durable("default"),
+            connection.cursor() as cursor,
+        ):
+            cursor.execute("SHOW transaction_isolation")
+            assert cursor.fetchone() == ("read committed",)
+    finally:
+        connection.close()
+    assert len([query for query in queries if "ISOLATION LEVEL" in query["sql"]]) == count

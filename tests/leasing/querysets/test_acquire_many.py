@@ -34,6 +34,15 @@ def resources(state: str) -> list[str]:
     return sorted(rows.values_list("resource", flat=True))
 
 
+def stored_as(leases: list[Lease]) -> bool:
+    """Return True if ``leases`` have the values of their rows."""
+    columns = [field.attname for field in Lease._meta.concrete_fields]
+    rows = Lease.objects.filter(pk__in=[lease.pk for lease in leases]).order_by("resource")
+    return [[getattr(lease, name) for name in columns] for lease in leases] == [
+        [getattr(row, name) for name in columns] for row in rows
+    ]
+
+
 # All
 
 
@@ -112,6 +121,25 @@ def test_all_are_granted_by_one_statement_in_the_order_of_their_names() -> None:
 
     assert [sql for sql in statements if 'ORDER BY "leasing_lease"."resource" ASC' in sql]
     assert len([sql for sql in statements if "UPDATE " in sql.replace("KEY UPDATE", "")]) == 1
+
+
+@pytest.mark.usefixtures("form")
+def test_each_stands_as_it_is_stored(clocks: ManualKeeper) -> None:
+    names = ["a", "b", "c"]
+    with Lease.objects.acquire_many(names) as leases:
+        assert stored_as(leases)
+        clocks.advance(3)
+    assert stored_as(leases)
+    Lease.objects.filter(resource="b").revoke()
+    clocks.advance(3)
+
+    with (
+        pytest.raises(LeaseLost, match="a was lost"),
+        Lease.objects.acquire_many(names, max_hold=40) as leases,
+    ):
+        assert stored_as(leases)
+        usurp(leases[0])
+    assert stored_as(leases[1:])
 
 
 # None

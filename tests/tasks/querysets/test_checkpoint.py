@@ -28,6 +28,21 @@ from tests.tasks.support import (
 pytestmark = pytest.mark.django_db
 
 
+def test_a_numbered_checkpoint_is_stored_unless_it_or_a_later_one_was(task: Task) -> None:
+    for number, state in ((2, "b"), (1, "a"), (2, "again"), (3, "c")):
+        Task.objects.checkpoint(copy_of(task), state, number=number)
+        if number == 2:
+            assert row_of(task)["checkpoint"] == "b"
+
+    after = row_of(task)
+    assert (after["checkpoint"], after["checkpoints"]) == ("c", 3)
+    late = copy_of(task)
+    Task.objects.filter(pk=task.pk).revoke(reason="its host is gone")
+    for number in (1, 4):
+        with pytest.raises(LeaseLost):
+            Task.objects.checkpoint(late, "late", number=number)
+
+
 def test_a_checkpoint_is_stored_and_counted_by_one_statement(
     task: Task, context: ContextOf, database_clock: DatabaseClock
 ) -> None:

@@ -22,7 +22,12 @@ from tasks.querysets import recovery
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import OtherSession, just_before_the_update
+from tests.leasing.support import (
+    OtherSession,
+    after_a_query_before,
+    just_before_the_update,
+    under_repeatable_read,
+)
 from tests.tasks.support import Reported, grant_to, make_due, row_of, take_over
 
 pytestmark = pytest.mark.django_db
@@ -558,3 +563,21 @@ def test_a_claim_is_refused_while_the_same_request_still_claims(
         Task.objects.claim("ann", request_id=request)
     other_session.commit()
     assert len(Task.objects.claim("ann", request_id=request)) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_claim_that_is_repeated_meanwhile_finds_the_first_under_any_isolation_level(
+    other_session: OtherSession, on_postgresql: None
+) -> None:
+    TaskFactory.create_batch(2)
+    request = uuid.uuid4()
+    first: list[Task] = []
+
+    def claim() -> None:
+        first.extend(other_session.run(lambda: Task.objects.claim("ann", request_id=request)))
+
+    with under_repeatable_read(), after_a_query_before("pg_try_advisory_xact_lock", claim):
+        (again,) = Task.objects.claim("ann", request_id=request)
+
+    assert [again.pk] == [task.pk for task in first]
+    assert Task.objects.ready().count() == 1

@@ -227,6 +227,7 @@ def test_after_a_slow_claim_claims_are_planned_anew(
 ) -> None:
     monkeypatch.setattr(postgres, "clock", holders_clock)
     monkeypatch.setattr(kept, "clock", holders_clock)
+    monkeypatch.setattr(kept, "_slow_at", float("-inf"))
     slow: list[float] = []
     plans: list[str] = []
 
@@ -236,11 +237,17 @@ def test_after_a_slow_claim_claims_are_planned_anew(
         return execute(sql, *rest)
 
     with connection.execute_wrapper(note):
-        for seconds in (0.001, kept.SLOW + 0.001, 0.001, 0.001):
+        for seconds in (0.001, kept.SLOW + 0.001, 0.001, kept.SLOW + 0.001, 0.001):
+            slow.append(seconds)
+            getattr(Task.objects, verb)("ann")
+        holders_clock.seconds += kept.SLOW_LASTS
+        for seconds in (kept.SLOW + 0.001, 0.001):
             slow.append(seconds)
             getattr(Task.objects, verb)("ann")
 
-    assert plans[0] == plans[1] != plans[2] == plans[3]
+    assert plans[0] == plans[1] != plans[2]
+    # Where all of them are slow, that is not for want of a plan.
+    assert plans[2] == plans[3] == plans[4] == plans[5] != plans[6]
 
 
 @pytest.mark.parametrize(("of_the_limit", "again"), [(0.9, False), (1.1, True)])
@@ -249,6 +256,7 @@ def test_a_claim_of_many_may_take_longer(
 ) -> None:
     monkeypatch.setattr(postgres, "clock", holders_clock)
     monkeypatch.setattr(kept, "clock", holders_clock)
+    monkeypatch.setattr(kept, "_slow_at", float("-inf"))
     enqueue(4)
     before = kept.plan()
 
