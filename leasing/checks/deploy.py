@@ -167,8 +167,8 @@ def _check_role(using: str) -> Iterator[CheckMessage]:
         yield Warning(
             f"The default isolation level of the database is {isolation}.",
             hint="The loser of a race for a lease gets a serialization error instead of "
-            "LeaseHeld. Set default_transaction_isolation to read committed, at least for "
-            "this role.",
+            "LeaseHeld, and claims that may be repeated are refused. Set "
+            "default_transaction_isolation to read committed, at least for this role.",
             id="leasing.W105",
         )
     if autovacuum != "on":

@@ -13,6 +13,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, models, router
 
 from leasing.conf import UNIX_SOCKET, AppSettings, is_number, leasing_settings
+from leasing.db.dialects import READ_COMMITTED
 from leasing.db.notifications import notifications_arrive
 from leasing.db.routing import is_ours
 from leasing.runtime.suggestions import suggestion
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 #: The least likeness of two names of which one was meant to be the other.
 LIKE = 0.6
-#: psycopg's number for it.
-READ_COMMITTED = 2
 #: Attributes that verbs set on the rows that they return, or annotate.
 SET_ON_ROWS = frozenset({"now", "previous_expired_at", "sent_at", "state"})
 
@@ -291,8 +290,9 @@ def check_transactions(**kwargs: Any) -> Iterator[CheckMessage]:
     if "postgresql" in database.get("ENGINE", "") and level not in (None, READ_COMMITTED):
         yield Warning(
             "The database of leases does not use READ COMMITTED.",
-            hint="Under a stricter isolation level, the loser of a race for a lease gets a "
-            "serialization error instead of LeaseHeld.",
+            hint="Transactions of this package use it all the same. In yours, under a stricter "
+            "isolation level, the loser of a race for a key gets a serialization error instead of "
+            "the task that has it.",
             id="leasing.W005",
         )
 

@@ -8,11 +8,19 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from hashlib import blake2b
 from typing import Any, Final
 from urllib.parse import quote
 
 from leasing.client.exceptions import InvalidAnswer, RequestRefused, ServiceError
-from leasing.client.messages import Answer, Request, checked_field, checked_seconds, in_portions
+from leasing.client.messages import (
+    Answer,
+    Request,
+    batch_of,
+    checked_field,
+    checked_seconds,
+    in_portions,
+)
 from leasing.client.transport import Transport
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.runtime.aio import Steps
@@ -28,8 +36,9 @@ LONG_POLL: Final = 5.0
 #: from before its request was sent.
 STALE_AFTER: Final = 0.25
 
+#: The refusal of a request that would wait longer than the service is configured to let it.
+_WAIT_ALLOWED: Final = re.compile(r"\bwait: must be from 0 to ([0-9]+(?:\.[0-9]+)?)")
 _WAITED: Final = re.compile(r"^Waited [0-9.]+ s: ")
-_GRANTS: Final = uuid.UUID("7f0d3a52-6a0e-4f0c-9c3f-6f7f1a2b3c4d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ class LeaseCalls:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
+        #: Seconds for which one request may wait at the service.
+        self._longest_poll = LONG_POLL
 
     def acquire(
         self,
@@ -95,7 +106,8 @@ class LeaseCalls:
         for pause in pauses():
             left = None if patience is None else max(0.0, began_at + patience - clock())
             is_stopping = stopping is not None and stopping.is_set()
-            poll = 0.0 if is_stopping else LONG_POLL if left is None else min(left, LONG_POLL)
+            longest = 0.0 if is_stopping else self._longest_poll
+            poll = longest if left is None else min(left, longest)
             try:
                 grant = yield from self._acquire_once(asked, poll, stopping)
                 return (yield from self._fresh(grant))
@@ -108,6 +120,12 @@ class LeaseCalls:
                     late = LeaseTimeout(resource, waited=waited, remaining=held.remaining)
                     late.args = (f"Waited {waited:.1f} s: {held}",)
                     raise late from held
+            except RequestRefused as refusal:
+                allowed = wait_allowed(refusal)
+                if allowed is None or allowed >= poll:
+                    raise
+                self._longest_poll = allowed
+                continue
             yield Rest(pause if left is None else min(pause, left), stopping)
         raise AssertionError("the pauses have no end")
 
@@ -178,10 +196,11 @@ class LeaseCalls:
             proofs: The proofs of their grants.
             timeout: Seconds until all must be answered; no request is sent again then.
         """
-        portions = in_portions([each.item for each in proofs], MAX_RENEWED, MAX_RENEWAL_BODY)
+        portions = in_portions((each.item for each in proofs), MAX_RENEWED, MAX_RENEWAL_BODY)
 
-        def ask(portion: list[Any], timeout: float | None) -> Request:
-            return Request("PUT", "/leases/renew/batch", {"leases": portion}, timeout=timeout)
+        def ask(portion: list[bytes], timeout: float | None) -> Request:
+            body = batch_of("leases", portion)
+            return Request("PUT", "/leases/renew/batch", body, timeout=timeout)
 
         def note(found: Renewals, proof: Proof, result: Any) -> None:
             status = checked_field(result, "status", int)
@@ -238,11 +257,18 @@ class LeaseCalls:
         raise RequestRefused(answer.status, answer.message)
 
 
+def wait_allowed(refusal: RequestRefused) -> float | None:
+    """Return the seconds for which the service lets a request wait; None if it was not refused for
+    that."""
+    found = _WAIT_ALLOWED.search(str(refusal))
+    return None if refusal.status != 400 or found is None else float(found[1])
+
+
 def grant_of(answer: Answer) -> Grant:
     """Return the grant that ``answer`` tells of. Raises InvalidAnswer."""
     lease_key = answer.value("lease_key", str)
     renewal = renewal_of(answer.data)
-    grant_id = uuid.uuid5(_GRANTS, lease_key)
+    grant_id = grant_id_of(lease_key)
     resource, holder = answer.value("resource", str), answer.value("holder", str)
     token = answer.value("fencing_token", int)
     return Grant(
@@ -257,6 +283,12 @@ def grant_of(answer: Answer) -> Grant:
         expires_at=renewal.expires_at,
         row=ServiceLease(resource, holder, token, grant_id, renewal.expires_at, lease_key),
     )
+
+
+def grant_id_of(lease_key: str) -> uuid.UUID:
+    """Return the id of a grant for this process: the service tells its own to nobody."""
+    digest = blake2b(lease_key.encode(errors="replace"), digest_size=16).digest()
+    return uuid.UUID(int=int.from_bytes(digest, "big"))
 
 
 def renewal_of(data: Any) -> Renewal:
@@ -291,8 +323,8 @@ def results_of(answer: Answer, count: int) -> Iterable[Any]:
 def renewing(
     transport: Transport,
     proofs: Sequence[Proof],
-    portions: Iterable[list[Any]],
-    ask: Callable[[list[Any], float | None], Request],
+    portions: Iterable[list[bytes]],
+    ask: Callable[[list[bytes], float | None], Request],
     note: Callable[[Renewals, Proof, Any], None],
     timeout: float | None,
 ) -> Steps[Renewals]:

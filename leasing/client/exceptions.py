@@ -19,10 +19,11 @@ class ServiceUnavailable(ServiceError, ConnectionError):
     read for it. The request may have had its effect all the same.
 
     ``is_permanent`` is true if another try at once would fail again: its certificate is refused,
-    or it has met an error of its own.
+    or it has met an error of its own, whose ``status`` is that of its answer (500).
     """
 
     is_permanent = False
+    status: int | None = None
 
 
 class InvalidAnswer(ServiceError):
@@ -30,14 +31,17 @@ class InvalidAnswer(ServiceError):
 
 
 class AccessDenied(ServiceError):
-    """The token is missing, unknown or expired (``status`` 401), or does not permit this (403)."""
+    """The token is missing, unknown or expired (``status`` 401), or does not permit this (403).
 
-    def __init__(self, status: int, message: str) -> None:
-        self.status = status
+    ``retry_after`` are the seconds after which it may: the token holds as much as it may now.
+    """
+
+    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
+        self.status, self.retry_after = status, retry_after
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[type[AccessDenied], tuple[int, str]]:
-        return type(self), (self.status, str(self))
+    def __reduce__(self) -> tuple[type[AccessDenied], tuple[int, str, float]]:
+        return type(self), (self.status, str(self), self.retry_after)
 
 
 class RequestRefused(ServiceError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,7 +28,8 @@ class Request:
     method: str
     #: Below the address of the API: ``/leases``.
     path: str
-    body: Mapping[str, Any] | None = field(default=None, repr=False)
+    #: The fields, or JSON that is sent as it is.
+    body: Mapping[str, Any] | bytes | None = field(default=None, repr=False)
     #: The Idempotency-Key, of a request that grants or stores something.
     key: uuid.UUID | None = None
     #: Seconds that the service may wait before it answers.
@@ -90,30 +91,38 @@ def checked_seconds(data: Any, name: str) -> float:
 
 def encoded(body: Mapping[str, Any]) -> bytes:
     """Return ``body`` as JSON. Raises TypeError or ValueError if it cannot be that."""
-    text = json.dumps(body, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode()
+    return _encode(body).encode()
 
 
-def in_portions(items: list[Any], most: int, size: int) -> Iterator[list[Any]]:
-    """Split ``items`` for several requests.
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def in_portions(items: Iterable[Mapping[str, Any]], most: int, size: int) -> Iterator[list[bytes]]:
+    """Split ``items``, as JSON, for several requests.
 
     Args:
         items: What is sent, each as JSON.
         most: Items in a request, at most.
         size: Bytes of a body, at most, except of one whose only item is larger.
     """
-    portion: list[Any] = []
+    portion: list[bytes] = []
     size -= FRAME
     used = 0
     for item in items:
-        length = len(encoded(item)) + 1
+        text = encoded(item)
+        length = len(text) + 1
         if portion and (len(portion) >= most or used + length > size):
             yield portion
             portion, used = [], 0
-        portion.append(item)
+        portion.append(text)
         used += length
     if portion:
         yield portion
+
+
+def batch_of(name: str, portion: list[bytes]) -> bytes:
+    """Return the body of a request with a portion of items: its only field is ``name``."""
+    return b'{"%s":[%s]}' % (name.encode(), b",".join(portion))
 
 
 def object_of(body: bytes) -> dict[str, Any] | None:

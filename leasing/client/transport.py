@@ -20,25 +20,21 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, Final
-from urllib.parse import urlsplit
 from weakref import WeakSet
 
+import httpx
+
+from leasing.client.address import checked_token, checked_url
+from leasing.client.body import Chunks
 from leasing.client.exceptions import AccessDenied, InvalidAnswer, ServiceUnavailable
 from leasing.client.messages import Answer, Request, encoded, object_of, seconds_of
 from leasing.runtime.aio import Steps, in_thread, run_later
 from leasing.runtime.clock import clock
+from leasing.runtime.event_lines import log
 from leasing.runtime.terminal import plain
+from leasing.validation.addresses import is_unencrypted
 from leasing.waiting import Rest, pauses
 
-try:
-    import httpx
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "The clients need httpx: pip install 'django-leasing[client]'.", name=error.name
-    ) from error
-
-#: The greatest size of an answer, in bytes.
-MAX_ANSWER: Final = 32 * 1024 * 1024
 #: The longest pause between two tries, in seconds, unless the service asks for a longer one.
 LONGEST_PAUSE: Final = 5.0
 #: Statuses after which a request is sent again.
@@ -120,11 +116,16 @@ class Transport:
         self.url = checked_url(url)
         if isinstance(token, str):
             checked_token(token)
+        if token is not None and is_unencrypted(self.url) and self.url not in _warned_of:
+            _warned_of.add(self.url)
+            log.token_unencrypted(url=self.url)
         self.timeout = timeout
         self.patience = patience
         self._token = token
         self._verify = verify
         self._transport = transport
+        #: The number of requests that the service has answered, and not with an error of its own.
+        self.answered = 0
         self.forget()
         _all.add(self)
 
@@ -180,7 +181,7 @@ class Transport:
         deadline = sent_at + self._allowed(request)
         try:
             with self._http().stream(**self._arguments(request)) as response:
-                chunks = _Chunks(response, deadline)
+                chunks = Chunks(response, deadline)
                 for chunk in response.iter_bytes():
                     chunks.add(chunk)
         except httpx.HTTPError as error:
@@ -244,7 +245,8 @@ class Transport:
         content = None
         if request.body is not None:
             headers["Content-Type"] = "application/json"
-            content = encoded(request.body)
+            body = request.body
+            content = body if isinstance(body, bytes) else encoded(body)
         allowed = self._allowed(request)
         return {
             "method": request.method,
@@ -293,8 +295,9 @@ class Transport:
             problem = ServiceUnavailable(
                 f"{self.url} failed to serve {request.method} {request.path} (status {status})"
             )
-            problem.is_permanent = True
+            problem.is_permanent, problem.status = True, status
             raise problem
+        self.answered += 1
         if data is None:
             raise InvalidAnswer(
                 f"{self.url}{request.path} answered with status {status} and no JSON object, so "
@@ -302,7 +305,8 @@ class Transport:
             )
         answer = Answer(status, data, sent_at, retry_after, request=request)
         if status in (401, 403):
-            raise AccessDenied(status, f"{self.url} denies access: {answer.message}")
+            text = f"{self.url} denies access: {answer.message}"
+            raise AccessDenied(status, text, answer.pause)
         if status == 405 or (status == 404 and NO_ADDRESS in answer.message):
             raise InvalidAnswer(
                 f"{self.url} has no {request.method} {request.path}: it is none of this API, or "
@@ -311,6 +315,8 @@ class Transport:
         return answer
 
 
+#: The addresses of which the log has said that they are unencrypted.
+_warned_of: set[str] = set()
 #: Every transport of this process.
 _all: WeakSet[Transport] = WeakSet()
 
@@ -352,7 +358,7 @@ class AsyncTransport(Transport):
         deadline = sent_at + self._allowed(request)
         try:
             async with self._async_http().stream(**self._arguments(request)) as response:
-                chunks = _Chunks(response, deadline)
+                chunks = Chunks(response, deadline)
                 async for chunk in response.aiter_bytes():
                     chunks.add(chunk)
         except httpx.HTTPError as error:
@@ -378,58 +384,6 @@ class AsyncTransport(Transport):
             open_ones = {at: of for at, of in self._async_clients.items() if not at.is_closed()}
             self._async_clients = {**open_ones, loop: client}
         return client
-
-
-class _Chunks:
-    """The body of an answer as it arrives, up to MAX_ANSWER and until ``deadline``."""
-
-    def __init__(self, response: httpx.Response, deadline: float) -> None:
-        self._response = response
-        self._deadline = deadline
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def add(self, chunk: bytes) -> None:
-        self._size += len(chunk)
-        if self._size > MAX_ANSWER:
-            raise InvalidAnswer(
-                f"{self._response.url} answered with more than {MAX_ANSWER} bytes: this is not "
-                "the address of the API."
-            )
-        if clock() > self._deadline:
-            raise httpx.ReadTimeout("the answer took too long", request=self._response.request)
-        self._parts.append(chunk)
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self._parts)
-
-
-def checked_url(url: str) -> str:
-    """Return ``url`` without a slash at its end. Raises ValueError if it is no address of HTTP."""
-    parts = urlsplit(url)
-    if "@" in parts.netloc:
-        raise ValueError("The address must contain no password: give the token instead.")
-    try:
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        httpx.URL(url)
-    except (ValueError, httpx.InvalidURL):  # a port, for example
-        is_one = False
-    if not is_one or parts.query or parts.fragment or not url.isprintable() or " " in url:
-        raise ValueError(
-            f"{plain(url)!r} is not the address of an API, such as https://example.com/api."
-        )
-    return url.rstrip("/")
-
-
-def checked_token(token: str) -> str:
-    """Return ``token``. Raises ValueError, which does not tell it, if no header can have it."""
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(
-            "The token must be printable ASCII without spaces. One that was read from a file may "
-            "end with a line break."
-        )
-    return token
 
 
 def _quoted(body: bytes) -> str:

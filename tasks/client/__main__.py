@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from leasing.client.address import checked_token
 from leasing.client.exceptions import ServiceError
-from leasing.client.transport import checked_token
 from leasing.runtime.exit_codes import ExitCode
 from tasks.client.client import TaskClient
 from tasks.client.handlers import handlers

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import count
 from typing import Any, Final
 
 from leasing.client.calls import (
     Proof,
+    grant_id_of,
     moment_of,
     reason_of,
     refusal_of,
-    renewal_of,
     renewing,
     results_of,
 )
-from leasing.client.exceptions import RequestRefused, ServiceUnavailable
-from leasing.client.messages import Answer, Request, checked_field, checked_seconds, in_portions
+from leasing.client.exceptions import InvalidAnswer, RequestRefused, ServiceUnavailable
+from leasing.client.messages import (
+    Answer,
+    Request,
+    batch_of,
+    checked_field,
+    checked_seconds,
+    in_portions,
+)
 from leasing.client.transport import Transport
 from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import Steps, drive
@@ -29,8 +37,6 @@ from leasing.store import Grant, Renewal, Renewals
 from leasing.validation.requests import MAX_BODY, MAX_TASKS
 from leasing.waiting import Rest, pauses
 from tasks.exceptions import NotSerializable
-
-_GRANTS: Final = uuid.UUID("0b6f1d0e-3f0a-4a41-9c0f-6a2f3d1b5c7e")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class RemoteTask:
             max_attempts=checked_field(data, "max_attempts", int),
             output=data.get("task_output"),
             last_error=checked_field(data, "last_error", str),
-            fields={name: value for name, value in data.items() if name != "lease_key"},
+            fields=data,
         )
 
     @property
@@ -84,6 +90,8 @@ class Claimed:
     checkpoint: Any
     #: Seconds that this attempt may run; None: no limit.
     timeout: float | None
+    #: The numbers of its further checkpoints.
+    numbers: Iterator[int] = field(default_factory=lambda: count(1), repr=False, compare=False)
 
     @property
     def proof(self) -> dict[str, Any]:
@@ -101,6 +109,8 @@ class _Row:
     grant_id: uuid.UUID
 
 
+#: Statuses with which the service refuses what it was sent, rather than how or where.
+REFUSALS: Final = frozenset({400, 413})
 #: The error of each task of a batch that was not written, by its id.
 Refused = dict[int, Exception]
 
@@ -132,7 +142,8 @@ class TaskCalls:
         keys: list[int] = []
         bodies = [{"name": name, "data": dict(data), **_options(options)} for data in items]
         for portion in _portions(bodies):
-            request = Request("POST", "/tasks/batch", {"tasks": portion}, key=uuid.uuid4())
+            body = batch_of("tasks", portion)
+            request = Request("POST", "/tasks/batch", body, key=uuid.uuid4())
             answer: Answer = yield from self._sending(request)
             if answer.status != 200:
                 raise RequestRefused(answer.status, answer.message)
@@ -194,10 +205,10 @@ class TaskCalls:
             proofs: The proofs of their grants.
             timeout: Seconds until all must be answered; no request is sent again then.
         """
-        portions = _portions([proof_of(each) for each in proofs])
+        portions = _portions(proof_of(each) for each in proofs)
 
-        def ask(portion: list[Any], timeout: float | None) -> Request:
-            return Request("PUT", "/tasks/heartbeat", {"tasks": portion}, timeout=timeout)
+        def ask(portion: list[bytes], timeout: float | None) -> Request:
+            return Request("PUT", "/tasks/heartbeat", batch_of("tasks", portion), timeout=timeout)
 
         return renewing(self.transport, proofs, portions, ask, _note_heartbeat, timeout)
 
@@ -227,11 +238,14 @@ class TaskCalls:
     ) -> Steps[Refused]:
         refused: Refused = {}
         left = [each for each, _ in items]
-        for portion in _portions([{**each.proof, **said} for each, said in items]):
+        for portion in _portions({**each.proof, **said} for each, said in items):
             batch, left = left[: len(portion)], left[len(portion) :]
-            request = Request("PUT", f"/tasks/{verb}", {"tasks": portion})
+            request = Request("PUT", f"/tasks/{verb}", batch_of("tasks", portion))
             answer: Answer = yield from self._sending(request, patience=patience)
             if answer.status != 200:
+                if answer.status not in REFUSALS:  # what was sent may be stored yet
+                    text = f"{self.transport.url}/tasks/{verb} answered with status {answer.status}"
+                    raise InvalidAnswer(f"{text}: it is one of another version.")
                 if len(portion) == 1:
                     refused[batch[0].task.id] = RequestRefused(answer.status, answer.message)
                     continue
@@ -249,8 +263,10 @@ class TaskCalls:
         yield from self._write(claimed, "progress", {"progress": value})
 
     def checkpoint(self, claimed: Claimed, state: Any) -> Steps[None]:
-        """Store the state of a task. Raises LeaseLost."""
-        yield from self._write(claimed, "checkpoint", {"state": state})
+        """Store the state of a task. A try that comes late, after the next one, changes nothing.
+        Raises LeaseLost."""
+        said = {"state": state, "number": next(claimed.numbers)}
+        yield from self._write(claimed, "checkpoint", said)
 
     def _write(self, claimed: Claimed, verb: str, said: Mapping[str, Any]) -> Steps[None]:
         body = {"lease_key": claimed.grant.key.lease_key, **said}
@@ -302,25 +318,26 @@ def claiming(
 
 def claimed_of(data: Any, answer: Answer) -> Claimed:
     """Return a task that ``answer`` says was claimed. Raises InvalidAnswer."""
-    task = RemoteTask.of(data)
     lease_key = checked_field(data, "lease_key", str)
+    del data["lease_key"]  # the fields of a task may be printed
+    task = RemoteTask.of(data)
     token, holder = checked_field(data, "fencing_token", int), checked_field(data, "processor", str)
-    renewal = _renewal_of(data, data)
-    grant_id = uuid.uuid5(_GRANTS, lease_key)
+    resource, grant_id = task.resource, grant_id_of(lease_key)
     grant = Grant(
         key=Proof(str(task.id), lease_key),
         grant_id=grant_id,
         fencing_token=token,
         holder=holder,
-        resource=task.resource,
+        resource=resource,
         ttl=checked_seconds(data, "ttl"),
-        remaining=renewal.remaining,
+        remaining=checked_seconds(data, "remaining"),
         sent_at=answer.sent_at,
-        expires_at=renewal.expires_at,
-        row=_Row(task.resource, holder, token, grant_id),
+        expires_at=moment_of(checked_field(data, "must_heartbeat_before", str)),
+        row=_Row(resource, holder, token, grant_id),
     )
     timeout = None if data.get("timeout") is None else checked_seconds(data, "timeout")
-    return Claimed(task, grant, data.get("checkpoint"), timeout)
+    stored = checked_field(data, "checkpoints", int)
+    return Claimed(task, grant, data.get("checkpoint"), timeout, count(stored + 1))
 
 
 def proof_of(proof: Proof) -> dict[str, Any]:
@@ -348,11 +365,6 @@ def _heartbeat_of(result: Any) -> Renewal:
     )
 
 
-def _renewal_of(data: Any, term: Any) -> Renewal:
-    deadline = moment_of(checked_field(data, "must_heartbeat_before", str))
-    return renewal_of({**term, "expires_at": deadline.isoformat()})
-
-
 def _refusal(claimed: Claimed, result: Any) -> Exception | None:
     status = checked_field(result, "status", int)
     if status == 202:
@@ -368,9 +380,9 @@ def _lost(resource: str, text: str) -> LeaseLost:
     return LeaseLost(resource, reason_of(f"task:{number}", text))
 
 
-def _portions(items: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+def _portions(items: Iterable[Mapping[str, Any]]) -> list[list[bytes]]:
     try:
-        return list(in_portions(list(items), MAX_TASKS, MAX_BODY))
+        return list(in_portions(items, MAX_TASKS, MAX_BODY))
     except (TypeError, ValueError) as error:
         raise NotSerializable(f"The request is not JSON: {error}") from error
 

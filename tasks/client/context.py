@@ -19,6 +19,9 @@ from tasks.exceptions import TaskCancelled
 #: Seconds between two reports of progress, at least.
 REPORT_EVERY = 1.0
 
+#: Held for one assignment, by the contexts of all tasks.
+_lock = threading.Lock()
+
 
 class Context:
     """One attempt of one task, as its handler sees it: as ``tasks.Context``, without what needs the
@@ -34,6 +37,9 @@ class Context:
     deadline: float | None = None
     #: Why the handler gave its task back, and for how many seconds; None while it did not.
     given_back: tuple[str, float] | None = None
+    _is_notified: bool = False
+    _notified: threading.Event | None = None
+    _reported_at: float = float("-inf")
 
     def __init__(
         self,
@@ -46,10 +52,7 @@ class Context:
         self._hold = hold
         self._calls = calls
         self._stopping = stopping
-        #: Set with the first thing there is to hear of: it ends the pauses of the handler.
-        self.notified = threading.Event()
         self._state = claimed.checkpoint
-        self._reported_at = float("-inf")
 
     @property
     def task(self) -> RemoteTask:
@@ -99,9 +102,25 @@ class Context:
         if self.deadline is not None:
             seconds = min(seconds, max(0.0, self.deadline - clock()))
         if not self.stopping:
-            self.notified.wait(seconds)
+            self._notice().wait(seconds)
         self.ensure()
         return self.stopping
+
+    def notify(self) -> None:
+        """End the pauses of the handler: there is something to hear of."""
+        self._is_notified = True
+        notice = self._notified
+        if notice is not None:
+            notice.set()
+
+    def _notice(self) -> threading.Event:
+        # Made on first use: an event takes as long as all the rest, and few handlers pause.
+        with _lock:
+            if self._notified is None:
+                self._notified = threading.Event()
+        if self._is_notified:
+            self._notified.set()
+        return self._notified
 
     def give_back(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
         """Make the task ready again when the handler returns, without spending the attempt. It

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from leasing.client.messages import encoded
@@ -24,6 +24,8 @@ from tasks.exceptions import GiveUp, InvalidOutput, Snooze, TaskCancelled
 STOPPED: Final = "its worker was stopped"
 #: The greatest length of an error that is sent.
 MAX_ERROR: Final = 10_000
+#: The greatest length of a reason that is sent.
+MAX_REASON: Final = 500
 
 
 class Execution:
@@ -36,7 +38,7 @@ class Execution:
         calls: The requests of its context.
         completer: Stores its outcome.
         stopping: Set once the worker was asked to stop.
-        released: Called with this object once the service knows the outcome.
+        released: Called with this object in a list once the service has ended the attempt.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class Execution:
         calls: TaskCalls,
         completer: Completer,
         stopping: threading.Event,
-        released: Callable[[Execution], object],
+        released: Callable[[Sequence[Execution]], object],
     ) -> None:
         self.claimed = claimed
         self.handler = handler
@@ -106,7 +108,7 @@ class Execution:
         elif error is None:
             self._complete(output)
         elif isinstance(error, Snooze):
-            self.give_back(str(error), delay=error.delay.total_seconds())
+            self.give_back(_text_of(error), delay=error.delay.total_seconds())
         elif isinstance(error, TaskCancelled) or (
             isinstance(error, asyncio.CancelledError) and context.cancelled
         ):
@@ -127,9 +129,7 @@ class Execution:
             self._end(COMPLETE, output)
 
     def _fail(self, error: BaseException) -> None:
-        text = f"{type(error).__name__}: {error}"
-        # What no database stores, and no JSON carries.
-        text = text[:MAX_ERROR].replace("\x00", "").encode(errors="replace").decode()
+        text = _storable(f"{type(error).__name__}: {_text_of(error)}", MAX_ERROR)
         if self._end(FAIL, (text, not isinstance(error, GiveUp))):
             log.task_failed(self.claimed, error=text, exc_info=error)
 
@@ -141,7 +141,8 @@ class Execution:
             delay: Seconds until the task may start again.
             begun: False if its handler was never called.
         """
-        self._end(GIVE_BACK, {"reason": reason[:500], "delay": delay, "begun": begun})
+        said = {"reason": _storable(reason, MAX_REASON), "delay": delay, "begun": begun}
+        self._end(GIVE_BACK, said)
 
     def _end(self, verb: str, said: Any) -> bool:
         """Store the outcome. The keeper renews the task until the service has answered. Returns
@@ -151,7 +152,7 @@ class Execution:
                 return False
             self._has_ended = True
         self.hold.expect_end()
-        self._completer.put(Outcome(self.claimed, verb, said, self.release))
+        self._completer.put(Outcome(self.claimed, verb, said, self))
         return True
 
     def end_without(self, note: Callable[[], object]) -> None:
@@ -161,22 +162,17 @@ class Execution:
             has_ended, self._has_ended = self._has_ended, True
         if not has_ended:
             note()
-            self.release()
-
-    def release(self) -> None:
-        """Stop the renewals: the service knows the outcome, or will find it out."""
-        self.hold.detach()
-        self._released(self)
+            self._released([self])
 
     # What others learn
 
     def _time_out(self, limit: float) -> None:
-        self.context.notified.set()
+        self.context.notify()
         self._fail(TimeoutError(f"The attempt ran longer than its timeout of {limit:.12g} s."))
         self._interrupt()
 
     def _lost(self, hold: HeldGrant) -> None:
-        self.context.notified.set()
+        self.context.notify()
         if hold.reason == ABANDONED:
             self._end(GIVE_BACK, {"reason": "its event loop or thread does not answer"})
         else:
@@ -185,7 +181,7 @@ class Execution:
 
     def _asked(self, hold: HeldGrant) -> None:
         self.context.cancelled_by = hold.yield_to
-        self.context.notified.set()
+        self.context.notify()
         self._interrupt()
 
     def _interrupt(self) -> None:
@@ -195,6 +191,18 @@ class Execution:
 
     def _goes_on(self) -> bool:
         return self.proof()
+
+
+def _storable(text: str, length: int) -> str:
+    """Return ``text`` without what no database stores, and no JSON carries."""
+    return str(text)[:length].replace("\x00", "").encode(errors="replace").decode()
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a task whose handler raised it would be renewed for ever
+        return "(an error without a text)"
 
 
 class Threads:
@@ -210,20 +218,15 @@ class Threads:
         self._ended = ended
         self._waiting: queue.SimpleQueue[Execution | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        #: Executions that wait or run.
-        self._given = 0
-        self._lock = threading.Lock()
 
-    def submit(self, execution: Execution) -> None:
-        """Run ``execution`` soon."""
-        with self._lock:
-            self._given += 1
-            self._waiting.put(execution)
-            if len(self._threads) < min(self._given, self._count):
-                name = f"task-{len(self._threads)}"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
+    def submit(self, execution: Execution, waiting: int) -> None:
+        """Run ``execution`` soon; with it, ``waiting`` are in hand."""
+        self._waiting.put(execution)
+        if len(self._threads) < min(waiting, self._count):
+            name = f"task-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def close(self) -> None:
         """End the threads that have nothing to do."""
@@ -234,11 +237,10 @@ class Threads:
         while (execution := self._waiting.get()) is not None:
             try:
                 self._run_one(execution)
-            except BaseException:  # an error in this package must not end the thread
+            except BaseException as error:  # an error in this package must not end the thread
                 log.worker_failed(exc_info=True)
+                execution.judge(error=error)  # or its task would be renewed for ever
             finally:
-                with self._lock:
-                    self._given -= 1
                 self._ended()
 
     def _run_one(self, execution: Execution) -> None:
@@ -332,8 +334,9 @@ class Loop:
             async with self._slots:
                 if execution.begin():
                     await self._call(execution)
-        except Exception:
+        except Exception as error:
             log.worker_failed(exc_info=True)
+            execution.judge(error=error)
         finally:
             self._ended()
 

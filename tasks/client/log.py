@@ -38,6 +38,12 @@ class Log:
     task_refused = _task(
         WARNING, "task:%(task_id)s: the service refused to %(verb)s it: %(reason)s"
     )
+    task_put_aside = _task(
+        WARNING, "task:%(task_id)s: the service failed to %(verb)s it; will retry alone: %(error)s"
+    )
+    task_given_up = _task(
+        ERROR, "task:%(task_id)s: gave up: the service fails to %(verb)s it: %(error)s"
+    )
     task_no_handler = _task(
         WARNING, "task:%(task_id)s given back: no handler is registered for %(handler)s"
     )

@@ -23,10 +23,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from leasing.client.calls import STALE_AFTER
-from leasing.client.exceptions import ServiceError, ServiceUnavailable
+from leasing.client.calls import STALE_AFTER, wait_allowed
+from leasing.client.exceptions import (
+    AccessDenied,
+    RequestRefused,
+    ServiceError,
+    ServiceUnavailable,
+)
 from leasing.client.messages import Request
-from leasing.hold.held_grant import keep_all
+from leasing.hold.held_grant import detach_all, keep_all
 from leasing.keeper import keeper
 from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
@@ -110,7 +115,7 @@ class Worker:
         self._prefetches = prefetch
         self._calls = client.calls
         self._store = TaskStore(client.calls)
-        self._completer = Completer(client.calls)
+        self._completer = Completer(client.calls, self._forget)
         self._threads = Threads(concurrency, self._note_end)
         self._loop = Loop(concurrency, self._note_end)
         self.stopping = threading.Event()
@@ -144,7 +149,7 @@ class Worker:
             self._stopped_at = clock()
         self.stopping.set()
         for execution in list(self._in_hand):
-            execution.context.notified.set()
+            execution.context.notify()
         with self._changed:
             self._changed.notify_all()
 
@@ -172,14 +177,25 @@ class Worker:
                 request = claiming(
                     self.name, min(room, MAX_TASKS), queues=self._queues, ttl=self._ttl, wait=wait
                 )
+            held = len(self._in_hand)
             try:
                 claimed, pause = drive(self._calls.claim(request, self.stopping))
             except ServiceError as error:
+                if isinstance(error, RequestRefused) and request.wait:
+                    allowed = wait_allowed(error)
+                    if allowed is not None and allowed < request.wait:
+                        self._wait, request = allowed, None
+                        continue
+                pause = 0.0
                 if not isinstance(error, ServiceUnavailable):
-                    if not self._has_claimed:
+                    pause = error.retry_after if isinstance(error, AccessDenied) else 0.0
+                    if not self._has_claimed and not pause:
                         raise
                     request = None  # it was answered
-                self._pause(error)
+                    if pause and held:
+                        self._await_room(pause, held)
+                        continue
+                self._pause(error, pause)
                 continue
             began_at, sent, request = clock(), request, None
             self._has_claimed = True
@@ -195,18 +211,27 @@ class Worker:
         if request is not None:
             self._recall(request)
 
+    def _await_room(self, pause: float, held: int) -> None:
+        """Wait until half of the ``held`` tasks have ended, ``pause`` seconds at most: they may be
+        what filled the token of this worker."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.stopping.is_set() or len(self._in_hand) <= held // 2, pause
+            )
+
     def _idle_pause(self, sent: Request) -> float:
         # A service that let the request wait was asked for long enough.
         return 0.0 if sent.wait else POLL_EVERY
 
-    def _pause(self, error: Exception) -> None:
-        pause = self._streak.failed(error)
+    def _pause(self, error: Exception, at_least: float = 0.0) -> None:
+        pause = max(self._streak.failed(error), at_least * random.uniform(1.0, 1.25))
         log.worker_claim_failed(level=self._streak.level, pause_seconds=pause, error=error)
         self.stopping.wait(pause)
 
     def _recall(self, request: Request) -> None:
         """Give back what an unanswered claim may have claimed: the same request finds it."""
-        body = {name: value for name, value in (request.body or {}).items() if name != "wait"}
+        assert isinstance(request.body, dict)
+        body = {name: value for name, value in request.body.items() if name != "wait"}
         try:
             again = replace(request, body=body, wait=0.0)
             claimed, _ = drive(self._calls.claim(again, self.stopping))
@@ -253,6 +278,7 @@ class Worker:
             executions.append(execution)
         with self._changed:
             self._busy += len(executions)
+            busy = self._busy
             self._in_hand.update(executions)
         keep_all([each.hold for each in executions])
         for execution in executions:
@@ -263,7 +289,7 @@ class Worker:
             elif execution.handler.is_async:
                 self._loop.submit(execution)
             else:
-                self._threads.submit(execution)
+                self._threads.submit(execution, busy)
 
     def _fresh(self, claimed: Sequence[Claimed]) -> Sequence[Claimed]:
         """Renew what was claimed by a request that waited: trust counts from before it was sent."""
@@ -295,11 +321,12 @@ class Worker:
             if self._busy <= self._concurrency or self._ended % 16 == 0:
                 self._changed.notify_all()
 
-    def _forget(self, execution: Execution) -> None:
+    def _forget(self, executions: Sequence[Execution]) -> None:
+        """Renew them no more: the service knows their outcomes, or will find them out."""
+        detach_all([each.hold for each in executions])
         with self._changed:
-            self._in_hand.discard(execution)
-            if not self._in_hand:
-                self._changed.notify_all()
+            self._in_hand.difference_update(executions)
+            self._changed.notify_all()
 
     def _sleep(self, seconds: float) -> None:
         with self._changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import Counter
@@ -84,11 +85,15 @@ def succeeded(count: int) -> Callable[[], bool]:
     return lambda: Task.objects.filter(status="succeeded").count() == count
 
 
-@pytest.mark.parametrize("away", [0.0, 5.0], ids=["restarted", "away"])
+#: Seconds for which the service is away. AWAY=30 takes as long.
+AWAY = float(os.environ.get("AWAY", "5"))
+
+
+@pytest.mark.parametrize("away", [0.0, AWAY], ids=["restarted", "away"])
 def test_a_service_that_was_killed_loses_and_doubles_nothing(place: Place, away: float) -> None:
     service = place.serve()
     enqueued(200)
-    worker = place.work("--ttl", "30")
+    worker = place.work("--ttl", str(30 + AWAY))
     wait_for(lambda: len(place.count()) > 40, process=worker)
 
     service.send_signal(signal.SIGKILL)

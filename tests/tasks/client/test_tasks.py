@@ -199,3 +199,29 @@ def test_a_cancelled_coroutine_leaves_no_task_claimed(service: Service, remote: 
 
     asyncio.run(work())
     wait_for(lambda: Task.objects.filter(status="ready", attempts=0, grants=1).count() == 2)
+
+
+def test_a_try_of_a_checkpoint_that_comes_late_overwrites_no_newer_one(
+    service: Service, remote: TaskClient
+) -> None:
+    held_up: list[httpx.Request] = []
+
+    def hold_up(send: object, request: httpx.Request) -> httpx.Response:
+        held_up.append(request)
+        raise httpx.ReadTimeout("timed out", request=request)
+
+    remote.enqueue("jobs.echo", {"word": "hello"})
+    claimed = remote.claim()[0]
+    service.network.faults = [hold_up]
+    remote.checkpoint(claimed, 1)
+    remote.checkpoint(claimed, 2)
+
+    answer = service.network.handle_request(held_up[0])
+    answer.read()
+
+    assert (answer.status_code, row().checkpoint, row().checkpoints) == (202, 2, 2)
+    remote.fail(claimed, "once more")
+    Task.objects.update(scheduled_at=row().created_at)
+    (again,) = remote.claim()
+    remote.checkpoint(again, 3)
+    assert (again.checkpoint, row().checkpoint, row().checkpoints) == (2, 3, 3)

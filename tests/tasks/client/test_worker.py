@@ -9,15 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import httpx
 import pytest
+from pytest_django import Settings
 
 from leasing.client import AccessDenied
+from leasing.models import ApiToken
 from leasing.runtime.clock import clock
 from tasks.client import Context, Handlers, TaskClient, Worker
 from tasks.exceptions import GiveUp, Snooze
 from tasks.models import Task, TaskAttempt
 from tests.processes import wait_for
-from tests.remote import Service, answered, refused, swallowed
+from tests.remote import Fault, Service, answered, refused, swallowed
 
 pytestmark = pytest.mark.once
 
@@ -122,6 +125,13 @@ def test_coroutines_run_in_one_loop(worker: Worker, handlers: Handlers) -> None:
     assert {state["word"] for state in states} == {"0", "1", "2"}
 
 
+class Silent(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("it was parsed lazily")
+
+
 def raising(error: BaseException) -> Function:
     def fail(ctx: Context, word: str) -> None:
         raise error
@@ -136,8 +146,10 @@ def raising(error: BaseException) -> Function:
         (SystemExit(3), "ready", 1, "SystemExit: 3"),
         (GiveUp("no such printer"), "failed", 1, "no such printer"),
         (Snooze(60, "not now"), "ready", 0, ""),
+        (Snooze(60, "no file \x00\udc80"), "ready", 0, ""),
+        (Silent(), "ready", 1, "Silent: (an error without a text)"),
     ],
-    ids=["error", "exit", "give up", "snooze"],
+    ids=["error", "exit", "give up", "snooze", "snooze with bytes", "without a text"],
 )
 def test_an_error_fails_the_attempt(
     worker: Worker,
@@ -182,6 +194,47 @@ def test_what_cannot_be_stored_fails_for_good(worker: Worker, handlers: Handlers
         "The",
     }
     assert any("must not exceed 65536 bytes" in error for error in errors)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["a thread", "a coroutine"])
+def test_an_attempt_that_the_worker_cannot_begin_is_failed(
+    worker: Worker, handlers: Handlers, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    def exhausted(timer: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def wait(ctx: Context, word: str) -> None:
+        pass
+
+    monkeypatch.setattr("tasks.client.execution.threading.Timer.start", exhausted)
+    handlers.handler("jobs.echo", timeout=60)(wait if is_async else echo)
+    enqueued(max_attempts=1)
+
+    worker.drain()
+
+    assert (row().status, row().attempts) == ("failed", 1)
+    assert "can't start new thread" in row().last_error
+
+
+def test_an_output_that_is_changed_after_its_return_holds_up_no_other(
+    worker: Worker, handlers: Handlers
+) -> None:
+    outputs: dict[str, dict[str, Any]] = {word: {} for word in "012"}
+    handlers.handler("jobs.echo")(lambda ctx, word: outputs[word])
+    put = worker._completer.put
+
+    def change_and_put(outcome: Any) -> None:
+        if outcome.said is outputs["1"]:
+            outputs["1"]["later"] = object()
+        put(outcome)
+
+    worker._completer.put = change_and_put  # type: ignore[method-assign]
+    enqueued(3)
+
+    worker.drain()
+
+    assert ended("succeeded", 2)()
+    assert Task.objects.get(status="failed").task_data == {"word": "1"}
 
 
 def test_a_task_without_a_handler_is_given_back(worker: Worker) -> None:
@@ -358,6 +411,188 @@ def test_a_timeout_ends_the_attempt(
 def test_a_wrong_token_ends_the_worker_at_once(service: Service, handlers: Handlers) -> None:
     with TaskClient(service.url, "leasing_wrong") as remote, pytest.raises(AccessDenied):
         Worker(remote, handlers).run()
+
+
+def failing_for(text: bytes, service: Service) -> Fault:
+    """Return a fault: the service fails to complete what contains ``text``, and serves the rest."""
+
+    def fail(send: Callable[[], httpx.Response], request: httpx.Request) -> httpx.Response:
+        service.network.faults.append(fail)
+        if request.url.path.endswith("/complete") and text in request.content:
+            return httpx.Response(500, content=b"<html>", request=request)
+        return send()
+
+    return fail
+
+
+def test_a_result_that_the_service_fails_to_store_holds_up_no_other(
+    service: Service,
+    worker: Worker,
+    handlers: Handlers,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tasks.client.completer.STRIKE_EVERY", 0.05)
+
+    @handlers.handler("jobs.echo")
+    def poison(ctx: Context, word: str) -> str:
+        return "poison" if word in "357" else word
+
+    service.network.faults = [failing_for(b'"poison"', service)]
+    enqueued(20, max_attempts=1)
+
+    worker.drain()
+
+    assert (ended("succeeded", 17)(), ended("failed", 3)()) == (True, True)
+    failed = Task.objects.filter(status="failed")
+    assert {task.task_data["word"] for task in failed} == {"3", "5", "7"}
+    assert all("failed to store the output" in task.last_error for task in failed)
+    assert caplog.text.count("gave up: the service fails to complete it") == 3
+
+
+def test_results_wait_for_a_service_that_fails_whatever_it_is_sent(
+    service: Service, worker: Worker, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.client.completer.STRIKE_EVERY", 0.05)
+    faults = [answered(500)] * 25
+
+    @handlers.handler("jobs.echo")
+    def late(ctx: Context, word: str) -> str:
+        service.network.faults = faults
+        return word
+
+    enqueued(8, max_attempts=1)
+
+    worker.drain()
+
+    assert ended("succeeded", 8)()
+    assert not faults
+
+
+def test_a_worker_whose_token_holds_as_much_as_it_may_waits_for_room(
+    service: Service, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasing.api.bounds.AGAIN", 1)
+    scopes = ["leasing_tasks.change_task"]
+    _, secret = ApiToken.objects.issue("bounded", scopes=scopes, max_held=1)
+    handlers.handler("jobs.echo")(echo)
+    enqueued(2)
+    with TaskClient(service.url, secret) as remote:
+        former = remote.claim(processor="killed")[0]
+        worker = Worker(remote, handlers, stop_timeout=6)
+        thread = threading.Thread(target=worker.drain)
+        thread.start()
+        wait_for(lambda: worker._streak.count > 0)
+        Task.objects.filter(pk=former.task.id).revoke(reason="its host is gone")
+        thread.join(30)
+
+    assert not thread.is_alive()
+    assert Task.objects.exclude(pk=former.task.id).get().status == "succeeded"
+
+
+def test_a_worker_that_fills_its_token_itself_goes_on_once_its_tasks_end(
+    service: Service, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasing.api.bounds.AGAIN", 60)
+    scopes = ["leasing_tasks.change_task", "leasing_tasks.view_task", "leasing_tasks.view_payload"]
+    _, secret = ApiToken.objects.issue("bounded", scopes=scopes, max_held=4)
+    denied = threading.Event()
+
+    @handlers.handler("jobs.echo")
+    def hold(ctx: Context, word: str) -> None:
+        denied.wait(20)
+
+    enqueued(40)
+    with TaskClient(service.url, secret) as remote:
+        worker = Worker(remote, handlers, stop_timeout=6)
+        wait = worker._await_room
+
+        def note(pause: float, held: int) -> None:
+            denied.set()
+            wait(pause, held)
+
+        worker._await_room = note  # type: ignore[method-assign]
+        thread = threading.Thread(target=worker.drain)
+        thread.start()
+        thread.join(30)
+
+    assert not thread.is_alive()
+    assert ended("succeeded", 40)()
+    assert denied.is_set()
+
+
+def test_a_task_that_is_handed_out_to_a_worker_that_stops_is_given_back(
+    service: Service, remote: TaskClient, handlers: Handlers
+) -> None:
+    handlers.handler("jobs.echo")(echo)
+    worker = Worker(remote, handlers, wait=5)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_for(lambda: any(b'"wait"' in each.content for each in service.network.requests))
+
+    worker.stop()
+    enqueued()
+    thread.join(30)
+
+    assert not thread.is_alive()
+    assert (row().status, row().attempts, row().grants) == ("ready", 0, 1)
+
+
+WRONG: dict[str, Fault] = {
+    "HTML": answered(200, b"<!doctype html><title>Welcome to nginx!</title>"),
+    "a redirect": answered(302, b"", Location="https://sso.example.com/"),
+    "another address": answered(404, b"<html>"),
+    "no way at a gateway": answered(404, b'{"message": "Not Found"}'),
+    "another method": answered(405, b'{"message": "Not allowed"}'),
+    "too late for a gateway": answered(408, b'{"message": "Request timed out"}'),
+    "another version": answered(202, b'{"tasks": [{"id": 1}]}'),
+    "a failure": answered(500, b"<html>"),
+    "an expired token": answered(401, b'{"error": "This token is not valid."}'),
+    "a swallowed answer": swallowed,
+}
+
+
+@pytest.mark.parametrize("at", ["/tasks/next", "/tasks/complete"])
+def test_a_running_worker_outlives_whatever_is_answered(
+    service: Service,
+    running: Worker,
+    handlers: Handlers,
+    monkeypatch: pytest.MonkeyPatch,
+    at: str,
+) -> None:
+    monkeypatch.setattr("tasks.client.completer.STRIKE_EVERY", 0.05)
+    monkeypatch.setattr("leasing.runtime.outage.random.uniform", lambda low, high: 0.05)
+    runs: Counter[str] = Counter()
+
+    @handlers.handler("jobs.echo")
+    def count(ctx: Context, word: str) -> None:
+        runs[word] += 1
+
+    enqueued(3)
+    wait_for(ended("succeeded", 3))
+    service.network.at, service.network.faults = at, list(WRONG.values())
+    enqueued(60)
+
+    wait_for(lambda: not service.network.faults)
+    wait_for(ended("succeeded", 63))
+    assert sum(runs.values()) == 63
+
+
+@pytest.mark.parametrize("longest", [0, 0.2])
+def test_a_worker_waits_as_long_as_the_service_allows(
+    worker: Worker, handlers: Handlers, settings: Settings, longest: float
+) -> None:
+    settings.LEASING = {**settings.LEASING, "API_MAX_WAIT": longest}
+
+    @handlers.handler("jobs.echo")
+    def last(ctx: Context, word: str) -> None:
+        worker.stop()
+
+    enqueued()
+
+    worker.run()
+
+    assert (row().status, worker._wait) == ("succeeded", longest)
 
 
 @pytest.mark.rest
