@@ -20,6 +20,7 @@ class TasksConfig(AppConfig):
 
     def ready(self) -> None:
         from leasing.conf import leasing_settings
+        from leasing.diagnosis import ttl
         from leasing.metrics import registry
         from tasks import (
             checks,  # noqa: F401 - it registers, as the sample does
@@ -28,6 +29,7 @@ class TasksConfig(AppConfig):
         )
 
         discovery.discover()
+        ttl.readers["queue"] = "tasks.diagnosis.ttl.history_of_queue"
         registry.add(counting="tasks.metrics.process", reading="tasks.metrics.database")
         if leasing_settings.METRICS:
             registry.connect()

@@ -45,6 +45,10 @@ class TaskQueueSettings(AppSettings):
     ANSWER_TIMEOUT: float = 15.0
     #: The same for statements of handlers and of housekeeping; None: no limit.
     HANDLER_ANSWER_TIMEOUT: float | None = 300.0
+    #: The store of the lease under which one generator generates, an alias in LEASING["STORES"].
+    GENERATOR_STORE: str = "default"
+    #: The name of that lease. In a store that several sites share, each needs a name of its own.
+    GENERATOR_LEASE: str = "leasing_tasks.generator"
     #: The path of the Celery application ("project.celery.app"), for the relay.
     CELERY_APP: str | None = None
     #: The queues whose tasks a relay also publishes to the broker, for Celery workers.

@@ -1,12 +1,16 @@
 """The generator: one process of many enqueues sample tasks while the desired state is running.
 
 Start and stop write one row, the desired state, from any process; its revision rises each time. The
-instance that holds the lease ``leasing_tasks.generator`` generates; the others are on standby and
-take over when it is gone. Each batch is stored in one transaction that first locks the desired
-state, so that nothing is generated after a stop was committed. The first batch of a term raises
-the fence of that row to the token of the lease: from then on the row refuses every generator
-before it, which may not know yet that it was replaced. The lease itself is not read, so it may be
-in another database. The acknowledgement is for display only.
+instance that holds the lease GENERATOR_LEASE generates; the others are on standby and take over
+when it is gone. Each batch is stored in one transaction that first locks the desired state, so that
+nothing is generated after a stop was committed. The first batch of a term raises the fence of that
+row to the token of the lease: from then on the row refuses every generator before it, which may not
+know yet that it was replaced. The lease itself is not read, so it may be in another database, or in
+a lease service: GENERATOR_STORE. The acknowledgement is for display only.
+
+Nobody but the generators asks another store than the rows of this database. Pages, commands and the
+API show what is in this database: who acknowledged, and if that process sends heartbeats. So a
+lease service that is away delays no answer here, and no stop.
 """
 
 from __future__ import annotations
@@ -23,19 +27,29 @@ from django.db.models import F
 from leasing import audit
 from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
-from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
 from leasing.fencing import FencedQuerySet
 from leasing.functions import DbNow
 from leasing.hold import Hold
 from leasing.models import Lease, LeaseState
+from leasing.renewable import is_metered
 from leasing.runtime.services import Service, run_services
+from leasing.store import HoldOptions
+from leasing.stores import stores
+from leasing.stores.rows import RowStore
+from tasks.conf import task_settings
 from tasks.log import log
-from tasks.models import GeneratorDesiredState, Task
+from tasks.models import GeneratorDesiredState, Task, Worker
 from tasks.sample import LONGEST, SHORTEST, SLEEP
 
-RESOURCE = "leasing_tasks.generator"
 #: Seconds between two checks of a standby, and the longest pause between batches.
 LOOK_EVERY = 0.5
+#: Seconds for which a standby waits in one request of a store that pays for each.
+WAIT_THERE = 2.0
+#: Errors of a database or a store that may answer later.
+AWAY = (Error, StoreError)
+#: The longest pause in seconds between tries while it does not.
+LONGEST_PAUSE = 5.0
 
 
 @dataclass(frozen=True)
@@ -46,13 +60,12 @@ class GeneratorStatus:
     status: str
     message: str
     desired: GeneratorDesiredState | None
+    #: Its lease, where that is in rows of this database.
     lease: Lease | None
-
-    @property
-    def holder(self) -> str:
-        """Return the holder of the lease; empty if there is none."""
-        state = getattr(self.lease, "state", None)
-        return self.lease.holder if self.lease and state == LeaseState.ACTIVE else ""
+    #: The holder of the lease, as far as this database knows; empty if there is none.
+    holder: str
+    #: The alias of the store of the lease, where that is another one.
+    store: str
 
 
 def generator_status(*, if_used: bool = False) -> GeneratorStatus:
@@ -63,18 +76,44 @@ def generator_status(*, if_used: bool = False) -> GeneratorStatus:
     """
     using = leasing_settings.DATABASE
     desired = GeneratorDesiredState.objects.using(using).first()
+    store = "" if has_row() else task_settings.GENERATOR_STORE
     lease = None
-    if desired is not None or not if_used:
-        lease = Lease.objects.using(using).with_state().filter(resource=RESOURCE).first()
-    holder = lease.holder if lease and lease.state == LeaseState.ACTIVE else ""
+    if store:
+        holder = _present_acknowledger(desired)
+    else:
+        if desired is not None or not if_used:
+            rows = Lease.objects.using(using).with_state()
+            lease = rows.filter(resource=task_settings.GENERATOR_LEASE).first()
+        holder = lease.holder if lease and lease.state == LeaseState.ACTIVE else ""
+
+    def status(is_running: bool, status: str, message: str) -> GeneratorStatus:
+        return GeneratorStatus(is_running, status, message, desired, lease, holder, store)
+
     if desired is None or not desired.wanted:
-        return GeneratorStatus(False, "STOPPED", _stopped_message(desired, holder), desired, lease)
+        return status(False, "STOPPED", _stopped_message(desired, holder))
     seen = desired.acknowledged_revision == desired.revision and desired.acknowledged_by == holder
     if holder and seen:
-        message = f"The generator is running on {holder}."
-        return GeneratorStatus(True, "RUNNING", message, desired, lease)
-    message = "The generator is started, but no instance has picked it up yet."
-    return GeneratorStatus(True, "STARTED", message, desired, lease)
+        return status(True, "RUNNING", f"The generator is running on {holder}.")
+    return status(
+        True, "STARTED", "The generator is started, but no instance has picked it up yet."
+    )
+
+
+def has_row() -> bool:
+    """Return True if the lease of the generator is a row of this database."""
+    kind = stores.kind_of(task_settings.GENERATOR_STORE)
+    return leasing_settings.ENABLED and issubclass(kind, RowStore)
+
+
+def _present_acknowledger(desired: GeneratorDesiredState | None) -> str:
+    """Return the process that has begun to generate and not left since, if it sends heartbeats."""
+    if desired is None or not desired.acknowledged_by:
+        return ""
+    if not desired.wanted and desired.acknowledged_revision == desired.revision:
+        return ""  # it has left: it acknowledged the stop
+    generators = Worker.objects.using(leasing_settings.DATABASE).present().generators()
+    is_present = generators.filter(name=desired.acknowledged_by).exists()
+    return desired.acknowledged_by if is_present else ""
 
 
 def is_used() -> bool:
@@ -173,7 +212,13 @@ class Generator:
 
     def run(self, stopping: threading.Event) -> None:
         """Stand by, or generate, until ``stopping``."""
-        turns = Service(lambda: self._take_turn(stopping), log.generator_failed, survives=(Error,))
+        turns = Service(
+            lambda: self._take_turn(stopping),
+            log.generator_failed,
+            longest=LONGEST_PAUSE,
+            expected=AWAY,
+            survives=AWAY,
+        )
         run_services([turns], stopping)
 
     def _take_turn(self, stopping: threading.Event) -> float:
@@ -185,10 +230,20 @@ class Generator:
             .exists()
         ):
             return LOOK_EVERY
+        store = stores[task_settings.GENERATOR_STORE]
+        options: HoldOptions = {
+            "ttl": self.ttl,
+            "holder": self.name,
+            "wait": WAIT_THERE if is_metered(store) else 0.0,
+            "stopping": stopping,
+        }
         try:
-            with Lease.objects.hold(RESOURCE, ttl=self.ttl, holder=self.name) as hold:
+            with store.hold(task_settings.GENERATOR_LEASE, **options) as hold:
                 log.generator_leads(resource=hold.resource, holder=hold.holder)
-                self._generate(hold, stopping)
+                try:
+                    self._generate(hold, stopping)
+                finally:
+                    self._withdraw(hold)
         except (LeaseHeld, LeaseLost) as reason:
             level = WARNING if isinstance(reason, LeaseLost) else DEBUG
             log.generator_stands_by(level=level, reason=reason)
@@ -225,6 +280,13 @@ class Generator:
                     SLEEP, [self._data() for _ in range(size)], queue=self.queue
                 )
         return desired.wanted
+
+    def _withdraw(self, hold: Hold) -> None:
+        """Take back the acknowledgement of a start at the end of the term of ``hold``: nobody
+        generates until the next term begins."""
+        GeneratorDesiredState.objects.using(leasing_settings.DATABASE).filter(
+            wanted=True, fence=hold.fencing_token
+        ).update(acknowledged_revision=0, acknowledged_by="", acknowledged_at=None)
 
     def _data(self, uniform: Callable[[float, float], float] = random.uniform) -> dict[str, float]:
         return {"sleep_duration_seconds": round(uniform(self.shortest, self.longest), 1)}

@@ -12,12 +12,16 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from leasing.checks.settings import misnamed_settings, unknown_settings
 from leasing.conf import is_number, leasing_settings
 from leasing.exceptions import InvalidResource
+from leasing.stores import InvalidStore, stores
+from leasing.stores.rows import RowStore
 from leasing.validation.names import check_name
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.querysets import TaskStatus
 from tasks.scheduling import declarations
 
+#: The beginning of names that are kept from clients of the API: ``leasing.api.holders``.
+RESERVED = "leasing_tasks."
 #: Seconds of a window that the shortest lease fits into twice.
 SHORTEST_WINDOW = 3
 
@@ -33,6 +37,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
         *_check_queues(),
         *_check_housekeeping(),
         *_check_schedules(),
+        *_check_generator(),
         *_check_celery(),
     ]
 
@@ -148,6 +153,39 @@ def _check_schedules() -> Iterator[CheckMessage]:
         if schedule.queue and schedule.queue not in task_settings.QUEUES:
             text = f"The schedule {schedule.name!r} uses the queue {schedule.queue!r}, which is"
             yield Error(f"{text} not in TASK_QUEUE['QUEUES'].", id="leasing_tasks.E012")
+
+
+def _check_generator() -> Iterator[CheckMessage]:
+    store, lease = task_settings.GENERATOR_STORE, task_settings.GENERATOR_LEASE
+    try:
+        check_name(lease, "lease")
+    except InvalidResource as error:
+        yield Error(f"TASK_QUEUE['GENERATOR_LEASE']: {error}", id="leasing_tasks.E030")
+        return
+    try:
+        kind = stores.kind_of(store)
+    except InvalidStore as error:
+        # What is wrong with a store that is there, is reported by leasing.
+        if not _is_store(store):
+            text = f"TASK_QUEUE['GENERATOR_STORE']: {error.message}"
+            yield Error(text, hint=error.hint or None, id="leasing_tasks.E031")
+        return
+    if lease.startswith(RESERVED) and not issubclass(kind, RowStore):
+        yield Error(
+            f"TASK_QUEUE['GENERATOR_LEASE'] must be a name of its own in the store {store!r}: "
+            f"{lease!r} is that of a generator in the rows of a database, and a lease service "
+            "refuses it.",
+            hint="Other sites may have their generators' leases in the same store, so let the name "
+            "be that of this site: 'shop.generator'.",
+            id="leasing_tasks.E032",
+        )
+
+
+def _is_store(alias: str) -> bool:
+    try:
+        return alias in stores
+    except InvalidStore:
+        return True
 
 
 def _check_celery() -> Iterator[CheckMessage]:

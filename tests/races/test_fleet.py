@@ -79,8 +79,8 @@ UNBEGUN = ["before the claim", "after the claim", "before the entry", "before th
 def test_a_worker_that_is_killed_anywhere_loses_nothing(
     spawn: Spawn, tmp_path: Path, point: str
 ) -> None:
-    """What had not begun has its only attempt left. The second worker runs it all: none is replaced
-    under ``--drain``."""
+    """Tasks that had not begun have their only attempt left. The second worker runs it all:
+    none is replaced under ``--drain``."""
     most = 1 if point in UNBEGUN else 2
     tasks = Task.objects.enqueue_many("jobs.echo", [{}] * 12, max_attempts=most)
     (tmp_path / "worker").mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leasing.models import Lease
-from tasks.generator import RESOURCE, generator_status, start_generator, stop_generator
+from tasks.generator import generator_status, start_generator, stop_generator
 from tasks.models import GeneratorDesiredState, Task
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
@@ -13,6 +13,7 @@ from tests.races.support import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+RESOURCE = "leasing_tasks.generator"
 ROUNDS = 10
 TTL = 4
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 from django.db import InterfaceError, OperationalError, transaction
 from pytest_django import Settings
@@ -14,10 +15,9 @@ from pytest_django import Settings
 from leasing.exceptions import LeaseHeld, LeaseLost, StaleToken
 from leasing.hold import Hold
 from leasing.keeper import keeper
-from leasing.models import Lease
+from leasing.models import ApiToken, Lease
 from tasks import generator
 from tasks.generator import (
-    RESOURCE,
     Generator,
     generator_status,
     start_generator,
@@ -26,10 +26,13 @@ from tasks.generator import (
 )
 from tasks.models import GeneratorDesiredState, Task
 from tasks.sample import SLEEP
+from tests.factories import WorkerFactory
 from tests.leasing.support import OtherSession, expire, just_before_the_update, usurp
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.django_db
+
+RESOURCE = "leasing_tasks.generator"
 
 
 def desired() -> GeneratorDesiredState:
@@ -333,6 +336,114 @@ def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(
     assert desired().acknowledged_revision == 0
 
 
+# The end of a term
+
+
+def test_a_generator_that_ends_takes_back_its_acknowledgement(hold: Hold) -> None:
+    start_generator()
+    Generator().batch(hold, 0)
+    assert generator_status().status == "RUNNING"
+
+    Generator()._withdraw(hold)
+
+    assert (desired().acknowledged_revision, desired().acknowledged_by) == (0, "")
+    assert desired().acknowledged_at is None
+    assert generator_status().status == "STARTED"
+
+
+def test_the_acknowledgement_of_a_stop_stays(hold: Hold) -> None:
+    start_generator()
+    stop_generator()
+    Generator().batch(hold, 0)
+
+    Generator()._withdraw(hold)
+
+    assert (desired().acknowledged_revision, desired().acknowledged_by) == (2, "ann")
+
+
+def test_the_acknowledgement_of_the_next_stays(hold: Hold) -> None:
+    start_generator()
+    Generator().batch(hold, 0)
+    with held_instead(hold, "bob") as other:
+        Generator().batch(other, 0)
+        Generator()._withdraw(hold)
+
+    assert (desired().acknowledged_revision, desired().acknowledged_by) == (1, "bob")
+
+
+# In another store
+
+ELSEWHERE = {"GENERATOR_STORE": "central", "GENERATOR_LEASE": "shop.generator"}
+
+
+class Network(httpx.HTTPTransport):
+    """A network that a test may cut."""
+
+    is_cut = False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.is_cut:
+            raise httpx.ConnectError("connection refused", request=request)
+        return super().handle_request(request)
+
+
+def keep_elsewhere(settings: Settings, url: str = "http://127.0.0.1:1/api", **options: Any) -> None:
+    """Have the generator's lease in a lease service."""
+    central = {"BACKEND": "leasing.stores.http.HttpStore", "URL": url, **options}
+    settings.LEASING = {**settings.LEASING, "STORES": {"central": central}}
+    settings.TASK_QUEUE = {**settings.TASK_QUEUE, **ELSEWHERE}
+
+
+@pytest.mark.once
+def test_the_status_of_a_generator_whose_lease_is_elsewhere_asks_nobody_else(
+    settings: Settings,
+) -> None:
+    keep_elsewhere(settings)  # where nobody listens
+    start_generator()
+    Lease.objects.acquire(RESOURCE, holder="stranger")
+    assert (generator_status().status, generator_status().store) == ("STARTED", "central")
+    GeneratorDesiredState.objects.update(acknowledged_revision=1, acknowledged_by="ann")
+    assert generator_status().status == "STARTED"  # it sends no heartbeats
+
+    WorkerFactory(name="ann", role="generator", slots={})
+    running = generator_status()
+    assert (running.status, running.holder, running.lease) == ("RUNNING", "ann", None)
+
+    unheard = stop_generator(by="bob")
+    assert (unheard.status, unheard.holder) == ("STOPPED", "ann")
+    GeneratorDesiredState.objects.update(acknowledged_revision=2)
+    assert generator_status().holder == ""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("worker", [{"state": "gone"}, {"role": "worker"}])
+def test_only_a_generator_that_sends_heartbeats_is_running(
+    settings: Settings, worker: dict[str, str]
+) -> None:
+    keep_elsewhere(settings)
+    start_generator()
+    GeneratorDesiredState.objects.update(acknowledged_revision=1, acknowledged_by="ann")
+
+    WorkerFactory(name="ann", **{"role": "generator", **worker})
+
+    assert (generator_status().status, generator_status().holder) == ("STARTED", "")
+
+
+@pytest.mark.once
+def test_after_a_change_to_a_store_of_lower_tokens_the_fence_can_be_lowered(hold: Hold) -> None:
+    start_generator()
+    Generator().batch(hold, 0)
+    before = desired().fence
+    GeneratorDesiredState.objects.update(fence=before + 1)
+    with pytest.raises(StaleToken):
+        Generator().batch(hold, 1)
+
+    GeneratorDesiredState.objects.update(fence=0)
+
+    assert Generator().batch(hold, 1)
+    assert desired().fence == before
+
+
 # Running
 
 
@@ -445,6 +556,34 @@ class TestInThreads:
         events = [getattr(each, "event", "") for each in caplog.records]
         assert events.count("generator.failed") == 1, "an outage is told once"
         assert "outage.ended" in events
+
+    @pytest.mark.once
+    def test_a_lease_service_that_is_away_ends_its_term_and_brings_the_next(
+        self, settings: Settings, live_server: Any
+    ) -> None:
+        _, token = ApiToken.objects.issue("generator", scopes=["leasing.change_lease"])
+        network, url = Network(), f"{live_server.url}/api"
+        keep_elsewhere(settings, url, TOKEN=token, TRANSPORT=network, PATIENCE=0.2)
+        WorkerFactory(name="ann", role="generator", slots={})
+        start_generator()
+        with generating(name="ann", ttl=2):
+            wait_for(lambda: generator_status().status == "RUNNING")
+            first = desired().fence
+
+            network.is_cut = True
+            wait_for(lambda: generator_status().status == "STARTED")
+            count = Task.objects.count()
+            assert stop_generator().status == "STOPPED"
+            start_generator()
+            network.is_cut = False
+
+            wait_for(lambda: generator_status().status == "RUNNING")
+            wait_for(lambda: Task.objects.count() > count)
+            assert desired().fence > first
+
+        assert generator_status().status == "STARTED"
+        assert not Lease.objects.filter(resource=RESOURCE).exists()
+        assert Lease.objects.get(resource="shop.generator").released_at is not None
 
     def test_it_leaves_the_lease_free_when_it_ends(self) -> None:
         start_generator()

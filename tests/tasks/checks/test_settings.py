@@ -142,6 +142,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ("QUEUES", "default", "leasing_tasks.E006"),
     ("QUEUES", ("default", "a\nb"), "leasing_tasks.E007"),
     ("QUEUES", ("default", 7), "leasing_tasks.E007"),
+    ("GENERATOR_LEASE", "", "leasing_tasks.E030"),
+    ("GENERATOR_LEASE", None, "leasing_tasks.E030"),
+    ("GENERATOR_STORE", "nowhere", "leasing_tasks.E031"),
+    ("GENERATOR_STORE", None, "leasing_tasks.E031"),
 ]
 
 
@@ -164,3 +168,23 @@ def test_a_handlers_queue_must_exist(settings: Settings, handlers: Handlers) -> 
 
     assert message.id == "leasing_tasks.E008"
     assert "'reports.build'" in message.msg and "'reports'" in message.msg
+
+
+CENTRAL = {
+    "BACKEND": "leasing.stores.http.HttpStore",
+    "URL": "https://leases.example.com/api",
+}
+
+
+def test_in_another_store_the_generators_lease_needs_a_name_of_its_own(settings: Settings) -> None:
+    settings.LEASING = {**settings.LEASING, "STORES": {"central": CENTRAL}}
+
+    assert codes(settings, GENERATOR_STORE="central") == ["leasing_tasks.E032"]
+    assert not codes(settings, GENERATOR_STORE="central", GENERATOR_LEASE="shop.generator")
+    assert not codes(settings, GENERATOR_LEASE="shop.generator")
+
+
+def test_a_store_that_cannot_be_made_is_reported_once(settings: Settings) -> None:
+    settings.LEASING = {**settings.LEASING, "STORES": {"central": {"BACKEND": "no.such.Store"}}}
+
+    assert not codes(settings, GENERATOR_STORE="central", GENERATOR_LEASE="shop.generator")
