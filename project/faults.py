@@ -17,10 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from project.supervisor import CRASHED
 from tasks.models import Task, Worker, WorkerRole
 
-#: Names the folder in which the supervisor looks whether a process was killed from a page.
-CRASHED = "DEMO_CRASHED"
 #: Seconds for which a frozen worker stands still: longer than the leases of the demo last.
 FROZEN_FOR = 20.0
 

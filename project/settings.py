@@ -11,12 +11,18 @@ import django
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
+from project import services
 from project.secret import kept_key
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 env = environ.Env()
 env.read_env(BASE_DIR / ".env")
+
+# What it is: one service, or both. Each has a database of its own, which DATABASE_URL names.
+
+SERVICES = services.checked(env.list("SERVICES", default=services.BOTH))
+HAS_TASKS = services.TASKS in SERVICES
 
 # Who may ask
 
@@ -49,8 +55,14 @@ SECURE_CSP = {
     "base-uri": ["'none'"],
 }
 
+if len(SERVICES) == 1:
+    # Cookies know no ports: beside each other on one host, each would sign out of the other.
+    SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = (
+        f"{min(SERVICES)}_{name}" for name in ("sessionid", "csrftoken")
+    )
+
 LOGIN_URL = "login"
-LOGIN_REDIRECT_URL = "leasing_tasks:overview"
+LOGIN_REDIRECT_URL = "leasing_tasks:overview" if HAS_TASKS else "leasing:list"
 LOGOUT_REDIRECT_URL = "login"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
@@ -67,8 +79,8 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "django_extensions",
-    "leasing",
-    "tasks",
+    "leasing",  # the task service too: a running task is a leased row
+    *(["tasks"] if HAS_TASKS else []),
     "project",  # the demo's own command
 ]
 MIDDLEWARE = [
@@ -99,7 +111,8 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "project.views.demo",
+                "project.services.service",
+                *(["project.views.demo"] if HAS_TASKS else []),
             ]
         },
     }
@@ -149,6 +162,20 @@ TASK_QUEUE: dict[str, Any] = {
     "CELERY_APP": "project.celery.app",
 }
 
+# The lease service that keeps the lease of the generator; none: the database of the tasks does.
+if lease_service := env.str("LEASE_SERVICE_URL", default=""):
+    LEASING["STORES"] = {
+        "central": {
+            "BACKEND": "leasing.stores.http.HttpStore",
+            "URL": lease_service,
+            "TOKEN": env.str("LEASE_SERVICE_TOKEN", default="") or None,
+            # Not longer than a platform waits for a process that it stops.
+            "PATIENCE": 5,
+        }
+    }
+    TASK_QUEUE["GENERATOR_STORE"] = "central"
+    TASK_QUEUE["GENERATOR_LEASE"] = env.str("GENERATOR_LEASE", default="demo.generator")
+
 # Celery, where it is installed: a broker of files, unless another is named.
 CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="filesystem://localhost")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
@@ -165,6 +192,8 @@ if CELERY_BROKER_URL.startswith("filesystem"):
 
 # What it says
 
+#: A lease service answers 409 to each who waits for a lease: that is no warning.
+REQUESTS = "WARNING" if HAS_TASKS else "ERROR"
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -179,7 +208,8 @@ LOGGING = {
     "root": {"handlers": ["console"], "level": "WARNING"},
     "loggers": {
         "django": {"level": "INFO"},
-        "django.server": {"level": "WARNING"},  # each open page asks every two seconds
+        "django.request": {"level": REQUESTS},
+        "django.server": {"level": REQUESTS},  # each open page asks every two seconds
         "leasing": {"level": "INFO"},
         "tasks": {"level": "INFO"},
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
-from project.faults import CRASHED
-
+#: Names the folder in which the supervisor looks whether a process was killed from a page.
+CRASHED = "DEMO_CRASHED"
 #: Seconds before a process that died is started again, as a platform would.
 RESTART_AFTER = 1.0
 #: And before one that a visitor has killed is: long enough to be seen late, and gone.
@@ -32,19 +33,36 @@ class SiteProcess:
     """One process of the demo, under a name that stands before each of its lines."""
 
     name: str
+    #: Those of ``manage.py`` or, if they begin with "-m", of Python.
     arguments: Sequence[str]
+    #: Its own environment, in addition to that of all.
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: Ports of this machine. It starts once all of them answer, and is ended before those who do.
+    needs: Sequence[int] = ()
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
     restart_at: float = 0.0
 
 
 class Supervisor:
-    """Keeps ``children`` running until ``stop``: each has a name and the arguments of ``manage.py``
-    or, if they begin with "-m", of Python."""
+    """Keeps ``children`` running until ``stop``.
+
+    Args:
+        children: The processes.
+        env: What all of them have in their environment, in addition to that of this process.
+        out: The terminal.
+        tells_pids: True to print the pid of each that starts, for a visitor who kills it.
+    """
 
     def __init__(
-        self, children: Sequence[tuple[str, Sequence[str]]], env: Mapping[str, str], out: IO[str]
+        self,
+        children: Sequence[SiteProcess],
+        env: Mapping[str, str],
+        out: IO[str],
+        *,
+        tells_pids: bool = False,
     ) -> None:
-        self.children = [SiteProcess(name, arguments) for name, arguments in children]
+        self.children = children
+        self._tells_pids = tells_pids
         # Into which the page that kills a process puts its number.
         self._killed = TemporaryDirectory(prefix="leasing-demo-")
         self.env = {
@@ -80,7 +98,7 @@ class Supervisor:
 
     def _look_after(self, child: SiteProcess) -> None:
         if child.process is None:
-            if time.monotonic() >= child.restart_at:
+            if time.monotonic() >= child.restart_at and all(map(_answers, child.needs)):
                 self._start(child)
         elif (code := child.process.poll()) is not None:
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -101,7 +119,7 @@ class Supervisor:
         child.process = subprocess.Popen(
             [sys.executable, *script, *child.arguments],
             cwd=MANAGE.parent,
-            env=self.env,
+            env={**self.env, **child.env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -110,6 +128,8 @@ class Supervisor:
             # Ctrl-C is for the supervisor, which then ends each child once.
             start_new_session=True,
         )
+        if self._tells_pids:
+            self.say(child.name, f"started (pid {child.process.pid})")
         pipe = child.process.stdout
         assert pipe is not None
         threading.Thread(target=self._pass_on, args=(child.name, pipe), daemon=True).start()
@@ -120,7 +140,11 @@ class Supervisor:
                 self.say(name, line.rstrip("\n"))
 
     def _stop_all(self) -> None:
-        running = [child.process for child in self.children if child.process]
+        self._stop([child for child in self.children if child.needs])
+        self._stop([child for child in self.children if not child.needs])
+
+    def _stop(self, children: Sequence[SiteProcess]) -> None:
+        running = [child.process for child in children if child.process]
         for process in running:
             process.terminate()
             process.send_signal(signal.SIGCONT)  # one that is frozen would not hear
@@ -139,3 +163,11 @@ class Supervisor:
         places = [child.name for child in self.children]
         colour = COLOURS[places.index(name) % len(COLOURS)] if name in places else 1
         return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0):
+            return True
+    except OSError:
+        return False

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
+import sqlite3
 import urllib.request
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.core.management.base import CommandError
 
+from project.two_services import two_services
 from tasks.models import Task
 from tests.brokers import free_ports
 from tests.conftest import Spawn
@@ -76,3 +82,82 @@ def test_the_demo_over_celery_runs_its_tasks_in_both_workers_without_a_server(
     assert not Task.objects.succeeded().filter(published_at=None).exists()
     demo.send_signal(signal.SIGINT)
     assert demo.wait(timeout=30) == 0
+
+
+@pytest.mark.rest
+def test_the_demo_of_two_services_shows_each_its_part_and_stops_cleanly(
+    spawn: Spawn, tmp_path: Path
+) -> None:
+    port = next(first for first in free_ports(20) if is_free(first + 1))
+    files = {name: tmp_path / f"{name}.sqlite3" for name in ("leases", "tasks")}
+    databases = {
+        f"{name.upper()}_DATABASE_URL": f"sqlite:///{file}" for name, file in files.items()
+    }
+    demo = spawn(
+        ["manage.py", "demo", "--services", "2"],
+        DJANGO_SETTINGS_MODULE="project.settings",
+        PORT=str(port),
+        PYTHONWARNINGS="default",
+        **databases,
+    )
+
+    def get(number: int, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + number}{path}", timeout=10) as got:
+            content: dict[str, Any] = json.loads(got.read())
+            return content
+
+    def read(service: str, query: str) -> list[Any]:
+        with closing(sqlite3.connect(files[service])) as database:
+            return database.execute(query).fetchall()
+
+    def completed_by() -> set[str]:
+        succeeded = "SELECT DISTINCT holder FROM leasing_tasks_task WHERE status = 'succeeded'"
+        try:
+            return {holder for (holder,) in read("tasks", succeeded)}
+        except sqlite3.OperationalError:  # there is no table yet
+            return set()
+
+    wait_for(lambda: completed_by() == {"remote-1"}, timeout=90, process=demo)
+
+    (lease,) = get(0, "/api/leases/active")["leases"]
+    assert lease["resource"] == "demo.generator"
+    ((holder,),) = read("leases", "SELECT holder FROM leasing_lease")
+    assert holder in ("generator-1", "generator-2")
+    assert get(1, "/api/generator/status")["status"] == "RUNNING"
+    assert not read("tasks", "SELECT 1 FROM leasing_lease WHERE resource LIKE '%generator%'")
+    assert demo.output.count("started (pid ") == 6
+    password = re.search(r"Sign in to each as demo with the password (\S+)", demo.output)
+    assert password is not None
+
+    demo.send_signal(signal.SIGINT)
+    assert demo.wait(timeout=40) == 0
+    assert "stopped" in demo.output.splitlines()[-1]
+    assert demo.output.count("Traceback") == 1, "of the sample that fails"
+    for service in files:
+        assert read(service, "SELECT count(*), count(revoked_at) FROM leasing_apitoken") == [(1, 1)]
+    assert read("tasks", "SELECT 1 FROM leasing_lease WHERE resource = 'leasing_tasks.sampling'")
+    (released,) = read("leases", "SELECT released_at FROM leasing_lease")
+    assert released[0] is not None
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        ({"DATABASE_URL": "sqlite:////tmp/one.sqlite3"}, "not DATABASE_URL"),
+        (dict.fromkeys(("LEASES_DATABASE_URL", "TASKS_DATABASE_URL"), "sqlite:////x"), "its own"),
+    ],
+)
+def test_two_services_on_one_database_are_refused(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], complaint: str
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(CommandError, match=complaint):
+        two_services(8000)
+
+
+def is_free(port: int) -> bool:
+    """Return True if nobody listens at ``port``."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

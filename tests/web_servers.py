@@ -147,23 +147,10 @@ def nginx_config(folder: Path, port: int, upstream: str, more: str = "") -> str:
         upstream: The address of the site: "127.0.0.1:8000", or "unix:/path".
         more: Further directives of the location.
     """
-    # Only its own folder, and no other account: it runs as whoever runs the tests.
-    account = "user root;" if os.getuid() == 0 else ""
-    paths = "\n".join(
-        f"    {kind}_temp_path {folder}/{kind};"
-        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
     source = "" if upstream.startswith("unix:") else f"proxy_bind {PROXY};"
-    return f"""
-daemon off;
-worker_processes 1;
-{account}
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-events {{ worker_connections 64; }}
-http {{
-    access_log off;
-{paths}
+    return config_around(
+        folder,
+        f"""
     server {{
         listen 127.0.0.1:{port};
         client_max_body_size 1m;
@@ -176,16 +163,46 @@ http {{
             {more}
         }}
     }}
+""",
+    )
+
+
+def config_around(folder: Path, servers: str) -> str:
+    """Return a configuration of nginx with these servers, for a process in ``folder``."""
+    # Only its own folder, and no other account: it runs as whoever runs the tests.
+    account = "user root;" if os.getuid() == 0 else ""
+    paths = "\n".join(
+        f"    {kind}_temp_path {folder}/{kind};"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    return f"""
+daemon off;
+worker_processes 1;
+{account}
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+events {{ worker_connections 64; }}
+http {{
+    access_log off;
+{paths}
+{servers}
 }}
 """
+
+
+def nginx_command(folder: Path) -> list[str]:
+    """Return the command of nginx with the configuration that is in ``folder``; skips the test
+    where there is no nginx."""
+    if NGINX is None:
+        pytest.skip("no nginx: install it with `apt-get install nginx-light`")
+    errors = str(folder / "error.log")
+    return [NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", errors]
 
 
 @pytest.fixture
 def proxied(tmp_path: Path) -> Any:
     """Put nginx in front of an upstream: ``proxied("127.0.0.1:8000")`` returns a ``Site``. It is
     there when it answers for the upstream."""
-    if NGINX is None:
-        pytest.skip("no nginx: install it with `apt-get install nginx-light`")
     started: list[Program] = []
 
     def start(upstream: str, more: str = "") -> Site:
@@ -193,9 +210,7 @@ def proxied(tmp_path: Path) -> Any:
         folder.mkdir()
         (port,) = free_ports(1)
         (folder / "nginx.conf").write_text(nginx_config(folder, port, upstream, more))
-        errors = str(folder / "error.log")
-        command = [str(NGINX), "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", errors]
-        program = Program(command, {}, folder / "output.log")
+        program = Program(nginx_command(folder), {}, folder / "output.log")
         program.start()
         started.append(program)
         site = Site(port)

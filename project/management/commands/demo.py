@@ -4,18 +4,19 @@ import os
 import secrets
 import socket
 import sys
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from importlib.util import find_spec
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from leasing.runtime.shutdown import on_stop_signal
-from project.samples import seed
-from project.supervisor import Supervisor
-from tasks.conf import task_settings
+from project import two_services
+from project.services import BOTH, TASKS
+from project.supervisor import SiteProcess, Supervisor
 
 USER = "demo"
 #: The name of the parent of two workers.
@@ -31,7 +32,8 @@ QUIET = ("--skip-checks", "--verbosity", "0")
 class Command(BaseCommand):
     help = (
         "Run the demo: web server, two workers with simulated failures, a parent with two more, "
-        "two generators."
+        "two generators. With --services 2: a lease service and a task service, each with a "
+        "database of its own, a remote worker and two generators."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -40,7 +42,7 @@ class Command(BaseCommand):
             "--port",
             type=int,
             default=int(port),
-            help="Port of the web server (default: PORT or 8000)",
+            help="Port of the web server (default: PORT or 8000); the second service has the next",
         )
 
         parser.add_argument(
@@ -50,41 +52,99 @@ class Command(BaseCommand):
             help="Engine that runs the tasks: run_worker, or Celery over files (default: ENGINE or "
             "leasing)",
         )
+        parser.add_argument(
+            "--services",
+            type=int,
+            choices=(1, 2),
+            default=1,
+            help="1: leases and tasks in one service; 2: in two (default: 1)",
+        )
+        parser.add_argument("--prepare", action="store_true", help=SUPPRESS)
 
     def handle(self, **options: Any) -> None:
+        if options["prepare"]:
+            self._prepare(os.environ["DEMO_PASSWORD"])
+            return
+        if set(settings.SERVICES) != set(BOTH):
+            raise CommandError(
+                "The demo has both services. For two, unset SERVICES and pass --services 2."
+            )
+        password = os.environ.get("DEMO_PASSWORD") or secrets.token_urlsafe(6)
+        if options["services"] == 2:
+            self._run_two(options, password)
+        else:
+            self._run_one(options, password)
+        self.stdout.write("The demo has stopped.")
+
+    def _run_one(self, options: dict[str, Any], password: str) -> None:
         over_celery = options["engine"] == "celery"
         if over_celery and find_spec("celery") is None:
             raise CommandError("Celery is not installed: pip install 'django-leasing[celery]'.")
         _check_free(options["port"])
-        call_command("migrate", verbosity=0, interactive=False)
-        password = self._make_user()
-        seed()
+        self._prepare(password)
         address = f"127.0.0.1:{options['port']}"
-        generator = ["run_generator", *QUIET, "--start", "--shortest", "1"]
-        generator += ["--longest", "6"]
-        demo = Supervisor(
+        self._supervise(
             [
-                ("web", ["runserver", "--skip-checks", "--noreload", "--insecure", address]),
+                SiteProcess(
+                    "web", ["runserver", "--skip-checks", "--noreload", "--insecure", address]
+                ),
                 *(_celery() if over_celery else _workers()),
-                ("generator-1", [*generator, "--name", "generator-1"]),
-                ("generator-2", [*generator, "--name", "generator-2"]),
+                *(SiteProcess(name, generator) for name, generator in _generators().items()),
             ],
+            _over_celery() if over_celery else {},
+            lambda: self._greet(address, password, over_celery=over_celery),
+        )
+
+    def _run_two(self, options: dict[str, Any], password: str) -> None:
+        if options["engine"] == "celery":
+            raise CommandError("ENGINE=celery works with one service.")
+        if find_spec("httpx") is None:
+            raise CommandError("httpx is not installed: pip install 'django-leasing[client]'.")
+        both = leases, tasks = two_services.two_services(options["port"])
+        for service in both:
+            _check_free(service.port)
+            service.command("demo", "--prepare", "--skip-checks", DEMO_PASSWORD=password)
+        with two_services.processes(leases, tasks, _generators(), QUIET) as processes:
+            self._supervise(
+                processes,
+                {},
+                lambda: self._greet_two(leases.address, tasks.address, password),
+                tells_pids=True,
+            )
+
+    def _supervise(
+        self,
+        processes: list[SiteProcess],
+        env: dict[str, str],
+        greet: Any,
+        **options: bool,
+    ) -> None:
+        demo = Supervisor(
+            processes,
             env={
                 "DJANGO_RUNSERVER_HIDE_WARNING": "true",
                 "LEASING_API_ACCESS": "compatible",
                 "LEASING_TTL": os.environ.get("LEASING_TTL") or str(TTL),
-                **(_over_celery() if over_celery else {}),
+                **env,
             },
             out=sys.stdout,
+            **options,
         )
-        self._greet(address, password, over_celery=over_celery)
+        greet()
         with on_stop_signal(demo.stop):
             demo.run()
-        self.stdout.write("The demo has stopped.")
 
-    def _make_user(self) -> str:
-        """The demo's own superuser, with a password for this start alone."""
-        password = os.environ.get("DEMO_PASSWORD") or secrets.token_urlsafe(6)
+    def _prepare(self, password: str) -> None:
+        """Make the tables of this process's service, the demo's user, and its samples."""
+        call_command("migrate", verbosity=0, interactive=False)
+        self._make_user(password)
+        if TASKS in settings.SERVICES:
+            from project.samples import seed
+
+            seed()
+
+    def _make_user(self, password: str) -> None:
+        """Make the demo's own superuser, with a password for this start alone."""
         user, _ = get_user_model()._default_manager.get_or_create(
             username=USER, defaults={"email": EMAIL, "is_staff": True, "is_superuser": True}
         )
@@ -92,7 +152,6 @@ class Command(BaseCommand):
             raise CommandError(f"The user {USER} of this database was not created by the demo.")
         user.set_password(password)
         user.save()
-        return password
 
     def _greet(self, address: str, password: str, *, over_celery: bool) -> None:
         crew = "Two workers share the tasks"
@@ -110,25 +169,52 @@ class Command(BaseCommand):
 """
         )
 
+    def _greet_two(self, leases: str, tasks: str, password: str) -> None:
+        self.stdout.write(
+            f"""
+  Lease service   http://{leases}/ops/   API http://{leases}/api/leases/active
+  Task service    http://{tasks}/ops/   API http://{tasks}/api/tasks
+  Sign in to each as {USER} with the password {password}
 
-def _workers() -> list[tuple[str, list[str]]]:
+  A worker without a database runs the tasks. One of two generators makes them, under a lease of
+  the lease service. Each process starts again a second after you kill it (kill -9 PID).
+  Ctrl-C ends it.
+"""
+        )
+
+
+def _generators() -> dict[str, list[str]]:
+    """Return the arguments of both generators, by their names."""
+    generator = ["run_generator", *QUIET, "--start", "--shortest", "1", "--longest", "6"]
+    return {name: [*generator, "--name", name] for name in ("generator-1", "generator-2")}
+
+
+def _workers() -> list[SiteProcess]:
     worker = ["run_worker", *QUIET, "--chaos", "--stop-timeout", "5"]
-    bare = [(name, [*worker, "--name", name]) for name in ("worker-1", "worker-2")]
-    return [*bare, (PARENT, [*worker, "--name", PARENT, "--workers", "2"])]
+    bare = [SiteProcess(name, [*worker, "--name", name]) for name in ("worker-1", "worker-2")]
+    return [*bare, SiteProcess(PARENT, [*worker, "--name", PARENT, "--workers", "2"])]
 
 
 def _over_celery() -> dict[str, str]:
+    from tasks.conf import task_settings
+
     return {"TASK_CELERY_QUEUES": ",".join(task_settings.QUEUES), "TASK_CHAOS": "1"}
 
 
-def _celery() -> list[tuple[str, list[str]]]:
+def _celery() -> list[SiteProcess]:
     """Two Celery workers, and two relays of which one publishes."""
     worker = ["-m", "celery", "-A", "project.celery", "--quiet", "worker", "--loglevel", "WARNING"]
     worker += ["--queues", _over_celery()["TASK_CELERY_QUEUES"]]
     worker += ["--pool", "threads", "--concurrency", "4", "--without-gossip", "--without-mingle"]
     return [
-        *((name, [*worker, "--hostname", f"{name}@demo"]) for name in ("worker-1", "worker-2")),
-        *((name, ["run_relay", *QUIET, "--name", name]) for name in ("relay-1", "relay-2")),
+        *(
+            SiteProcess(name, [*worker, "--hostname", f"{name}@demo"])
+            for name in ("worker-1", "worker-2")
+        ),
+        *(
+            SiteProcess(name, ["run_relay", *QUIET, "--name", name])
+            for name in ("relay-1", "relay-2")
+        ),
     ]
 
 
