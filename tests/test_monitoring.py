@@ -275,6 +275,28 @@ CASES: dict[str, list[Case]] = {
         Case(
             {
                 'tasks_queue_workers{queue="mail"}': flat(0),
+                'tasks_queue_ready{queue="mail"}': flat(3),
+                'tasks_queue_running{queue="mail"}': flat(2),
+                'tasks_orphans{queue="mail"}': flat(2),
+            },
+            "3m",
+            {"queue": "mail"},
+        ),
+        Case(
+            {
+                'tasks_queue_workers{queue="remote"}': flat(0),
+                'tasks_queue_ready{queue="remote"}': flat(3),
+                'tasks_queue_running{queue="remote"}': flat(2),
+                'tasks_orphans{queue="remote"}': flat(1),
+                'tasks_queue_workers{queue="paused"}': flat(0),
+                'tasks_queue_ready{queue="paused"}': flat(3),
+                'tasks_queue_paused{queue="paused"}': flat(1),
+            },
+            "9m",
+        ),
+        Case(
+            {
+                'tasks_queue_workers{queue="mail"}': flat(0),
                 'tasks_queue_ready{queue="mail"}': flat(0),
                 'tasks_queue_workers{queue="video"}': flat(1),
                 'tasks_queue_ready{queue="video"}': flat(9),

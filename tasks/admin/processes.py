@@ -16,9 +16,10 @@ from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_column, column, related, short, short_column
 from leasing.humanize import brief
 from leasing.models import Lease
+from tasks.conf import task_settings
 from tasks.dashboard.badges import badge_of_queue, badge_of_worker
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
-from tasks.generator import RESOURCE
+from tasks.generator import has_row
 from tasks.models import GeneratorDesiredState, Queue, Sample, Task, Worker, WorkerState
 
 
@@ -114,7 +115,10 @@ class GeneratorDesiredStateAdmin(ReadOnlyAdmin):
     state = column("desired state", lambda desired: "running" if desired.wanted else "stopped")
 
     def links(self, request: HttpRequest, desired: Any) -> list[SafeString | str]:
-        return [related(request, "Lease of the generator", Lease, {"q": RESOURCE})]
+        if not has_row():
+            return []
+        lease = {"q": task_settings.GENERATOR_LEASE}
+        return [related(request, "Lease of the generator", Lease, lease)]
 
 
 @admin.register(Sample)

@@ -242,7 +242,8 @@ def _schedules(figures: Figures) -> Need | None:
 
 def _at_work(figures: Figures) -> str:
     doing = _tasks(figures.running, "running", "running") if figures.running else "No tasks running"
-    return f"{doing} on {plural(figures.workers, 'worker')}, {figures.ready or 'none'} waiting."
+    where = plural(figures.workers, "worker") if figures.workers else "remote workers"
+    return f"{doing} on {where}, {figures.ready or 'none'} waiting."
 
 
 def _stuck(figures: Figures) -> Need | None:
@@ -267,11 +268,13 @@ def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
         return None
     if "workers" in unread:
         return None
-    if not figures.ready and not figures.running and not figures.scheduled:
+    if _held_remotely(figures):
+        return None
+    if not figures.running and not _is_due(figures):
         return Need(
             "nobody_works",
             "info",
-            "No workers are running. No tasks are waiting.",
+            "No workers are running. No tasks are waiting for one.",
             "Start a worker: manage.py run_worker.",
             "leasing_tasks:workers",
             "Workers",
@@ -280,10 +283,25 @@ def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
         "no_worker",
         "critical",
         f"No workers are running; {_waiting_tasks(figures.ready or Capped(0))}.",
-        "Tasks wait until one is started: manage.py run_worker.",
+        "Tasks wait until one is started: manage.py run_worker. Remote workers are seen only "
+        "while they hold tasks.",
         "leasing_tasks:workers",
         "Workers",
     )
+
+
+def _is_due(figures: Figures) -> bool:
+    """Return True if tasks are due that a worker could claim: in queues that are not paused."""
+    if figures.ready is None:
+        return False
+    return figures.ready.value > sum(line.ready.value for line in figures.paused)
+
+
+def _held_remotely(figures: Figures) -> bool:
+    """Return True if tasks are renewed, by whom ever: remote workers send no heartbeats."""
+    if figures.running is None or figures.stuck is None:
+        return False
+    return figures.running.value > figures.stuck.value
 
 
 def _failed(figures: Figures) -> Need | None:

@@ -111,7 +111,8 @@ def _present(workers: list[Worker]) -> list[Worker]:
 
 def _charts(now: datetime, span: str, *, fresh: bool) -> list[Chart]:
     """Return the charts up to the latest slot that is over: the one under way has no sample yet."""
-    samples = Sample.objects.using(leasing_settings.DATABASE)
+    # Of the slot under way there are renewals already, in a row of no queue.
+    samples = Sample.objects.using(leasing_settings.DATABASE).exclude(queue="")
     latest = samples.order_by("-slot").values_list("slot", flat=True).first()
     until = datetime.fromtimestamp(int(now.timestamp()) // Sample.SLOT * Sample.SLOT, now.tzinfo)
     begin = until - timedelta(seconds=SPANS[span])

@@ -46,8 +46,9 @@ class QueueLine:
 
     @property
     def is_unserved(self) -> bool:
-        """Return True if tasks wait and no worker serves the queue."""
-        return bool(self.ready) and not self.workers and not self.is_paused
+        """Return True if tasks wait and no worker serves the queue. Where some run, a remote one
+        does, which sends no heartbeats."""
+        return not (not self.ready or self.workers or self.running or self.is_paused)
 
     @property
     def badge(self) -> Badge:
@@ -145,7 +146,8 @@ def _counted() -> Any:
 
 def _sampled() -> Any:
     """The depth of each queue, as it was sampled, and the slot of that."""
-    samples = Sample.objects.using(leasing_settings.DATABASE)
+    # Of the slot under way there are renewals already, in a row of no queue.
+    samples = Sample.objects.using(leasing_settings.DATABASE).exclude(queue="")
     latest = samples.order_by("-slot").values("slot")[:1]
     due = _waiting().filter(queue=OuterRef("queue"), scheduled_at__lte=DbNow())
     first = [
@@ -154,7 +156,7 @@ def _sampled() -> Any:
     ]
     # Now, where none of a kind is due.
     since = NullIf(Least(*(Coalesce(each, DbNow()) for each in first)), DbNow())
-    taken = samples.filter(slot=Subquery(latest)).exclude(queue="").order_by()
+    taken = samples.filter(slot=Subquery(latest)).order_by()
     none = Value(0)
     return taken.values_list(
         "queue", Coalesce("ready", none), Coalesce("scheduled", none), since, "slot"

@@ -12,7 +12,7 @@ from django.db.models import Count, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS
-from leasing.functions import EPOCH, after, database_now
+from leasing.functions import EPOCH, DbNow, after, database_now
 from leasing.web.cache import shared
 from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
@@ -44,6 +44,8 @@ class Surroundings:
     paused: dict[str, Queue] = field(default_factory=dict)
     #: The number of running tasks of each concurrency key, by holder.
     by_key: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: The queues of tasks that somebody holds: remote workers send no heartbeats.
+    held_queues: frozenset[str] = frozenset()
     #: The holders that recently lost a task, by its id, if there were several.
     losses: dict[int, list[str]] = field(default_factory=dict)
     #: The reasons for which tasks were postponed, by their ids, as far as one was given.
@@ -109,10 +111,15 @@ def _everyone() -> Surroundings:
     # What a former process of the same name left occupies no slot of this one.
     since = Worker.objects.using(using).filter(name=OuterRef("holder")).values("started_at")
     own = Count("id", filter=Q(acquired_at__gte=Subquery(since)))
-    running = Task.objects.using(using).running().values("holder", "name", "concurrency_key")
+    running = Task.objects.using(using).running()
+    rows = running.values("holder", "name", "concurrency_key", "queue")
+    valid = Count("id", filter=Q(expires_at__gt=DbNow()))
     held: defaultdict[str, Counter[str]] = defaultdict(Counter)
     by_key: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for row in running.annotate(tasks=Count("id"), own=own)[:MAX_GROUPS]:
+    held_queues = set()
+    for row in rows.annotate(tasks=Count("id"), own=own, valid=valid)[:MAX_GROUPS]:
+        if row["valid"]:
+            held_queues.add(row["queue"])
         by_key[row["concurrency_key"]][row["holder"]] += row["tasks"]
         if worker := workers.get(row["holder"]):
             held[worker.name][worker.kind_of(row["name"])] += row["own"]
@@ -122,6 +129,7 @@ def _everyone() -> Surroundings:
         held=dict(held),
         paused={queue.name: queue for queue in Queue.objects.using(using).paused()},
         by_key={key: dict(holders) for key, holders in by_key.items()},
+        held_queues=frozenset(held_queues),
     )
 
 

@@ -61,6 +61,10 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         return _paused(around.paused[task.queue], facts)
     serving = around.serving(task.queue)
     able = [worker for worker in serving if task.name in worker.handlers]
+    if not serving and task.queue in around.held_queues:
+        headline = "Due. Remote workers hold tasks of its queue."
+        next_ = "One of them claims it as soon as it has a free slot."
+        return Diagnosis("due", "ok", headline, next_, until="Until then.", facts=facts)
     if not serving:
         headline = f"No worker that serves the queue {task.queue} was seen recently."
         or_celery = f", or celery worker -Q {task.queue}"

@@ -140,6 +140,10 @@ class Activity:
             at is None or at < slot.begins_at for at in self.latest
         )
 
+    def is_idle(self, slot: Slot) -> bool:
+        """Return True if nothing has happened since ``slot`` began, and no task waits or runs."""
+        return not self.is_any_live and self.is_quiet(slot)
+
 
 def _activity() -> dict[str, Any]:
     tasks = Task.objects.home()

@@ -6,7 +6,7 @@
     kept_key         a unique key beyond its lifetime         the key is freed
     open_attempt     not running, the lease still open        the lease is closed
     unplanned        a schedule without a next moment         the next moment is computed
-    no_worker        due, in a queue that nobody serves       reported
+    no_worker        due, in an open queue nobody serves      reported
     unknown_task     due, and no worker has code for it       reported
     unseen_cancel    to be cancelled, and waiting             cancelled
     ignored_cancel   to be cancelled, but still running       reported: code cannot be killed
@@ -40,7 +40,7 @@ from leasing.functions import DbNow, after
 from leasing.runtime.clock import clock
 from tasks import signals
 from tasks.exceptions import TaskError
-from tasks.models import Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
+from tasks.models import Queue, Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
 from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
 from tasks.querysets.transitions import closing
 from tasks.registry import UNKNOWN_DELAY
@@ -223,10 +223,16 @@ class Unplanned(Invariant):
 
 class NoWorker(Invariant):
     kind = "no_worker"
-    what = "due, in a queue that no worker serves"
+    what = "due, in a queue that is not paused and that no worker serves"
 
     def violations(self) -> TaskQuerySet:
-        return self.candidates().exclude(queue__in=list(_served()))
+        paused = Queue._default_manager.using(leasing_settings.DATABASE).paused()
+        # Remote workers send no heartbeats: they are seen while they hold tasks.
+        held = _tasks().running().unexpired().order_by()
+        unserved = self.candidates().exclude(queue__in=list(_served()))
+        return unserved.exclude(queue__in=paused.values("name")).exclude(
+            queue__in=held.values("queue")
+        )
 
     def candidates(self) -> TaskQuerySet:
         return _tasks().ready()

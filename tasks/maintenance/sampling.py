@@ -6,7 +6,8 @@ renews its lease itself as it comes to a slot, which the keeper would do more of
 is counted from the ledgers again (``tasks.maintenance.counting``), so a successor fills in what
 was missed; only how deep the queues were then is lost. A slot that is
 written twice is the same twice, so nothing depends on the lease but how much is asked of the
-database. In a slot in which nothing happened, the sampler asks one question and writes zeros.
+database. In a slot in which nothing happened, the sampler asks one question and writes zeros; and
+while nothing waits or runs either, it does so for two slots together.
 
 Renewals alone leave no trace but the last: every worker adds those of its keeper to the slot.
 """
@@ -34,16 +35,21 @@ from tasks.log import log
 from tasks.maintenance.counting import RESOURCE, Activity, Slot, count, depths
 from tasks.models import Queue, Sample
 
+#: Slots that are written together while nothing happens.
+IDLE_SLOTS: Final = 2
 #: Seconds after which another worker samples when the sampler is gone, and the seconds before
-#: their end from which a turn renews the lease: every sixth turn does.
-TTL: Final = 70.0
-RENEWED_BEFORE: Final = 15.0
+#: their end from which a turn renews the lease, once a minute: more than the longest time between
+#: two turns.
+TTL: Final = 76.0
+RENEWED_BEFORE: Final = 25.0
 #: In how many turns the sampler looks for new queues, and deletes what is old.
 NAMES_EVERY, PRUNED_EVERY = 12, 60
 #: Seconds after its end when a slot is counted: what was begun in it has been committed by then.
 LAG: Final = 2.0
 #: Seconds later that a turn comes, so that no clock makes it come too early.
 LATE: Final = 0.05
+#: Samples after which those of further slots are left to another statement.
+STORED_TOGETHER: Final = 50
 #: Missed slots that are filled in later.
 MAX_MISSED: Final = 30
 #: Columns of a sample of a queue, apart from those of workers.
@@ -66,8 +72,12 @@ def fill(activity: Activity, names: Collection[str]) -> int:
     sampled = activity.sampled
     first = newest if sampled is None else max(oldest, sampled + Sample.SLOT)
     slots = range(first, newest + 1, Sample.SLOT)
+    rows: list[Sample] = []
     for number in slots:
-        write(Slot(number), activity, names, is_newest=number == newest)
+        rows += samples(Slot(number), activity, names, is_newest=number == newest)
+        if number == newest or len(rows) >= STORED_TOGETHER:
+            _store(rows, leasing_settings.DATABASE)
+            rows = []
     return len(slots)
 
 
@@ -77,26 +87,27 @@ def queues() -> set[str]:
     return {*task_settings.QUEUES, *rows.values_list("name", flat=True)}
 
 
-def write(slot: Slot, activity: Activity, names: Collection[str], *, is_newest: bool) -> None:
-    """Write the samples of a slot: one for each queue, and one for leases.
+def samples(
+    slot: Slot, activity: Activity, names: Collection[str], *, is_newest: bool
+) -> list[Sample]:
+    """Return the samples of a slot: one for each queue, and one for leases.
 
     Args:
         slot: The slot, which is over.
         activity: The latest events, which tell a slot without any.
         names: The names of the known queues. Others that had an event get a sample, too.
-        is_newest: True to write also how many tasks wait and run, which is known of the newest slot
-            alone.
+        is_newest: True to count also how many tasks wait and run. Of an older slot that is known
+            only if nothing has happened since.
     """
     columns: dict[str, dict[str, Any]] = {name: {} for name in (*names, "")}
     if not activity.is_quiet(slot):
         for queue, counts in count(slot).items():
             columns.setdefault(queue, {}).update(counts)
-    if is_newest:
+    if is_newest or activity.is_idle(slot):
         empty = {name: {"ready": 0, "scheduled": 0, "running": 0} for name in names}
         for queue, depth in (depths(sorted(names)) if activity.is_any_live else empty).items():
             columns.setdefault(queue, {}).update(depth)
-    rows = [Sample(queue=queue, slot=slot.number, **columns[queue]) for queue in sorted(columns)]
-    _store(rows, leasing_settings.DATABASE)
+    return [Sample(queue=queue, slot=slot.number, **columns[queue]) for queue in sorted(columns)]
 
 
 def prune() -> int:
@@ -182,7 +193,9 @@ class Sampler:
             prune()
         self._turns += 1
         since = activity.now.timestamp() - LAG
-        return max(0.0, Sample.SLOT - since % Sample.SLOT - (clock() - asked_at)) + LATE
+        slots = IDLE_SLOTS if activity.is_idle(Slot.before(activity.now)) else 1
+        left = slots * Sample.SLOT - since % Sample.SLOT
+        return max(0.0, left - (clock() - asked_at)) + LATE
 
     def end(self) -> None:
         """Give the lease back, so that another worker can sample at once."""

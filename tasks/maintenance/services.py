@@ -24,7 +24,6 @@ def start(
     found: Callable[[], object] = lambda: None,
     look_ahead: LookAhead | None = None,
     no_schedule_for: Callable[[], float] = float,
-    samples: bool = True,
 ) -> None:
     """Start them on ``threads``.
 
@@ -33,11 +32,11 @@ def start(
         found: called when a task became ready.
         look_ahead: see ``recovery.service``.
         no_schedule_for: the ``quiet_for`` of ``scheduler.service``.
-        samples: whether to take part in sampling.
     """
-    quick = {"scheduler": scheduler.service(found, no_schedule_for)}
-    if samples:
-        quick["sampling"] = Sampler().service()
+    quick = {
+        "scheduler": scheduler.service(found, no_schedule_for),
+        "sampling": Sampler().service(),
+    }
     keeping = [scheduler.housekeeping(), *housekeeping.services(threads.ended)]
     threads.start("services", *urgent, recovery.service(found, look_ahead), quick=quick)
     threads.start("housekeeping", *keeping, limited_by=HANDLERS_LIMIT)

@@ -20,8 +20,9 @@ from tasks.worker.registration import presented
 
 class Command(ServiceCommand):
     help = (
-        "Recover tasks whose holder is gone, and repair or report any other invalid state. "
-        "Every worker does this as well; this process does nothing else."
+        "Recover tasks whose holder is gone, repair or report any other invalid state, and serve "
+        "schedules, pruning and samples. Every worker does this as well; this process does nothing "
+        "else."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -45,7 +46,7 @@ class Command(ServiceCommand):
         self.greet(options, f"recovery {name}", {"stop": STOP})
         present = presented(name, stopping, WorkerRole.RECOVERY, sweeps=True)
         with exit_if_taken(), on_stop_signal(stopping.set), present as threads:
-            services.start(threads, samples=False)
+            services.start(threads)
             stopping.wait()
 
     def _print(self, report: recovery.Report, as_json: bool) -> None:

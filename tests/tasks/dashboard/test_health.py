@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from leasing.web.counts import Capped
 from tasks.dashboard.health import PATIENCE, Figures, Health, assess
+from tasks.dashboard.queue_rows import QueueLine
+from tasks.models import Queue
 
 NONE = Capped(0)
+PAUSED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 WELL = Figures(
     ready=NONE, scheduled=NONE, running=NONE, stuck=NONE, failed=NONE, workers=2, sweepers=2
 )
@@ -38,11 +41,32 @@ def test_when_nothing_is_wrong_the_sentence_says_what_is_done(
 
 
 def test_without_workers_it_depends_on_whether_anything_waits() -> None:
-    idle = assess(replace(WELL, workers=0, sweepers=0))
+    nobody = replace(WELL, workers=0, sweepers=0)
+    idle = assess(nobody)
     assert (idle.severity, codes(idle)) == ("info", ["nobody_works"])
     assert re.findall(r"\d+", idle.sentence) == ["1"]
-    waiting = assess(replace(WELL, workers=0, sweepers=0, scheduled=Capped(1)))
+    waiting = assess(replace(nobody, ready=Capped(1)))
     assert (waiting.severity, codes(waiting)) == ("critical", ["no_worker"])
+
+
+def test_what_cannot_be_claimed_now_needs_no_worker() -> None:
+    nobody = replace(WELL, workers=0, sweepers=0)
+    paused = [QueueLine("mail", Queue("mail", PAUSED_AT), Capped(3), NONE, 0, None, 0)]
+    later = assess(replace(nobody, scheduled=Capped(1)))
+    standing = assess(replace(nobody, ready=Capped(3), paused=paused))
+    beside = assess(replace(nobody, ready=Capped(4), paused=paused))
+    assert (later.severity, codes(later)) == ("info", ["nobody_works"])
+    assert (standing.severity, sorted(codes(standing))) == ("info", ["nobody_works", "paused"])
+    assert (beside.severity, codes(beside)) == ("critical", ["no_worker", "paused"])
+
+
+def test_who_holds_tasks_is_at_work_although_no_heartbeat_says_so() -> None:
+    remote = replace(WELL, workers=0, running=Capped(2), ready=Capped(1))
+    assert (assess(remote).severity, codes(assess(remote))) == ("ok", [])
+    assert "remote" in assess(remote).sentence
+    assert codes(assess(replace(remote, stuck=Capped(1)))) == []
+    assert "no_worker" in codes(assess(replace(remote, stuck=Capped(2))))
+    assert "no_worker" in codes(assess(replace(remote, stuck=None)))
 
 
 def test_stuck_tasks_are_worse_without_anyone_to_recover_them() -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from pytest_django import Settings
 
 from leasing.functions import DbNow, after, database_now
 from leasing.models import Lease
 from leasing.web import cache
 from tasks.dashboard import overview
 from tasks.dashboard.badges import GENERATOR_BADGES, WORKER_BADGES
-from tasks.generator import RESOURCE, start_generator, stop_generator
+from tasks.generator import start_generator, stop_generator
 from tasks.models import GeneratorDesiredState, Queue, Sample, Schedule, Task, Worker, WorkerState
 from tests.elements import Element
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
@@ -34,7 +35,7 @@ operator = client_with(*EVERYTHING, name="olga")
 
 def generating(holder: str = "web-2") -> Lease:
     """``holder`` generates, and has acknowledged the latest desired state."""
-    lease: Lease = LeaseFactory(resource=RESOURCE, holder=holder)
+    lease: Lease = LeaseFactory(resource="leasing_tasks.generator", holder=holder)
     acknowledge(holder)
     return lease
 
@@ -241,6 +242,21 @@ def test_the_charts_show_what_was_sampled_and_say_it_as_a_table(viewer: Client) 
 
 
 @pytest.mark.once
+def test_charts_that_polls_share_are_read_again_when_a_slot_was_sampled() -> None:
+    now = datetime(2026, 11, 23, 12, 0, 3, tzinfo=UTC)
+    slot = int(now.timestamp()) // Sample.SLOT * Sample.SLOT
+    Sample.objects.create(queue="", slot=slot, renewals=5)  # the one under way
+
+    def completed() -> list[float]:
+        rate, *_ = overview._charts(now, "10m", fresh=False)
+        return [line.greatest for line in rate.lines if line.name == "completed"]
+
+    assert 42 not in completed()
+    Sample.objects.create(queue="default", slot=slot - Sample.SLOT, completed=7)
+    assert completed() == [42]
+
+
+@pytest.mark.once
 def test_the_charts_look_back_as_far_as_the_address_says(viewer: Client) -> None:
     page = get(viewer, f"{OVERVIEW}?span=6h")
     assert page.one(".tabs a[aria-current=true]")["href"] == f"{OVERVIEW}?span=6h"
@@ -334,6 +350,25 @@ def test_a_generator_whose_holder_is_gone_waits_for_another(operator: Client) ->
     page = get(operator, GENERATOR)
     assert page.badges == [GENERATOR_BADGES["STARTED"].word]
     assert page.answers["who"].text != "web-1" == page.answers["who"].one("bdi").text
+
+
+@pytest.mark.once
+def test_a_generator_whose_lease_is_in_another_store_is_shown_without_it(
+    viewer: Client, settings: Settings
+) -> None:
+    central = {"BACKEND": "leasing.stores.http.HttpStore", "URL": "http://127.0.0.1:1/api"}
+    settings.LEASING = {**settings.LEASING, "STORES": {"central": central}}
+    settings.TASK_QUEUE = {"GENERATOR_STORE": "central", "GENERATOR_LEASE": "shop.generator"}
+    start_generator()
+    GeneratorDesiredState.objects.update(acknowledged_revision=1, acknowledged_by="web-1")
+    WorkerFactory(name="web-1", role="generator", slots={})
+
+    page = get(viewer, GENERATOR)
+    assert page.badges == [GENERATOR_BADGES["RUNNING"].word]
+    assert page.answers["who"].one("bdi").text == "web-1"
+    assert page.answers["until"].one("bdi").text == "central"
+    card = get(viewer, OVERVIEW).one("[data-live=generator]")
+    assert "web-1" in card.text and "central" in card.text
 
 
 @pytest.mark.once

@@ -284,6 +284,18 @@ def test_who_asked_for_a_cancellation_is_named_while_it_runs_and_afterwards() ->
     assert answer.code == "cancelled" and "bob" in answer.headline
 
 
+def test_remote_workers_serve_the_queues_whose_tasks_they_hold() -> None:
+    held = TaskFactory(state="running", holder="a remote worker")
+    task = TaskFactory()
+    assert (diagnose(task).code, diagnose(task).severity) == ("due", "ok")
+    Task.objects.filter(pk=held.pk).update(queue="mail")
+    assert diagnose(task).code == "no_worker"
+    Task.objects.filter(pk=held.pk).update(
+        queue=task.queue, expires_at=after(-timedelta(minutes=1))
+    )
+    assert diagnose(task).code == "no_worker"
+
+
 def test_the_threads_of_workers_without_a_sign_of_life_are_not_free() -> None:
     WorkerFactory(state="late")
     found = diagnose(TaskFactory())

@@ -16,7 +16,7 @@ from django.db.models import F
 
 from leasing.functions import DbNow, after, database_now
 from tasks.maintenance import invariants, recovery
-from tasks.models import Schedule, Task, TaskStatus, WorkerState
+from tasks.models import Queue, Schedule, Task, TaskStatus, WorkerState
 from tests.factories import TaskFactory, WorkerFactory
 from tests.leasing.support import OtherSession
 from tests.tasks.support import Reported, attempts, row_of
@@ -397,6 +397,23 @@ def test_a_worker_that_is_gone_serves_nothing() -> None:
     change(TaskFactory(), queue="mail")
 
     assert [each.kind for each in recovery.examine().findings] == ["no_worker"]
+
+
+def test_a_queue_that_is_paused_needs_no_worker() -> None:
+    change(TaskFactory(), queue="mail")
+    Queue.objects.create(name="mail", paused_at=DbNow())
+
+    assert recovery.examine().findings == []
+
+
+def test_a_queue_whose_tasks_somebody_holds_is_served() -> None:
+    held = TaskFactory(state="running", holder="a remote worker")
+    for task in (held, TaskFactory()):
+        change(task, queue="mail")
+
+    assert recovery.examine().findings == []
+    change(held, expires_at=PAST)
+    assert "no_worker" in [each.kind for each in recovery.examine(dry_run=True).findings]
 
 
 def test_what_expired_under_a_worker_that_is_gone_is_told_once() -> None:

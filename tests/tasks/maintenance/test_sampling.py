@@ -273,6 +273,7 @@ def test_after_a_long_absence_only_the_last_minutes_are_made_up_for(clock: Clock
     clock.advance(86_400)
 
     assert sampling.take() == sampling.MAX_MISSED
+    assert Sample.objects.filter(queue="default").count() == 1 + sampling.MAX_MISSED
 
 
 def test_writing_a_slot_again_changes_nothing_and_keeps_what_workers_added(
@@ -287,7 +288,8 @@ def test_writing_a_slot_again_changes_nothing_and_keeps_what_workers_added(
     clock.advance(10)
 
     for _ in range(2):
-        sampling.write(slot, Activity.of_now(), ["default"], is_newest=True)
+        rows = sampling.samples(slot, Activity.of_now(), ["default"], is_newest=True)
+        sampling._store(rows, "default")
 
     assert Sample.objects.get(slot=slot.number, queue="").renewals == 4
     assert Sample.objects.get(slot=slot.number, queue="default").completed == 1
@@ -392,16 +394,17 @@ def test_that_somebody_samples_is_nothing_that_happened(clock: Clock) -> None:
     assert count(over)[""] == {"expirations": 0, "releases": 0}
 
 
-def test_a_quiet_slot_is_a_question_and_an_insert(
-    clock: Clock, django_assert_num_queries: Any
+@pytest.mark.parametrize("slots", [1, 2])
+def test_quiet_slots_are_a_question_and_an_insert(
+    slots: int, clock: Clock, django_assert_num_queries: Any
 ) -> None:
     Task.objects.complete(run(TaskFactory()), {})
     clock.advance(30)
     sampling.take()
-    clock.advance(10)
+    clock.advance(10 * slots)
 
     with django_assert_num_queries(2):
-        assert sampling.fill(Activity.of_now(), ["default", "mail"]) == 1
+        assert sampling.fill(Activity.of_now(), ["default", "mail"]) == slots
 
     newest = Sample.objects.order_by("slot", "queue").last()
     assert newest is not None and (newest.queue, newest.ready, newest.claimed) == ("mail", 0, 0)
@@ -424,8 +427,12 @@ def queries(call: Callable[[], object]) -> list[str]:
     return [query["sql"] for query in captured]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "renewed"),
+    [(10, [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2]), (20, [0, 0, 1, 1, 1, 2]), (17, [0, 0, 0, 1, 1])],
+)
 def test_the_sampler_renews_its_lease_in_time_and_not_each_turn(
-    clock: Clock, holders: FakeClock
+    seconds: int, renewed: list[int], clock: Clock, holders: FakeClock
 ) -> None:
     sampler = Sampler()
     sampler.turn()
@@ -433,25 +440,57 @@ def test_the_sampler_renews_its_lease_in_time_and_not_each_turn(
     assert term is not None
     term.sent_at = holders()
     renewals = []
-    for _ in range(12):
-        clock.advance(10)
-        holders.advance(10)
+    for _ in renewed:
+        clock.advance(seconds)
+        holders.advance(seconds)
+        assert Lease.objects.active().exists()
         sampler.turn()
         renewals.append(Lease.objects.get().renewals)
 
-    assert renewals == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2]
-    assert Lease.objects.active().exists()
+    assert renewals == renewed
     sampler.end()
     assert not Lease.objects.active().exists()
 
 
-def test_a_turn_ends_shortly_after_the_next_slot_is_over(clock: Clock, holders: FakeClock) -> None:
+@pytest.mark.parametrize(
+    ("happened", "slots"),
+    [
+        (lambda: None, 2),
+        (TaskFactory, 1),
+        (lambda: Task.objects.complete(run(TaskFactory()), {}), 1),
+    ],
+)
+def test_a_turn_ends_shortly_after_the_next_slot_is_over_or_two_if_nothing_happens(
+    happened: Callable[[], object], slots: int, clock: Clock, holders: FakeClock
+) -> None:
+    happened()
     clock.advance(3)
 
     pause = Sampler().turn()
 
     # Five seconds into a slot, of which two are for what is committed late.
-    assert pause == pytest.approx(7 + sampling.LATE)
+    assert pause == pytest.approx(10 * slots - 3 + sampling.LATE)
+
+
+def test_a_task_that_waits_for_long_keeps_the_turns_short(clock: Clock, holders: FakeClock) -> None:
+    TaskFactory()
+    clock.advance(63)
+
+    assert Sampler().turn() == pytest.approx(7 + sampling.LATE)
+
+
+def test_slots_that_are_written_together_have_their_depths(
+    clock: Clock, holders: FakeClock
+) -> None:
+    sampler = Sampler()
+    for _ in range(3):
+        sampler.turn()
+        clock.advance(20)
+
+    sampler.turn()
+
+    rows = Sample.objects.filter(queue="default").order_by("slot")
+    assert list(rows.values_list("ready", "running")) == [(0, 0)] * 7
 
 
 def test_who_does_not_sample_asks_one_thing_a_slot(clock: Clock, holders: FakeClock) -> None:

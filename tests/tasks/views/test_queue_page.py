@@ -174,7 +174,7 @@ def test_too_many_to_count_are_told_by_the_latest_sample(
     assert queue_rows.read_queues().ready.value > COUNT_CAP, "nobody samples"
     Sample.objects.create(queue="default", slot=10, ready=99)
     Sample.objects.create(queue="default", slot=20, ready=4_000, scheduled=7)
-    Sample.objects.create(queue="", slot=20, renewals=5)
+    Sample.objects.create(queue="", slot=30, renewals=5)  # the one under way
     page = get(viewer, QUEUES)
     assert counts(page.row("queue-default")) == [4_000, 7, 0, 1]
     (counted_at,) = page.all("p.pager time")

@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 
 from leasing.functions import after, database_now
-from leasing.web import keyset, paging
+from leasing.web import paging
 from leasing.web.cursors import NEWEST_FIRST, Cursor
 from tasks.dashboard import listing
 from tasks.models import Task
@@ -168,7 +168,6 @@ def test_nonsense_in_a_filter_is_refused(viewer: Client, asked: dict[str, str]) 
 def test_a_search_looks_at_so_many_rows_and_goes_on(
     viewer: Client, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyset, "REACH", 4)
     monkeypatch.setattr(paging, "REACH", 4)
     handlers["rare"] = lambda ctx: None
     first, second = (TaskFactory(name="rare", data={}) for _ in range(2))
@@ -186,7 +185,7 @@ def test_a_search_looks_at_so_many_rows_and_goes_on(
 def test_a_search_by_a_moment_misses_nothing(
     viewer: Client, state: str, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyset, "REACH", 2)
+    monkeypatch.setattr(paging, "REACH", 2)
     handlers["rare"] = handlers["other"] = lambda ctx: None
     made = "ready" if state == "waiting" else "failed"
     rare = [
