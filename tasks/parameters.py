@@ -144,7 +144,10 @@ def _passed_to(function: Callable[..., Any]) -> Callable[..., Any]:
 def _check(name: str, signature: Signature) -> None:
     listed, parameters = _listed(signature), [*signature.parameters.values()]
     if not parameters or not _takes_context(parameters[0]):
-        should = ", ".join(filter(None, ["ctx", listed]))
+        # A bound task of Celery has `self` where its context belongs.
+        first, _, rest = listed.partition(", ")
+        others = rest if first == "self" and "." not in name else listed
+        should = ", ".join(filter(None, ["ctx", others]))
         written = "" if "ctx" in signature.parameters else f": {name.rpartition('.')[2]}({should})"
         raise TypeError(
             f"{name}({listed}) cannot be a handler: its first parameter must be the context"

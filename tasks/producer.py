@@ -7,7 +7,7 @@ none can be mistaken for an option. Options are given to ``using``, as in ``djan
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from typing import (
@@ -29,6 +29,7 @@ from asgiref.sync import sync_to_async
 from django.apps import apps
 
 from leasing.validation.options import unexpected
+from tasks import hints
 
 if TYPE_CHECKING:
     from tasks.execution.context import Context
@@ -78,17 +79,7 @@ class ProducerOptions(EnqueueOptions, total=False):
     transaction: str | None
 
 
-_MOMENT = "pass scheduled_at=, a datetime with a time zone, or delay=, seconds or a timedelta"
-#: Clauses about what other queues call the options; "" is about all other arguments.
-HINTS: Mapping[str, str] = {
-    **dict.fromkeys(("eta", "run_after", "run_at", "when"), _MOMENT),
-    "countdown": "pass delay=, seconds or a timedelta",
-    **dict.fromkeys(("retries", "max_retries"), "pass max_attempts=, which counts the first too"),
-    **dict.fromkeys(("time_limit", "soft_time_limit"), "pass timeout=, seconds"),
-    "task_id": "pass idempotency_key= to store it once",
-    "transaction": "it is an option of enqueue_on_commit",
-    "": "the data of the task is the second argument, a dictionary",
-}
+_DATA_OF_USING = "the data of the task goes to enqueue()"
 
 
 def refuse_unknown(verb: str, given: AbstractSet[str], options: Any = EnqueueOptions) -> None:
@@ -100,7 +91,8 @@ def refuse_unknown(verb: str, given: AbstractSet[str], options: Any = EnqueueOpt
         options: A TypedDict of those that it takes.
     """
     if given and (unknown := given - options.__optional_keys__):
-        raise unexpected(verb, unknown, EnqueueOptions.__optional_keys__, HINTS)
+        known = hints.ENQUEUE if verb != "using" else {**hints.ENQUEUE, "": _DATA_OF_USING}
+        raise unexpected(verb, unknown, EnqueueOptions.__optional_keys__, known)
 
 
 class Data(dict[str, Any], Generic[P]):

@@ -1,7 +1,8 @@
 """The registry of handlers, by the names of their tasks.
 
 Only registered handlers can run: a row's name is looked up here and never imported. Modules named
-``tasks.py`` of the installed apps are imported at start, which registers the handlers in them.
+``tasks.py`` of the installed apps are imported at start, which registers the handlers in them. The
+file is long for the signature of ``handler``, which type checkers and readers want written out.
 """
 
 from __future__ import annotations
@@ -25,10 +26,19 @@ from asgiref.sync import iscoroutinefunction
 from leasing.runtime import callbacks
 from leasing.runtime.suggestions import suggestion
 from leasing.validation.names import check_name
+from leasing.validation.options import option_names, unexpected
+from tasks import hints
 from tasks.exceptions import UnknownTask
 from tasks.log import log
 from tasks.parameters import Parameters
-from tasks.producer import Function, HandlerDecorator, HandlerFunction, OpenFunction, with_methods
+from tasks.producer import (
+    EnqueueOptions,
+    Function,
+    HandlerDecorator,
+    HandlerFunction,
+    OpenFunction,
+    with_methods,
+)
 from tasks.retry import RetryPolicy
 
 #: The time for which a task whose handler is missing here waits for a worker that has it.
@@ -130,7 +140,7 @@ class Handler:
     is_async: bool = field(init=False)
     #: Its kind: coroutines run on the worker's event loop, unless a process was asked for.
     kind: Kind = field(init=False)
-    #: What it can be called with.
+    #: The arguments with which it can be called.
     parameters: Parameters = field(init=False, repr=False, compare=False)
     #: Values for the concurrency key of tasks whose data lacks them: its parameters' defaults.
     key_defaults: dict[str, Any] = field(init=False, repr=False, compare=False)
@@ -204,6 +214,7 @@ def handler(
     process: bool = False,
     on_end: OnEnd | None = None,
     aliases: Sequence[str] = (),
+    **unknown: object,
 ) -> Any:
     """Register the decorated function as the handler of tasks called ``name``.
 
@@ -225,11 +236,16 @@ def handler(
         process: True to run it in a child process, for CPU-bound work.
         on_end: Called with each of its tasks that has ended, once the end is stored.
         aliases: Former names of its tasks: it runs what was enqueued under these too.
+        unknown: Options that there are not, such as those of another queue: refused.
 
-    Raises TypeError for a function that takes no context or is a generator, and for a
-    concurrency_key with a field that is no parameter, or whose default is not JSON; ValueError when
-    a name is already used by other code, or a number is out of bounds.
+    Raises TypeError for an unknown option, for a function that takes no context or is a generator,
+    and for a concurrency_key with a field that is no parameter, or whose default is not JSON;
+    ValueError when a name is already used by other code, or a number is out of bounds.
     """
+    if unknown:
+        of_enqueue = dict.fromkeys(EnqueueOptions.__optional_keys__, "it is an option of using()")
+        known = {**of_enqueue, **hints.HANDLER}
+        raise unexpected("handler", unknown, option_names(handler), known)
     if callable(name):
         return handler()(name)
     if name is not _OWN_NAME:

@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any, TypeVar, overload
 
 from leasing.validation.names import check_name
-from tasks import registry
+from leasing.validation.options import option_names, unexpected
+from tasks import hints, registry
 from tasks.exceptions import InvalidSchedule, UnknownTask
 from tasks.payload import check_data
 from tasks.scheduling.rules import MissedSlots, rule_of
@@ -89,6 +90,7 @@ def schedule(
     priority: int = 0,
     missed: str = "latest",
     overlap: bool = True,
+    **unknown: object,
 ) -> Any:
     """Declare that a task is enqueued at due times: ``@schedule(cron="0 3 * * *")`` above
     ``@handler``, or ``schedule("nightly", "reports.build", cron="0 3 * * *")``.
@@ -105,10 +107,13 @@ def schedule(
         missed: The due times to catch up on after a time without workers: "skip" (none), "latest",
             "all".
         overlap: False to skip a due time while the previous task has not ended.
+        unknown: Arguments that there are not, such as those of another scheduler: refused.
 
-    Raises InvalidSchedule (also when the name is already used by another schedule), InvalidResource
-    (a name), NotSerializable.
+    Raises TypeError (an unknown argument), InvalidSchedule (also when the name is already used by
+    another schedule), InvalidResource (a name), NotSerializable.
     """
+    if unknown:
+        raise unexpected("schedule", unknown, option_names(schedule), hints.SCHEDULE)
 
     def declare(target: str | Callable[..., Any]) -> None:
         task_name = _task_name(target)

@@ -93,8 +93,8 @@ class Cron(Rule):
     zone: str = "UTC"
 
     def __post_init__(self) -> None:
-        if len(self.expression.split()) != 5:
-            raise InvalidSchedule("A cron expression must have five fields.")
+        if not isinstance(self.expression, str) or len(self.expression.split()) != 5:
+            raise InvalidSchedule("A cron expression must have five fields, such as '30 3 * * *'.")
         if len(self.expression) > LONGEST_EXPRESSION:
             raise InvalidSchedule("A cron expression must not exceed 200 characters.")
         self.first(datetime.now(UTC))

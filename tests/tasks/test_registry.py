@@ -17,7 +17,7 @@ from django.test import override_settings
 from leasing import leased
 from leasing.exceptions import InvalidResource
 from leasing.hold import Hold
-from tasks import handler, registry, sample
+from tasks import handler, registry, sample, schedule
 from tasks.exceptions import TaskError, UnknownTask
 from tasks.execution.context import Context
 from tasks.models import Task
@@ -45,6 +45,28 @@ def test_a_handler_says_nothing_of_queue_and_attempts_by_default() -> None:
     handler("reports.build")(build)
 
     assert registry.find(build) == registry.Handler("reports.build", build, "default", None)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("verb", "option", "hint"),
+    [
+        (handler, "autoretry_for", ": all errors are retried; pass retry=RetryOn(...) to retry"),
+        (handler, "max_retries", ": pass max_attempts=, which counts the first too."),
+        (handler, "bind", ": the first parameter is the context in any case."),
+        (handler, "priority", ": it is an option of using()."),
+        (handler, "max_atempts", ": did you mean 'max_attempts'?"),
+        (handler, "serializer", "."),
+        (schedule, "schedule", ": pass every=, seconds or a timedelta, or cron=."),
+        (schedule, "args", ": pass data=, a dictionary of named arguments."),
+        (schedule, "timezon", ": did you mean 'timezone'?"),
+    ],
+)
+def test_options_of_other_queues_are_told_by_ours(verb: Any, option: str, hint: str) -> None:
+    with pytest.raises(TypeError) as refusal:
+        verb("reports.build", **{option: 5})
+    said = f"{verb.__name__}() got an unexpected keyword argument '{option}'"
+    assert str(refusal.value).startswith(said + hint)
 
 
 @pytest.mark.parametrize("name", ["nobody", "os.system", "tasks.sample.sleep", ""])
@@ -204,6 +226,7 @@ def test_a_handler_is_allowed_as_many_attempts_as_a_task(attempts: int) -> None:
 
 def without_parameters() -> None: ...
 def with_data_first(report_id: int, day: str = "mon") -> None: ...
+def with_self(self: Any, report_id: int) -> None: ...
 def with_named_data_only(*, ctx: Any) -> None: ...
 def with_data_only(**data: Any) -> None: ...
 def with_data_by_position(ctx: Any, report_id: int, /) -> None: ...
@@ -216,6 +239,7 @@ UNFIT: list[tuple[Callable[..., Any], str]] = [
         with_data_first,
         f"with_data_first(report_id, day=...) {FIRST}: with_data_first(ctx, report_id, day=...).",
     ),
+    (with_self, f"with_self(self, report_id) {FIRST}: with_self(ctx, report_id)."),
     (with_named_data_only, f"with_named_data_only(*, ctx) {FIRST}."),
     (with_data_only, f"with_data_only(**data) {FIRST}: with_data_only(ctx, **data)."),
     (
@@ -269,7 +293,7 @@ def test_the_context_may_have_another_name(function: Callable[..., Any]) -> None
 
 
 def test_a_decorator_may_add_and_take_arguments() -> None:
-    """What it passes on cannot be seen from outside."""
+    """Its wrapper hides the parameters."""
 
     def connected(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

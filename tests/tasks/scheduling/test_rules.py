@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from celery.schedules import crontab
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -193,6 +194,7 @@ def test_the_latest_of_a_rare_rule_is_found() -> None:
         ("0 * * * * *", None, "UTC", "five fields"),
         ("1," * 100 + "1 * * * *", None, "UTC", "not exceed 200"),
         ("@daily", None, "UTC", "five fields"),
+        (crontab(minute=30), None, "UTC", "five fields, such as"),
         ("60 * * * *", None, "UTC", "Bad minute"),
         ("0 0 30 2 *", None, "UTC", "Bad day-of-month"),
         ("0 0 * * 1L/2", None, "UTC", "not a valid cron expression"),
