@@ -69,6 +69,8 @@ class Execution:
         self.claimed = claimed = task if isinstance(task, ClaimedTask) else ClaimedTask.of(task)
         self.handler = handler = registry.get(claimed.name)
         timeout = claimed.timeout or (handler.timeout if handler is not None else None)
+        #: The kind of its executor; of a task without a handler, the kind it was claimed for.
+        self.kind = registry.Kind.of(claimed.kind) if handler is None else handler.kind
         self.interruption = Interruption(stopping, timeout)
         #: Set when the handler has ended, in whatever way.
         self.ended = Latch()
@@ -128,12 +130,6 @@ class Execution:
         if timeout is None:
             return False
         return clock() - self.claimed.sent_at > SILENCE * timeout.total_seconds()
-
-    @property
-    def kind(self) -> registry.Kind:
-        """Return where it runs. A task without a handler here is given back from where it was
-        claimed for."""
-        return self.handler.kind if self.handler else registry.Kind.of(self.claimed.kind)
 
     @property
     def is_over(self) -> bool:

@@ -118,13 +118,18 @@ class Completer:
         """Take ``outcome`` over. It is stored after the next ``wake``."""
         self._waiting.append(outcome)
 
-    def wake(self) -> None:
-        """See to what was put. Called as a slot has become free."""
+    def wake(self, now: float | None = None, *, is_busy: bool = False) -> None:
+        """See to what was put, as a slot has become free, ``now`` by the clock. ``is_busy`` says
+        that others are to come, for all that the caller knows of."""
         state = self._state
         if state is WriterState.STORING:
-            if clock() - self._began_at > STUCK_WRITER_AFTER:
+            if (now or clock()) - self._began_at > STUCK_WRITER_AFTER:
                 self.replace_stuck_writer()
-        elif state is WriterState.IDLE or len(self._waiting) >= FULL_BATCH or not self._is_busy():
+        elif (
+            state is WriterState.IDLE
+            or len(self._waiting) >= FULL_BATCH
+            or not (is_busy or self._is_busy())
+        ):
             with self._wakes:
                 self._start()
                 self._wakes.notify()

@@ -9,8 +9,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.db import transaction
 
-from leasing.db.dialects import durable
+from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseLost
 from leasing.hold.held_grant import HeldGrant
 from leasing.runtime.clock import clock
@@ -200,7 +201,10 @@ class Context:
         if self.completed:
             raise RuntimeError("The task has already been completed.")
         self.ensure()
-        with self._losing(), durable(self._rows.db):
+        using = self._rows.db
+        refuse_transaction(using)
+        # At the isolation level that the site asks for: the writes are its own.
+        with self._losing(), transaction.atomic(using=using):
             yield
             if self._words is not None and self._words.waits:
                 self._rows.progress(self.task, self._progress.take())

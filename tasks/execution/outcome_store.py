@@ -141,9 +141,11 @@ def _store_many(outcomes: list[Outcome], store: Callable[[list[Outcome]], Refuse
 
 
 def _complete(outcomes: list[Outcome]) -> Refused:
-    known = {id(outcome.execution.claimed): outcome for outcome in outcomes}
     results = [(outcome.execution.claimed, outcome.value) for outcome in outcomes]
     refused = _rows(outcomes).complete_claimed(results)
+    if not refused:
+        return []
+    known = {id(outcome.execution.claimed): outcome for outcome in outcomes}
     return [(known[id(claimed)], error) for claimed, error in refused]
 
 

@@ -35,6 +35,8 @@ PREFETCH_SECONDS, MAX_PREFETCH = 0.03, 2000
 #: would be for a few of them, and take longer than they do. And the number of tasks that have to
 #: end for each of them: a task that kills its worker costs no more than that share of others.
 MOMENT, MAX_IN_A_MOMENT, CAREFUL = 0.004, 512, 16
+#: Seconds in which all of these end, by the time from one end to the next, most of it for claims.
+ALL_END_IN = 0.01
 #: A task is long once it has run for so many seconds, and for so many times what others take.
 LONG_AFTER, LONG_FACTOR = 0.005, 3.0
 #: Seconds until what waits behind long tasks is judged again, and given back: where the whole
@@ -121,8 +123,7 @@ class Executor:
 
     @property
     def blocked(self) -> int:
-        """Return the number of slots that take no task: their handler runs on although its task has
-        ended."""
+        """Return the number of slots whose handler runs on although its task has ended."""
         return sum(each.carrier is not None and each.is_over for each in self.executions)
 
     # How much to claim
@@ -136,7 +137,7 @@ class Executor:
         flowing = self._flowing(clock())
         if not self.may_prefetch:
             most = min(MAX_IN_A_MOMENT, self._paced // CAREFUL)
-            in_a_moment = min(self._fit(flowing, MOMENT), MOMENT / max(self._each, 1e-6))
+            in_a_moment = min(self._fit(flowing, MOMENT), ALL_END_IN / max(self._each, 1e-6))
             return int(max(0, min(most, in_a_moment - self.slots)))
         return int(min(MAX_PREFETCH, self._fit(flowing), 2 * self._paced))
 
@@ -274,7 +275,7 @@ class Executor:
         executions = list(executions)
         if not self._running:
             self._filled_at, self._paced_before = clock(), self._paced
-        self._running.update((id(execution), execution) for execution in executions)
+        self._running.update(zip(map(id, executions), executions, strict=True))
         count = len(executions)
         if self.is_outranked or self._moved:
             lowest = self._lowest_waiting()
@@ -332,22 +333,24 @@ class Executor:
         raise NotImplementedError
 
     def _end(self, outcome: Outcome, began_at: float) -> None:
-        outcome.ended_at = clock()
-        took = outcome.ended_at - began_at
+        outcome.ended_at = now = clock()
+        execution, running, completer = outcome.execution, self._running, self._completer
+        took = now - began_at
         if probes.running:
-            probes.running(outcome.execution.claimed.queue, took)
+            probes.running(execution.claimed.queue, took)
         self._took.append(took)
         self._paced += 1
+        key = id(execution)
         # In this order: what has not been stored is always to be found in one of the two.
-        self._completer.put(outcome)
-        self._running.pop(id(outcome.execution), None)
-        self._begun.pop(id(outcome.execution), None)
-        outcome.execution.carrier = self._completer
-        self._completer.wake()
-        if len(self._running) <= self.look_at:
+        completer.put(outcome)
+        running.pop(key, None)
+        self._begun.pop(key, None)
+        execution.carrier = completer
+        completer.wake(now, is_busy=bool(running))
+        if len(running) <= self.look_at:
             self.look_at = -1
             ended = max(1, self._paced - self._paced_before)
-            self._each = (outcome.ended_at - self._filled_at) / ended
+            self._each = (now - self._filled_at) / ended
             self._wake()
 
     def is_stuck(self) -> bool:

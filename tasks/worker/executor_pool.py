@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from leasing.runtime.callbacks import CallbackThreads
 from leasing.runtime.clock import clock
@@ -20,6 +21,8 @@ from tasks.worker.executor import Executor
 from tasks.worker.processes import Processes
 from tasks.worker.threads import Threads
 
+#: The kind of an execution's handler, and of its row.
+_KIND, _ROWS_KIND = attrgetter("kind"), attrgetter("claimed.kind")
 #: Reasons for which a worker stops by itself.
 ALL_SLOTS_STUCK = "all slots of one kind run handlers whose tasks have ended"
 NO_RESULT = "results can't be stored, though the database answers"
@@ -95,17 +98,19 @@ class ExecutorPool:
         no slot: their rows were of another kind. Some of these stay, and are next there: where two
         releases disagree about the kind of a handler, it would always be the one without a slot
         that finds them."""
-        by_kind: dict[Kind, list[Execution]] = {}
-        for execution in executions:
-            by_kind.setdefault(execution.kind, []).append(execution)
         left: list[Execution] = []
-        for kind, some in by_kind.items():
+        kinds = set(map(_KIND, executions))
+        for kind in kinds:
             executor = self.executors[kind]
+            own = executions
+            if len(kinds) > 1:
+                own = [each for each in executions if each.kind is kind]
+            # Of each kind of row once: nearly all rows are of one.
+            asked = {row: self._asked.get(row) is executor for row in set(map(_ROWS_KIND, own))}
             others: list[Execution] = []
-            own = [each for each in some if self._asked.get(each.claimed.kind) is executor]
-            if len(own) < len(some):
-                own_ids = set(map(id, own))
-                others = [each for each in some if id(each) not in own_ids]
+            if not all(asked.values()):
+                some, own = own, [each for each in own if asked[each.claimed.kind]]
+                others = [each for each in some if not asked[each.claimed.kind]]
                 fit = max(0, executor.vacant - len(own))
                 own += others[:fit]
                 others = others[fit:]

@@ -416,7 +416,7 @@ def test_djangos_log_is_given_no_line_that_no_handler_would_write(
 
 
 def lines_of(result: Any, caplog: pytest.LogCaptureFixture) -> list[tuple[Any, ...]]:
-    """What Django has logged of a task that began and ended, with "its key" for that."""
+    """Return what Django has logged of a task that began and ended, with "its key" for that."""
     said = [record for record in caplog.records if record.name == compat.logger.name]
     kept = ("name", "levelno", "msg", "funcName", "lineno", "exc_info")
     caplog.clear()

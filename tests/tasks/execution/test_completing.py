@@ -21,7 +21,7 @@ from tasks.execution.chaos import Chaos
 from tasks.execution.completing import Completing
 from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus
-from tests.leasing.support import FakeClock, OtherSession
+from tests.leasing.support import FakeClock, OtherSession, under_repeatable_read
 from tests.tasks.support import (
     ContextOf,
     Handlers,
@@ -178,6 +178,15 @@ def test_it_is_a_transaction_of_its_own(task: Task, context: ContextOf) -> None:
         work()
 
     assert (written(), ctx.completed) == (0, False)
+
+
+@transactional
+@pytest.mark.usefixtures("on_postgresql")
+def test_it_has_the_isolation_level_of_the_site(task: Task, context: ContextOf) -> None:
+    with under_repeatable_read(), context(task).completing(), connection.cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        assert cursor.fetchone() == ("repeatable read",)
+    assert row_of(task)["status"] == TaskStatus.SUCCEEDED
 
 
 def test_a_task_is_completed_once(task: Task, context: ContextOf) -> None:

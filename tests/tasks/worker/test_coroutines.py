@@ -34,7 +34,7 @@ class Sleeper:
         self.cancelled: list[int] = []
         self.threads: set[str] = set()
         self.open = False
-        #: What it does with the cancellation.
+        #: The use that it makes of the cancellation.
         self.then: BaseException | None = None
 
     async def __call__(self, ctx: Any, **data: Any) -> str:

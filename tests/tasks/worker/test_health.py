@@ -36,7 +36,7 @@ LONG = 61.0
 
 
 class Parts:
-    """What the health is judged by, as the test has it."""
+    """The state by which the health is judged, as the test has it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = FakeClock()

@@ -184,7 +184,7 @@ def test_a_task_of_another_kind_than_its_row_says_is_next_where_it_belongs(
 def test_a_task_that_nobody_here_knows_is_given_back_for_a_while_from_its_own_kind(
     ran_on: list[str], handlers: Handlers
 ) -> None:
-    """Where all threads are busy too: else it would be claimed time and again."""
+    """The threads are all busy too: else it would be claimed time and again."""
     gate = threading.Event()
     handlers["jobs.gate"] = lambda ctx: gate.wait(PATIENCE) and None
     TaskFactory(name="jobs.gate", data={}, priority=9)
@@ -230,7 +230,7 @@ def test_neither_rows_of_kinds_without_a_handler_here_nor_others_always_go_first
 def test_a_worker_looks_a_second_time_although_it_knows_of_more_for_busy_slots(
     settings: Settings,
 ) -> None:
-    """What was enqueued just after what it was notified of may be for others."""
+    """A task that was enqueued just after the one it was notified of may be for others."""
     settings.TASK_QUEUE = {"POLL_EVERY": 60}
     worker = WorkerProcess()
     worker._looked = worker._more = True

@@ -225,7 +225,7 @@ class Settled:
     """A completer that has stored everything."""
 
     def put(self, outcome: Any) -> None: ...
-    def wake(self) -> None: ...
+    def wake(self, now: float, *, is_busy: bool) -> None: ...
 
 
 def executor_of(slots: int, *seconds: float) -> Threads:
@@ -285,7 +285,7 @@ def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment
     assert executor.low == ahead // 2 + (0 if seconds < executors.MOMENT / 4 else 3)
 
 
-def test_what_must_not_wait_is_no_more_than_what_slots_that_take_turns_end_in_a_moment(
+def test_what_must_not_wait_is_no_more_than_what_slots_that_take_turns_end_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     executor = executor_of(4, *[0.0] * executors.CAREFUL * 600)
@@ -298,7 +298,7 @@ def test_what_must_not_wait_is_no_more_than_what_slots_that_take_turns_end_in_a_
     executor.submit(executions)
     executor.look_at = 0
     for each in executions:
-        now += executors.MOMENT / 40
+        now += executors.ALL_END_IN / 40
         executor._end(SimpleNamespace(execution=each), now)  # type: ignore[arg-type]
 
     assert 35 <= executor.prefetch <= 36
@@ -308,7 +308,7 @@ def test_what_was_to_end_at_once_and_does_not_is_judged_when_it_is_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(executors, "LONG_AFTER", 0.1)
-    executor = executor_of(4, *[0.0] * 8)
+    executor = executor_of(4, *[0.0] * (executors.CAREFUL - 1))
     executor.may_prefetch = False
     executor._running[1] = SimpleNamespace()  # type: ignore[assignment]
     executor._begun[1] = now = clock()
