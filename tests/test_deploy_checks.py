@@ -16,7 +16,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, run_checks
 from django.db import connection, connections
 
-from leasing.checks import api, deploy
+from leasing.checks import api, deploy, stores
 from leasing.models import ApiToken
 from tasks.checks import deploy as task_checks
 from tests.plugin import ENVIRONMENT, ROOT
@@ -352,3 +352,24 @@ def test_the_demo_is_fit_for_production() -> None:
 
     assert done.returncode == 0, done.stderr
     assert django_settings.SILENCED_SYSTEM_CHECKS == ["security.W004", "security.W008"]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://leases.example.com/api", ["leasing.W112"]),
+        ("http://10.0.0.5:8000/api", ["leasing.W112"]),
+        ("http://127.0.0.2:8000/api", []),
+        ("http://[::1]/api", []),
+        ("http://localhost/api", []),
+        ("https://leases.example.com/api", []),
+    ],
+)
+def test_a_token_that_is_sent_unencrypted_is_warned_of(
+    url: str, expected: list[str], settings: Any
+) -> None:
+    settings.LEASING = {"STORES": {"central": {"URL": url, "TOKEN": "secret"}}}
+    assert ids(stores.check_addresses()) == expected
+
+    settings.LEASING = {"STORES": {"central": {"URL": url}, "default": None}}
+    assert ids(stores.check_addresses()) == []
