@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
-import resource
 from pathlib import Path
 
 import pytest
 
-from tests.first_hour import first_steps, machine_in, play
+from tests.first_hour import first_steps, play
+from tests.machine import machine_in, work_of_children
 
 
 def test_the_first_steps_name_the_file_of_each_code() -> None:
@@ -38,9 +38,3 @@ def test_the_first_hour_takes_less_than_three_minutes(tmp_path: Path) -> None:
 
     # A busy machine takes longer for the same work.
     assert work_of_children() - before < 180
-
-
-def work_of_children() -> float:
-    """Return the seconds of CPU that the processes have used which this one has started."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
