@@ -47,6 +47,7 @@ WORKLOADS = {
     "recovery": True,
     "pages": True,
     "api": False,
+    "remote": False,
     "sqlite": True,
     "kills": True,
 }
@@ -62,7 +63,7 @@ class Run:
         self.size = size
         self.workloads = workloads
         self.peers = asked
-        #: What could not be measured.
+        #: The workloads and peers that could not be measured.
         self.failed: list[str] = []
         #: Peers for which something is missing here.
         self.left_out: list[str] = []

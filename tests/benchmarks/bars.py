@@ -82,6 +82,8 @@ BARS = [
     Bar("idle worker (connections)", 3, at_most=True),
     Bar("idle worker (% of a core)", 0.5, at_most=True),
     Bar("batches of 100 over HTTP, 1 gunicorn worker (tasks/s)", 3000),
+    Bar("remote drain, 1 gunicorn worker (tasks/s)", 2500),
+    Bar("CPU of a remote drain, of all three (us a task)", 400, at_most=True),
     Bar("acquire, renew, release over HTTP (cycles/s)", 0.6, "limit"),
     Bar("lists of the API, long to short, the slowest (ratio)", 1.5, at_most=True),
     Bar("kill -9 to running elsewhere, p99, beyond the ttl (s)", 2, at_most=True),

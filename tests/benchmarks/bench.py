@@ -39,7 +39,7 @@ class Puppet(subprocess.Popen[str]):
             text=True,
             bufsize=1,
         )
-        #: What it says when it is ready.
+        #: The line that it prints when it is ready.
         self.greeting = self.answer()
 
     def tell(self, line: str = "go") -> None:
@@ -104,6 +104,12 @@ class Bench:
         log = Path(self._folder, f"process-{len(self._processes)}.log")
         self._processes.append(Process(args, {**environment(self.url), **env}, log))
         return self._processes[-1]
+
+    def file(self, name: str, text: str) -> Path:
+        """Write a file for the processes."""
+        path = Path(self._folder, name)
+        path.write_text(text)
+        return path
 
     def puppet(self, module: str, *args: str, url: str | None = None) -> Puppet:
         """Start ``python -m tests.benchmarks.<module>``, and wait until it is ready."""

@@ -27,11 +27,11 @@ class Report:
 
     def __init__(self, turns: Sequence[Figures], slack: float = 1.0, lower: float = 0.0) -> None:
         self.turns = turns
-        #: How far bars are loosened: ``Bar.loosened``.
+        #: The factor by which bars are loosened: ``Bar.loosened``.
         self.loosened = slack, lower
         self.names = list(dict.fromkeys(name for turn in turns for name in turn))
         found = {who for turn in turns for by_whom in turn.values() for who in by_whom}
-        #: Who took part: the limit, ours, then others.
+        #: Those who took part: the limit, ours, then others.
         self.contenders = [who for who in FIRST if who in found]
         self.contenders += sorted(found.difference(FIRST))
 

@@ -14,7 +14,7 @@ class Size:
 
     name: str = "default"
     turns: int = 3
-    #: How far bars are loosened, for machines that others use too: 1 is as they stand.
+    #: The factor by which bars are loosened, for machines that others use too: 1 is as they stand.
     slack: float = 1.0
     enqueued: int = 2_000
     bulk: int = 50_000
@@ -23,7 +23,7 @@ class Size:
     batched: int = 20_000
     latency_seconds: float = 10.0
     lease_seconds: float = 1.0
-    #: How often what takes little time alternates with its limit.
+    #: The number of times that short work alternates with its limit.
     rounds: int = 4
     holds: int = 10_000
     keeper_seconds: float = 25.0
