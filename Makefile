@@ -12,16 +12,20 @@ COMBOS ?=
 
 # The demo site on http://localhost:8000; Ctrl-C stops it. PORT and DATABASE_URL may be set.
 # ENGINE=celery runs its tasks in Celery workers, over a broker of files, without a server.
+# SERVICES=2 runs a lease service and a task service, each with a database of its own, at two ports;
+# LEASES_DATABASE_URL and TASKS_DATABASE_URL may be set.
 ENGINE := $(or $(ENGINE),leasing)
+unexport SERVICES
 demo: $(VENV)/demo.stamp $(if $(filter celery,$(ENGINE)),$(VENV)/celery.stamp)
-	@$(RUN) manage.py demo --engine $(ENGINE)
+	@$(RUN) manage.py demo --engine $(ENGINE) $(if $(SERVICES),--services $(SERVICES))
 
 # The suite on SQLite and PostgreSQL, and on the wheel. PYTEST_ADDOPTS="-k name" selects tests.
 test: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite
 
 # On PostgreSQL the tests that `make test` runs on SQLite only: marked `once`, or in a folder of ONCE
-# in tests/plugin.py. And those that it leaves out: marked `rest`, or in need of a broker.
+# in tests/plugin.py. And those that it leaves out: marked `rest`, in a folder of REST, or in need of
+# a broker.
 rest: $(VENV)/test.stamp
 	@$(RUN) -m tests.suite rest
 
@@ -46,9 +50,10 @@ mutants: $(VENV)/test.stamp
 	@$(RUN) -m tests.mutants $(if $(SHORT),--minutes 3) $(if $(SEED),--seed $(SEED)) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(NEW),--new) $(if $(KEEP),--keep)
 
-# The suite under each pair of Python and Django; COMBOS="3.12/6.1" selects some.
+# The suite under each pair of Python and Django; COMBOS="3.12/6.1" selects some. SHORT=1 runs what
+# `make test` does instead of everything on both databases.
 matrix:
-	@$(PYTHON) -m tests.suite matrix $(COMBOS)
+	@$(PYTHON) -m tests.suite matrix $(if $(SHORT),short) $(COMBOS)
 
 # The wheel in dist/, and the tests that install it.
 wheel: $(VENV)/test.stamp

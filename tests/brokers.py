@@ -95,7 +95,7 @@ class Broker:
     def __init__(self, program: Program, port: int, url: str, greeting: bytes, answer: bytes):
         self.url = url
         self.port = port
-        #: Where it keeps its data and what it printed.
+        #: The folder of its data and of its log.
         self.folder = program.log.parent
         self._program = program
         self._greeting, self._answer = greeting, answer

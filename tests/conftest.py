@@ -101,6 +101,19 @@ def leases_by_hand() -> None:
 
 
 @pytest.fixture
+def own_celery_tasks() -> Iterator[None]:
+    """Celery tasks that code of a page declares are gone after the test: each would be made again
+    by every application that is made later in this process."""
+    yield
+    from celery import _state  # takes its time
+
+    for callback in set(_state._on_app_finalizers):
+        closed_over = [cell.cell_contents for cell in callback.__closure__ or ()]
+        if any(getattr(each, "__module__", "") is None for each in closed_over):  # of no module
+            _state._on_app_finalizers.discard(callback)
+
+
+@pytest.fixture
 def process_env(request: pytest.FixtureRequest, transactional_db: None) -> dict[str, str]:
     """The environment of a process that works on the test database.
 

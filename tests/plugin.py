@@ -33,35 +33,40 @@ ENVIRONMENT = {
     "ALLOWED_HOSTS": "localhost,127.0.0.1",
     "LEASING_API_ACCESS": "closed",
     "LEASING_TTL": "",
+    "SERVICES": "leases,tasks",
+    "LEASE_SERVICE_URL": "",
 }
 
 #: Folders whose tests have no SQL of their own: what is done to rows there is done by the verbs of
 #: `querysets`, which are tested on every database, or read by Django's ORM. All their tests count
 #: as marked `once`: `make rest` runs them on PostgreSQL.
 ONCE = (
-    "leasing/admin",
-    "leasing/api",
     "leasing/celery",
-    "leasing/client",
-    "leasing/dashboard",
     "leasing/testing",
-    "leasing/views",
     "leasing/web",
-    "tasks/admin",
-    "tasks/api",
     "tasks/celery",
-    "tasks/client",
-    "tasks/dashboard",
     "tasks/diagnosis",
     "tasks/django_api",
     "tasks/execution",
     "tasks/management",
     "tasks/testing",
-    "tasks/views",
     "tasks/worker",
 )
-#: Races between processes. On SQLite, where one writes at a time, they count as marked `rest`.
-RACES = "races"
+#: Folders whose tests all count as marked `rest`: the edges, which call what the others test, and
+#: races between processes.
+REST = (
+    "leasing/admin",
+    "leasing/api",
+    "leasing/client",
+    "leasing/dashboard",
+    "leasing/views",
+    "tasks/admin",
+    "tasks/api",
+    "tasks/client",
+    "tasks/dashboard",
+    "tasks/views",
+    "races",
+)
 #: A fixture of tests that concern PostgreSQL alone.
 FOR_POSTGRESQL = "on_postgresql"
 
@@ -154,10 +159,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_place)
 
 
-def _place(item: pytest.Item) -> tuple[bool, bool]:
+def _place(item: pytest.Item) -> tuple[bool, bool, bool]:
     """Return what puts the tests of brokers first, so that one worker has them and starts each
     broker once, and after them what lasts long: at the end nobody could share it."""
-    return not _fixtures(item) & BROKERS, "process_env" not in _fixtures(item)
+    fixtures = _fixtures(item)
+    is_long = item.get_closest_marker("rest") is not None
+    return not fixtures & BROKERS, not is_long, "process_env" not in fixtures
 
 
 def _fixtures(item: pytest.Item) -> set[str]:
@@ -165,7 +172,9 @@ def _fixtures(item: pytest.Item) -> set[str]:
 
 
 def _is_left_to_rest(item: pytest.Item) -> bool:
-    return item.get_closest_marker("rest") is not None or bool(_fixtures(item) & BROKERS)
+    if item.get_closest_marker("rest") is not None or _folder(item) in REST:
+        return True
+    return bool(_fixtures(item) & BROKERS)
 
 
 def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
@@ -173,7 +182,7 @@ def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
     on_sqlite = config.stash[DATABASE].name == "SQLite"
     if FOR_POSTGRESQL in _fixtures(item) and on_sqlite:
         return False
-    if _is_left_to_rest(item) or (on_sqlite and _folder(item) == RACES):
+    if _is_left_to_rest(item):
         return not config.getoption("no_rest") and config.getoption("once") != "not"
     if not _touches_a_database(item):
         return not config.getoption("only_db") and config.getoption("once") != "only"

@@ -107,7 +107,7 @@ class Server:
         self, binaries: Path, account: Account, folder: Path, options: Mapping[str, str]
     ) -> None:
         self._place = binaries, account, folder, options
-        #: Where its socket is.
+        #: The folder of its socket.
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 

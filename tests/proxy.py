@@ -29,7 +29,7 @@ class Proxy:
         self._swallowed: set[socket.socket] = set()
         self._swallows = threading.Event()
         self._ends: list[socket.socket] = []
-        #: How many requests more are answered that come from there.
+        #: The number of requests from there that are still answered.
         self._answered: dict[socket.socket, int] = {}
         #: Seconds by which each answer is late.
         self.delay = 0.0

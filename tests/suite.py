@@ -1,10 +1,11 @@
-"""Runs the suite for make: ``python -m tests.suite [rest | wheel | matrix [3.12/6.1 ...]]``.
+"""Runs the suite for make: ``python -m tests.suite [rest | wheel | matrix [short] [3.12/6.1]]``.
 
 Without arguments on SQLite, on PostgreSQL and on the wheel, where SQLite alone gets what is marked
 `once`, and none what is marked `rest`; ``rest`` these two on PostgreSQL; ``wheel`` the wheel
 alone; ``matrix`` everything on both databases under each pair of Python and Django that is found
-here. Tests that touch no database run once. The last line printed is the summary. Needs nothing
-but the standard library, since ``matrix`` builds the environments.
+here, and ``matrix short`` what goes without arguments, but for the wheel. Tests that touch no
+database run once. The last line printed is the summary. Needs nothing but the standard library,
+since ``matrix`` builds the environments.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -37,9 +37,11 @@ TEST = {
     "SQLite": [*SQLITE, ONLY_DB, "--no-rest"],
     "the wheel": ["-m", "packaging", "tests/test_packaging.py"],
 }
-REST = {"PostgreSQL": [*POSTGRESQL, ONLY_DB, "--once", "only"]}
+#: Nothing goes on beside it, and many of its tests wait for processes.
+REST = {"PostgreSQL": ["--db", "postgresql", *WORKERS, "4", ONLY_DB, "--once", "only"]}
 WHEEL = {"the wheel": TEST["the wheel"]}
 DATABASES = {"PostgreSQL": [*POSTGRESQL, ONLY_DB], "SQLite": SQLITE}
+SHORT = {name: options for name, options in TEST.items() if name in DATABASES}
 FEWEST_PAIRS = 2
 #: What pytest answers when PYTEST_ADDOPTS picks none of the tests of a run.
 NOTHING_PICKED = 5
@@ -113,19 +115,20 @@ def run_aside(python: str, name: str, options: list[str]) -> Run:
     return outcome
 
 
-def run_matrix(pairs: Iterable[str], fewest: int) -> Outcome:
-    """The suite under each pair. Pairs whose interpreter is missing are told; they are a
-    failure only where ``fewest`` are not reached."""
+def run_matrix(pairs: list[str], runs: dict[str, list[str]]) -> Outcome:
+    """Do the runs under each pair, without any under all. Pairs whose interpreter is missing are
+    told; they are a failure where they were asked for, or fewer than ``FEWEST_PAIRS`` are left."""
     outcomes: list[Outcome] = []
     missing: list[str] = []
-    for pair in pairs:
+    fewest = len(pairs) or FEWEST_PAIRS
+    for pair in pairs or PAIRS:
         interpreter = find_interpreter(pair.partition("/")[0])
         if interpreter is None:
             missing.append(f"{pair}: no interpreter")
             continue
         print(f"=== Python/Django {pair}", flush=True)
         try:
-            well, phrase = run_all(make_environment(pair, interpreter), DATABASES)
+            well, phrase = run_all(make_environment(pair, interpreter), runs)
         except subprocess.CalledProcessError as error:
             well, phrase = False, f"no environment ({error})"
         outcomes.append((well, f"{pair}: {phrase}"))
@@ -179,9 +182,10 @@ def main(args: list[str]) -> int:
             name, (well, phrase) = "rest", run_all(sys.executable, REST)
         case ["wheel"]:
             name, (well, phrase) = "wheel", run_all(sys.executable, WHEEL)
+        case ["matrix", "short", *pairs]:
+            name, (well, phrase) = "matrix", run_matrix(pairs, SHORT)
         case ["matrix", *pairs]:
-            fewest = len(pairs) or FEWEST_PAIRS
-            name, (well, phrase) = "matrix", run_matrix(pairs or PAIRS, fewest)
+            name, (well, phrase) = "matrix", run_matrix(pairs, DATABASES)
         case _:
             sys.exit(__doc__)
     print(f"{name}: {phrase}")

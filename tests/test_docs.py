@@ -9,7 +9,6 @@ import re
 import shlex
 import tomllib
 from datetime import timedelta
-from inspect import signature
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +21,9 @@ from django.template import engines
 from django.test import Client
 
 from leasing.conf import leasing_settings
+from leasing.diagnosis.ttl import spare
 from leasing.runtime.tracepoints import points as leases
+from leasing.validation.options import option_names
 from tasks import registry
 from tasks.client import __main__ as remote
 from tasks.conf import task_settings
@@ -31,17 +32,21 @@ from tasks.maintenance import housekeeping
 from tasks.models import Schedule, Worker
 from tasks.runtime.tracepoints import points as tasks
 from tasks.scheduling import declarations
+from tests import tutorial
 from tests.plugin import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 
 #: The languages of fenced blocks. Those that no test here runs: `py` needs the models of
-#: tests/leasing/views/test_pages.py, the project of tests/first_hour.py, the service of
-#: tests/tasks/client/test_page.py, or a library; `text` is
-#: the output that tests/tasks/test_tracing.py compares, `yaml` is for the promtool of
-#: tests/test_monitoring.py, `sql` is what not to do.
+#: tests/leasing/views/test_pages.py, the projects of tests/first_hour.py, tests/tutorial.py and
+#: tests/deployed.py, the service of tests/tasks/client/test_page.py, the rows of
+#: tests/test_migrating.py, or a library; `text` is the output that tests/tasks/test_tracing.py and
+#: tests/tutorial.py compare, `yaml` is for the promtool of tests/test_monitoring.py, `sql` is what
+#: not to do. What is configured on the page about deployment, in these and in `ini`, `dockerfile`
+#: and `nginx`, is for tests/test_deployment.py.
 LANGUAGES = {"python", "console", "html", "py", "text", "sql", "yaml"}
+CONFIGURATIONS = {"ini", "dockerfile", "nginx"}
 
 
 def name_of(page: Path) -> str:
@@ -59,6 +64,7 @@ def commands(start: str) -> list[tuple[str, str]]:
     found = (
         (name_of(page), command)
         for page in PAGES
+        if page != tutorial.PAGE  # every line is typed
         for block in blocks(page, "console")
         for line in block.splitlines()
         if (command := re.sub(r"""^([A-Z_]+=("[^"]*"|\S+) )+""", "", line)).startswith(start)
@@ -70,7 +76,8 @@ def commands(start: str) -> list[tuple[str, str]]:
 def test_every_block_of_a_page_has_a_language_that_is_tested(page: Path) -> None:
     fences = re.findall(r"^ *```(.*)$", page.read_text(), re.MULTILINE)
 
-    assert set(fences[::2]) <= LANGUAGES
+    known = LANGUAGES | CONFIGURATIONS if page.name == "deployment.md" else LANGUAGES
+    assert set(fences[::2]) <= known
     assert set(fences[1::2]) <= {""}
     assert not re.search(r"^ +```", page.read_text(), re.MULTILINE)  # no test would find it
 
@@ -86,7 +93,7 @@ def own_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.once
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("own_handlers")
+@pytest.mark.usefixtures("own_handlers", "own_celery_tasks")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
     namespace: dict[str, Any] = {"INSTALLED_APPS": []}
@@ -97,7 +104,8 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
 
 @pytest.mark.parametrize(("page", "line"), commands("python manage.py"))
 def test_a_documented_command_is_understood(page: str, line: str) -> None:
-    name, *arguments = shlex.split(line)[2:]
+    # A database that the settings of the page have.
+    name, *arguments = shlex.split(line.replace("--database queue", "--database default"))[2:]
 
     command = load_command_class(get_commands()[name], name)
     command.create_parser("manage.py", name).parse_args(arguments)
@@ -164,8 +172,8 @@ def test_every_documented_command_is_tried_by_a_test() -> None:
         *("python manage.py", "make", "curl", "pip install ", "celery -A ", ".venv/bin/"),
         "python -m tasks.client ",
     )
-    # By tests/first_hour.py and tests/test_generated_client.py.
-    played = ("django-admin ", "openapi-python-client ")
+    # By tests/first_hour.py, tests/test_generated_client.py and tests/test_deployment.py.
+    played = ("django-admin ", "openapi-python-client ", "gunicorn ", "uvicorn ")
 
     assert [line for line in commands("") if not line[1].startswith(tried + played)] == []
 
@@ -258,6 +266,25 @@ def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     ] == []
 
 
+def test_the_figures_of_the_comparison_are_those_that_were_measured() -> None:
+    """docs/performance.md is the place of the figures; another page must not keep older ones."""
+    cited = (ROOT / "docs" / "why.md").read_text()
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    table = cited.partition("## Measured")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| ([\d,]+) \|$", table, re.MULTILINE)
+    latency = re.findall(r"([\d.]+ s) after that \(p99\)", cited)
+    drains = measured.partition("| | tasks a second, 1 worker |")[2].partition("\n\n")[0]
+
+    # None is left out, such as one that is ahead.
+    assert len(rows) == len(re.findall(r"^\| [^|]+ \| [\d,]+ \|", drains, re.MULTILINE)) > 5
+    assert [
+        (name, figure)
+        for name, figure in rows
+        if not re.search(rf"^\| {re.escape(name)}[^|]*\| {figure} \|", measured, re.MULTILINE)
+    ] == []
+    assert latency == re.findall(r"^\| `kill -9` .* p99, .*? \| (.*?) \|", measured, re.MULTILINE)
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of the headings on ``page``, as code hosts make them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
@@ -300,9 +327,10 @@ def test_everything_of_the_context_is_documented() -> None:
 
 def test_every_option_of_a_handler_is_documented() -> None:
     page = (ROOT / "docs" / "handlers.md").read_text()
-    options = set(signature(registry.handler).parameters) - {"name"}
+    options = option_names(registry.handler)
 
-    assert {option for option in options if f"`{option}`" not in page} == set()
+    assert len(options) >= 10
+    assert [option for option in options if f"`{option}`" not in page] == []
 
 
 @pytest.mark.parametrize("settings_of", [leasing_settings, task_settings])
@@ -346,6 +374,8 @@ def days(state: str) -> int:
     return kept.days
 
 
+TTL = type(leasing_settings).TTL
+
 #: What pages say of figures that are no settings.
 FIGURES = {
     "dashboard.md": (
@@ -356,6 +386,7 @@ FIGURES = {
         f"kept for {days('succeeded')} days",
         f"failed ones for {days('failed')} days",
     ),
+    "leases.md": (f"The default of {TTL:g} s survives a pause of {spare(TTL):.1f} s.",),
     "schedules.md": (f"passed more than {seconds(Schedule.OVERDUE_AFTER)} s ago",),
 }
 

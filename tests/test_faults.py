@@ -15,6 +15,7 @@ import pytest
 from django.test import Client
 
 from project import faults
+from project.supervisor import CRASHED
 from tasks.models import Worker
 from tests.factories import TaskFactory, WorkerFactory
 from tests.fixtures import client_with
@@ -40,7 +41,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process as one of the demo's."""
-    monkeypatch.setenv(faults.CRASHED, str(tmp_path))
+    monkeypatch.setenv(CRASHED, str(tmp_path))
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ BREAKING = (ops.RenameField, ops.RenameModel, ops.AlterModelTable, ops.DeleteMod
 
 
 def unsafe(operations: Sequence[Any], made_here: frozenset[str] = frozenset()) -> list[str]:
-    """What of ``operations`` would break code that does not know of it. Tables that the same
-    migration makes are used by nobody yet."""
+    """Return those of ``operations`` that would break code that does not know of them. Tables
+    that the same migration makes are used by nobody yet."""
     made = {op.name.lower() for op in operations if isinstance(op, ops.CreateModel)}
     found = []
     for op in operations:
@@ -38,7 +38,7 @@ def unsafe(operations: Sequence[Any], made_here: frozenset[str] = frozenset()) -
 
 
 def _is_optional(field: Any) -> bool:
-    """Whether a row can be inserted without naming the column."""
+    """Return True if a row can be inserted without naming the column."""
     return field.null or field.many_to_many or field.db_default is not NOT_PROVIDED
 
 

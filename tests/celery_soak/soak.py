@@ -64,11 +64,11 @@ _NO_LEDGER = {
 class Outcome:
     """The result of a run."""
 
-    #: How many were to be run, and how many were stored when it ended.
+    #: The number to be run, and the number stored when it ended.
     wanted: int
     tasks: int
     succeeded: int
-    #: How many completions the database accepted, of how many tasks.
+    #: The number of completions that the database accepted, and of their tasks.
     accepted: int
     accepted_tasks: int
     #: Claims beyond one a task, and attempts whose worker was gone.
@@ -114,7 +114,7 @@ class Soak:
     restarts: int = 1
     kills: int = 2
     relay_kills: int = 1
-    #: How often all that waits at the broker is lost, and how often much of it comes twice.
+    #: The times that all that waits at the broker is lost, and that much of it comes twice.
     purges: int = 1
     repeats: int = 1
     workers: int = 2

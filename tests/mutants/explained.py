@@ -223,11 +223,14 @@ EXPLAINED: dict[str, str] = {
     " for terms.preempt_after is not None or terms.request_id is not None": (
         "What was not read with the row is read once it is asked for."
     ),
-    "tasks.querysets.worker._claim_for: without .running()": (
+    "tasks.querysets.worker._claimed_before: without .running()": (
         "What has ended has no deadline ahead: this is for the index."
     ),
     "leasing.querysets.api_tokens.ApiTokenQuerySet.expired:"
     " expires_at__lt=DbNow() for expires_at__lte=DbNow()": (
         "A token is listed as expired a microsecond later; what is refused is judged elsewhere."
+    ),
+    "tasks.querysets.worker.checkpoint: mine.exists() for number is not None and mine.exists()": (
+        "Without a number the update asks for nothing but the grant: this saves a look at the row."
     ),
 }

@@ -225,7 +225,7 @@ def _of_outcomes() -> Iterator[Mutant]:
     yield of_text(
         "tasks/execution/context.py",
         "Context._complete_after",
-        "with self._losing(), durable(self._rows.db):",
+        "with self._losing(), transaction.atomic(using=using):",
         "with self._losing():",
         "commits what the handler wrote before its completion",
     )
