@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from tests.brokers import BOUND, free_ports
+from tests.brokers import free_ports
 from tests.first_hour import first_steps
 from tests.plugin import ENVIRONMENT, ROOT
-from tests.processes import wait_for
+from tests.processes import Process, wait_for
 from tests.test_packaging import PIP, build_wheel, make_bare_environment, run
 
 PAGE = ROOT / "docs" / "deployment.md"
@@ -142,38 +142,19 @@ def section_of(text: str, section: str) -> Mapping[str, str]:
     return parser[section]
 
 
-class Started:
-    """A program that was started, with its output in a file."""
-
-    def __init__(
-        self, command: Sequence[str], folder: Path, env: Mapping[str, str], log: Path
-    ) -> None:
-        self.log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*BOUND, *command],
-                cwd=folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def output(self) -> str:
-        return self.log.read_text(errors="replace")
+class Started(Process):
+    """A program that was started."""
 
     def stop(self, number: int, within: float) -> int:
         """Send the signal. Return the exit code, which must come ``within`` so many seconds."""
-        self.process.send_signal(number)
-        return self.process.wait(within)
+        self.send_signal(number)
+        return self.wait(within)
 
     def close(self) -> None:
         """End it and what it has started, if it still runs."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, 9)
-            self.process.wait()
+        if self.poll() is None:
+            os.killpg(self.pid, 9)
+            self.wait()
 
 
 @dataclass
@@ -202,7 +183,8 @@ class Site:
         path = shutil.which(words[0], path=self.environment["PATH"])
         assert path is not None, words[0]
         log = self.root.parent / f"output-{len(self.started)}.log"
-        started = Started([path, *words[1:]], self.root, {**self.environment, **env}, log)
+        env = {**self.environment, **env}
+        started = Started(words[1:], env, log, program=[path], folder=self.root)
         self.started.append(started)
         return started
 
@@ -264,7 +246,7 @@ class Site:
         """End everything."""
         for started in self.started:
             started.close()
-            print(f"--- {started.process.args!r}: {started.process.returncode}\n{started.output}")
+            print(f"--- {started.args!r}: {started.returncode}\n{started.output}")
         self.started.clear()
 
 

@@ -13,8 +13,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -86,6 +88,19 @@ class Database(NamedTuple):
         if self.url.startswith("sqlite:"):
             return f"sqlite:///{name}"
         return urlsplit(self.url)._replace(path=f"/{name}").geturl()
+
+    @contextmanager
+    def another(self, stem: str) -> Iterator[str]:
+        """The URL of an empty database of this server beside its own, whose name begins with
+        ``stem``, until the block ends."""
+        # Workers of pytest-xdist share the server.
+        name = f"{stem}_{uuid.uuid4().hex[:8]}"
+        with psycopg.connect(self.url, autocommit=True) as server:
+            server.execute(f"CREATE DATABASE {name}".encode())
+            try:
+                yield self.named(name)
+            finally:
+                server.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 DATABASE = pytest.StashKey[Database]()

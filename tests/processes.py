@@ -28,15 +28,24 @@ Value = TypeVar("Value")
 
 
 class Process(subprocess.Popen[bytes]):
-    """A Python process with its output in a file, and the signals that tests send."""
+    """A process with its output in a file, and the signals that tests send: Python, or another
+    ``program``."""
 
-    def __init__(self, args: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        *,
+        program: Sequence[str] = (sys.executable,),
+        folder: Path = ROOT,
+    ) -> None:
         self.name = " ".join(args)
         self.log = log
         with log.open("wb") as output:
             super().__init__(
-                [*BOUND, sys.executable, *args],
-                cwd=ROOT,
+                [*BOUND, *program, *args],
+                cwd=folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -14,12 +14,12 @@ import signal
 import ssl
 import subprocess
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -287,21 +287,8 @@ def on_postgresql(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="module")
 def database(request: pytest.FixtureRequest, on_postgresql: None) -> Iterator[str]:
     """The address of a new, empty database."""
-    given = request.config.stash[DATABASE]
-    name = f"deployed_{uuid.uuid4().hex[:8]}"
-    with new_database(given.url, name):
-        yield given.named(name)
-
-
-@contextmanager
-def new_database(server: str, name: str) -> Iterator[None]:
-    """An empty database, until the block ends."""
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-        try:
-            yield
-        finally:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    with request.config.stash[DATABASE].another("deployed") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +356,7 @@ def test_the_image_serves_and_works(site: Site) -> None:
     task = enqueue(site, "invoices.send", invoice_id=7)
     drain = ["python", "manage.py", "run_worker", "--drain"]
     worker = site.start([*user, *drain])
-    assert worker.process.wait(START_TIMEOUT) == 0
+    assert worker.wait(START_TIMEOUT) == 0
     assert status_of(site, task) == "succeeded"
     assert server.stop(signal.SIGTERM, 45) == 0
     assert "ERROR" not in server.output
@@ -455,7 +442,7 @@ def test_a_name_that_is_in_use_is_an_exit_that_systemd_does_not_repeat(site: Sit
     wait_for(lambda: "started" in first.output, timeout=START_TIMEOUT)
     second = site.start(single)
 
-    code = second.process.wait(START_TIMEOUT)
+    code = second.wait(START_TIMEOUT)
     assert code == int(unit.service["RestartPreventExitStatus"])
     assert first.stop(signal.SIGTERM, 45) == 0
 
@@ -715,7 +702,7 @@ def test_a_worker_works_under_the_time_outs_of_the_page(site: Site, tmp_path: Pa
 
         long = enqueue(site, "test.query", seconds=20)
         wait_for_status(site, long, "failed")
-        assert "statement timeout" in worker.output
+        wait_for(lambda: "statement timeout" in worker.output)  # logged after its end is stored
         # What the page says of migrations.
         (line,) = block_of("Time-outs", "console").lines
         assert ask_with(site, line, "statement_timeout") == "0"
@@ -798,16 +785,18 @@ def logged(site: Site, number: int) -> list[str]:
 
 
 @pytest.mark.rest
-def test_a_database_of_the_queue_is_migrated_and_used(site: Site) -> None:
-    name = f"{site.environment['DATABASE_NAME']}_queue"
-    (site.root / "shop" / "queued.py").write_text(
-        "from shop.production import *\n\n"
-        + block_of("A queue database", "py").text.replace("shop_queue", name)
-    )
+def test_a_database_of_the_queue_is_migrated_and_used(
+    request: pytest.FixtureRequest, site: Site
+) -> None:
     env = {"DJANGO_SETTINGS_MODULE": "shop.queued"}
     lines = block_of("A queue database", "console").lines
     assert [line.split()[2] for line in lines] == ["migrate"] * 3
-    with new_database(site.database, name):
+    with request.config.stash[DATABASE].another("queue") as url:
+        name = urlsplit(url).path.removeprefix("/")
+        (site.root / "shop" / "queued.py").write_text(
+            "from shop.production import *\n\n"
+            + block_of("A queue database", "py").text.replace("shop_queue", name)
+        )
         for line in lines:
             site.run(line, **env)
         site.run("python manage.py check --fail-level WARNING", **env)

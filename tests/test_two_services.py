@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from leasing.models import ApiToken, Lease
@@ -127,15 +126,13 @@ def leases(
 ) -> Iterator[tuple[Service, str]]:
     """The lease service, which does not run yet, with its database, and a token of it."""
     chosen = request.config.stash[DATABASE]
-    name = "leases_of_two_services"
-    if chosen.url.startswith("sqlite:"):
-        name = str(tmp_path_factory.mktemp("leases") / name)
-    else:
-        with closing(psycopg.connect(chosen.url, autocommit=True)) as server:
-            server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-            server.execute(f"CREATE DATABASE {name}")
-    service = Service(LEASES, free_ports(1)[0], chosen.named(name))
-    with pytest.MonkeyPatch.context() as patch:
+    with ExitStack() as stack:
+        if chosen.url.startswith("sqlite:"):
+            url = chosen.named(str(tmp_path_factory.mktemp("leases") / "leases"))
+        else:
+            url = stack.enter_context(chosen.another("leases"))
+        service = Service(LEASES, free_ports(1)[0], url)
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("DJANGO_SETTINGS_MODULE", "project.settings")
         service.command("migrate", "--verbosity", "0")
         with token(service, "generators", GENERATOR_SCOPES, "--prefix", PREFIX) as secret:

@@ -20,7 +20,7 @@ import pytest
 
 from tasks.models import AttemptOutcome, Task, TaskStatus, Worker
 from tests.conftest import Spawn
-from tests.processes import BOUND, Process, wait_for
+from tests.processes import Process, wait_for
 from tests.races.support import begins, let_go, waiting
 from tests.tasks.support import attempts, row_of
 
@@ -227,17 +227,7 @@ class Container(Process):
     """A process that is the first of a pid namespace of its own."""
 
     def __init__(self, args: list[str], env: dict[str, str], log: Path) -> None:
-        self.name, self.log = " ".join(args), log
-        with log.open("wb") as output:
-            subprocess.Popen.__init__(
-                self,
-                [*BOUND, *UNSHARE, sys.executable, *args],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        super().__init__(args, env, log, program=[*UNSHARE, sys.executable])
 
     @property
     def first(self) -> int:
