@@ -18,8 +18,9 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import DEBUG, WARNING
+from typing import Any
 
 from django.db import Error, transaction
 from django.db.models import F
@@ -209,6 +210,8 @@ class Generator:
     queue: str | None = None
     ttl: float | None = None
     name: str | None = None
+    #: The acknowledgement of a process of this name that was killed may still stand.
+    _follows: bool = field(default=True, init=False)
 
     def run(self, stopping: threading.Event) -> None:
         """Stand by, or generate, until ``stopping``."""
@@ -224,6 +227,9 @@ class Generator:
     def _take_turn(self, stopping: threading.Event) -> float:
         """Generate for as long as the desired state is running and the lease is held. Returns the
         seconds until the next turn."""
+        if self._follows:
+            self._withdraw(acknowledged_by=self.name)
+            self._follows = False
         if (
             not GeneratorDesiredState.objects.using(leasing_settings.DATABASE)
             .filter(wanted=True)
@@ -243,7 +249,7 @@ class Generator:
                 try:
                     self._generate(hold, stopping)
                 finally:
-                    self._withdraw(hold)
+                    self._withdraw(fence=hold.fencing_token)
         except (LeaseHeld, LeaseLost) as reason:
             level = WARNING if isinstance(reason, LeaseLost) else DEBUG
             log.generator_stands_by(level=level, reason=reason)
@@ -281,11 +287,11 @@ class Generator:
                 )
         return desired.wanted
 
-    def _withdraw(self, hold: Hold) -> None:
-        """Take back the acknowledgement of a start at the end of the term of ``hold``: nobody
-        generates until the next term begins."""
-        GeneratorDesiredState.objects.using(leasing_settings.DATABASE).filter(
-            wanted=True, fence=hold.fencing_token
+    def _withdraw(self, **whose: Any) -> None:
+        """Take back an acknowledgement once its term has ended: nobody generates until the next
+        begins. That of a stop stays."""
+        GeneratorDesiredState.objects.using(leasing_settings.DATABASE).filter(**whose).exclude(
+            wanted=False, acknowledged_revision=F("revision")
         ).update(acknowledged_revision=0, acknowledged_by="", acknowledged_at=None)
 
     def _data(self, uniform: Callable[[float, float], float] = random.uniform) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -12,7 +12,7 @@ import pytest
 from django.db import InterfaceError, OperationalError, transaction
 from pytest_django import Settings
 
-from leasing.exceptions import LeaseHeld, LeaseLost, StaleToken
+from leasing.exceptions import LeaseHeld, LeaseLost, StaleToken, StoreError
 from leasing.hold import Hold
 from leasing.keeper import keeper
 from leasing.models import ApiToken, Lease
@@ -339,12 +339,16 @@ def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(
 # The end of a term
 
 
+def end_term(hold: Hold) -> None:
+    Generator()._withdraw(fence=hold.fencing_token)
+
+
 def test_a_generator_that_ends_takes_back_its_acknowledgement(hold: Hold) -> None:
     start_generator()
     Generator().batch(hold, 0)
     assert generator_status().status == "RUNNING"
 
-    Generator()._withdraw(hold)
+    end_term(hold)
 
     assert (desired().acknowledged_revision, desired().acknowledged_by) == (0, "")
     assert desired().acknowledged_at is None
@@ -356,9 +360,19 @@ def test_the_acknowledgement_of_a_stop_stays(hold: Hold) -> None:
     stop_generator()
     Generator().batch(hold, 0)
 
-    Generator()._withdraw(hold)
+    end_term(hold)
 
     assert (desired().acknowledged_revision, desired().acknowledged_by) == (2, "ann")
+
+
+def test_a_term_that_ends_before_it_sees_a_stop_leaves_nobody_to_wait_for(hold: Hold) -> None:
+    start_generator()
+    Generator().batch(hold, 0)
+    stop_generator()
+
+    end_term(hold)
+
+    assert (desired().acknowledged_revision, desired().acknowledged_by) == (0, "")
 
 
 def test_the_acknowledgement_of_the_next_stays(hold: Hold) -> None:
@@ -366,7 +380,7 @@ def test_the_acknowledgement_of_the_next_stays(hold: Hold) -> None:
     Generator().batch(hold, 0)
     with held_instead(hold, "bob") as other:
         Generator().batch(other, 0)
-        Generator()._withdraw(hold)
+        end_term(hold)
 
     assert (desired().acknowledged_revision, desired().acknowledged_by) == (1, "bob")
 
@@ -427,6 +441,36 @@ def test_only_a_generator_that_sends_heartbeats_is_running(
     WorkerFactory(name="ann", **{"role": "generator", **worker})
 
     assert (generator_status().status, generator_status().holder) == ("STARTED", "")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_generator_that_was_killed_is_not_shown_under_the_name_of_the_next(
+    settings: Settings, is_stopped: bool
+) -> None:
+    keep_elsewhere(settings, PATIENCE=0.0)  # where nobody listens
+    start_generator()
+    GeneratorDesiredState.objects.update(acknowledged_revision=1, acknowledged_by="ann")
+    WorkerFactory(name="ann", role="generator", slots={})
+    if is_stopped:
+        stop_generator()
+    assert generator_status().holder == "ann"
+
+    with suppress(StoreError):
+        Generator(name="ann")._take_turn(threading.Event())
+
+    assert generator_status().holder == ""
+    assert generator_status().status == ("STOPPED" if is_stopped else "STARTED")
+
+
+@pytest.mark.once
+def test_a_generator_that_starts_leaves_the_acknowledgements_of_others_and_of_a_stop() -> None:
+    start_generator()
+    stop_generator()
+    for name, revision in (("bob", 1), ("ann", 2)):
+        GeneratorDesiredState.objects.update(acknowledged_revision=revision, acknowledged_by=name)
+        Generator(name="ann")._take_turn(threading.Event())
+        assert desired().acknowledged_by == name
 
 
 @pytest.mark.once
