@@ -187,7 +187,7 @@ def test_the_room_of_a_request_that_waits_for_long_is_its_own(
 def test_what_is_held_for_long_is_counted_for_long() -> None:
     request = coming(1)
     acquire(request, "crane:1")
-    TokenGrant.objects.update(reserved_at=after(-RESERVED_FOR))
+    TokenGrant.objects.update(reserved_at=after(-2 * RESERVED_FOR))
     with pytest.raises(HttpError):
         acquire(request, "crane:2")
 

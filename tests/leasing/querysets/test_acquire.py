@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,10 +13,12 @@ from django.db import connection
 from django.test import override_settings
 
 from leasing.db.dialects import lock as lock_rows
-from leasing.exceptions import InvalidTTL, LeaseHeld
+from leasing.exceptions import InvalidTTL, LeaseHeld, LeaseLost
 from leasing.models import Leasable, Lease, LeaseEvent, LeaseState
 from leasing.querysets import granting
+from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
+from leasing.validation.terms import Terms
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import events, just_before_the_update, stored, usurp
@@ -127,6 +130,17 @@ def test_a_free_row_is_acquired_without_a_second_row() -> None:
 
 
 @pytest.mark.usefixtures("form")
+def test_a_request_that_is_repeated_after_its_lease_ended_is_not_granted_twice() -> None:
+    terms = replace(Terms.check(holder="ann"), request_id=uuid.uuid4())
+    lease = drive(Lease.objects.all().acquiring_named("crane:1", terms, 0))
+    Lease.objects.release(lease)
+
+    with pytest.raises(LeaseLost):
+        drive(Lease.objects.all().acquiring_named("crane:1", terms, 0))
+
+    assert events("crane:1") == ["acquired", "released"]
+
+
 def test_acquiring_touches_no_other_free_row() -> None:
     other = LeaseFactory(state="free")
 
