@@ -1,4 +1,4 @@
-"""Runs the demo's processes in one terminal: starts again what died, stops all in good order."""
+"""Runs the demo's processes in one terminal: restarts what died, and stops all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CRASHED = "DEMO_CRASHED"
 RESTART_AFTER = 1.0
 #: And before one that a visitor has killed is: long enough to be seen late, and gone.
 RESTART_AFTER_FAULT = 30.0
-#: Seconds that the processes get to end in good order.
+#: Seconds that the processes get to end by themselves.
 STOP_TIMEOUT = 15.0
 
 MANAGE = Path(__file__).parent.parent / "manage.py"

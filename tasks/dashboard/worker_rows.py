@@ -39,7 +39,7 @@ class WorkerRow:
 
     worker: Worker = field(compare=False)
     tasks: list[Task]
-    #: Tasks that a stopped process of the same name held: nobody works on them.
+    #: Tasks that a stopped process of the same name held, which no process runs.
     left: list[Task] = field(default_factory=list)
     #: Its parent, if it is the first below that in a list.
     under: Fleet | None = None

@@ -128,7 +128,7 @@ def _write_ready(rows: TaskRows, keys: list[int], demand: Q, columns: dict[str, 
 
 def _batch_by_batch(rows: TaskRows, write: Callable[[list[int]], Written]) -> Iterator[Written]:
     """``write`` to ``rows``, which are locked, some hundred in a transaction: a hundred thousand
-    dead letters must not keep everybody else from their rows for as long as they take."""
+    failed tasks must not keep everybody else from their rows for as long as they take."""
     last = 0
     while True:
         with atomic(rows.db):
