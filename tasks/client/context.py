@@ -15,12 +15,10 @@ from tasks.client.calls import Claimed, RemoteTask, TaskCalls
 from tasks.client.log import log
 from tasks.delays import check_delay
 from tasks.exceptions import TaskCancelled
+from tasks.runtime.latch import Latch
 
 #: Seconds between two reports of progress, at least.
 REPORT_EVERY = 1.0
-
-#: Held for one assignment, by the contexts of all tasks.
-_lock = threading.Lock()
 
 
 class Context:
@@ -37,8 +35,6 @@ class Context:
     deadline: float | None = None
     #: Why the handler gave its task back, and for how many seconds; None while it did not.
     given_back: tuple[str, float] | None = None
-    _is_notified: bool = False
-    _notified: threading.Event | None = None
     _reported_at: float = float("-inf")
 
     def __init__(
@@ -53,6 +49,8 @@ class Context:
         self._calls = calls
         self._stopping = stopping
         self._state = claimed.checkpoint
+        #: Set once there is something to hear of: it ends the pauses of the handler.
+        self.notified = Latch()
 
     @property
     def task(self) -> RemoteTask:
@@ -102,25 +100,9 @@ class Context:
         if self.deadline is not None:
             seconds = min(seconds, max(0.0, self.deadline - clock()))
         if not self.stopping:
-            self._notice().wait(seconds)
+            self.notified.wait(seconds)
         self.ensure()
         return self.stopping
-
-    def notify(self) -> None:
-        """End the pauses of the handler: there is something to hear of."""
-        self._is_notified = True
-        notice = self._notified
-        if notice is not None:
-            notice.set()
-
-    def _notice(self) -> threading.Event:
-        # Made on first use: an event takes as long as all the rest, and few handlers pause.
-        with _lock:
-            if self._notified is None:
-                self._notified = threading.Event()
-        if self._is_notified:
-            self._notified.set()
-        return self._notified
 
     def give_back(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
         """Make the task ready again when the handler returns, without spending the attempt. It

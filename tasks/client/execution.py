@@ -167,12 +167,12 @@ class Execution:
     # What others learn
 
     def _time_out(self, limit: float) -> None:
-        self.context.notify()
+        self.context.notified.set()
         self._fail(TimeoutError(f"The attempt ran longer than its timeout of {limit:.12g} s."))
         self._interrupt()
 
     def _lost(self, hold: HeldGrant) -> None:
-        self.context.notify()
+        self.context.notified.set()
         if hold.reason == ABANDONED:
             self._end(GIVE_BACK, {"reason": "its event loop or thread does not answer"})
         else:
@@ -181,7 +181,7 @@ class Execution:
 
     def _asked(self, hold: HeldGrant) -> None:
         self.context.cancelled_by = hold.yield_to
-        self.context.notify()
+        self.context.notified.set()
         self._interrupt()
 
     def _interrupt(self) -> None:

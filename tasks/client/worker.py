@@ -149,7 +149,7 @@ class Worker:
             self._stopped_at = clock()
         self.stopping.set()
         for execution in list(self._in_hand):
-            execution.context.notify()
+            execution.context.notified.set()
         with self._changed:
             self._changed.notify_all()
 
