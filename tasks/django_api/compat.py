@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from django import VERSION
 from django.conf import settings
 from django.dispatch import Signal
 from django.dispatch.dispatcher import NONE_ID
 from django.utils.log import RequireDebugTrue
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or VERSION >= (6, 0):
     from django.tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import Task, TaskError
@@ -28,56 +29,35 @@ if TYPE_CHECKING:
         task_finished,
         task_started,
     )
+    from django.utils.json import normalize_json
+else:
+    from django_tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import Task, TaskError
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import (
+        log_task_enqueued,
+        log_task_finished,
+        log_task_started,
+        logger,
+        task_enqueued,
+        task_finished,
+        task_started,
+    )
+    from django_tasks.utils import normalize_json
 
-    def normalize_json(obj: Any) -> Any: ...
+    try:
+        from django_tasks.exceptions import InvalidTask, InvalidTaskBackend
+    except ImportError:  # up to 0.12
+        from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
+        from django_tasks.exceptions import InvalidTaskError as InvalidTask
 
+if TYPE_CHECKING:
     # Whatever they take and return. At run time Django's classes know no parameters.
     AnyTask: TypeAlias = Task[..., Any]
     AnyResult: TypeAlias = TaskResult[..., Any]
     AnyContext: TypeAlias = TaskContext[..., Any]
-
 else:
-    try:
-        from django.tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
-        from django.tasks.backends.base import BaseTaskBackend
-        from django.tasks.base import Task, TaskError
-        from django.tasks.exceptions import (
-            InvalidTask,
-            InvalidTaskBackend,
-            TaskResultDoesNotExist,
-        )
-        from django.tasks.signals import (
-            log_task_enqueued,
-            log_task_finished,
-            log_task_started,
-            logger,
-            task_enqueued,
-            task_finished,
-            task_started,
-        )
-        from django.utils.json import normalize_json
-    except ModuleNotFoundError:
-        from django_tasks import TaskContext, TaskResult, TaskResultStatus, task, task_backends
-        from django_tasks.backends.base import BaseTaskBackend
-        from django_tasks.base import Task, TaskError
-        from django_tasks.exceptions import TaskResultDoesNotExist
-        from django_tasks.signals import (
-            log_task_enqueued,
-            log_task_finished,
-            log_task_started,
-            logger,
-            task_enqueued,
-            task_finished,
-            task_started,
-        )
-        from django_tasks.utils import normalize_json
-
-        try:
-            from django_tasks.exceptions import InvalidTask, InvalidTaskBackend
-        except ImportError:  # up to 0.12
-            from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
-            from django_tasks.exceptions import InvalidTaskError as InvalidTask
-
     AnyTask, AnyResult, AnyContext = Task, TaskResult, TaskContext
 
 #: The file of the standard library's loggers.
