@@ -9,13 +9,12 @@ from ninja import Router
 from pydantic import BaseModel, Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import Moment, Request, Text
+from leasing.api.bodies import Moment
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.principals import principal_of
-from leasing.dashboard.forms import REASON_LENGTH
 from leasing.dashboard.operator_actions import Said
 from tasks.api.acting import perform
-from tasks.api.operators import Reason
+from tasks.api.operators import Reason, Reasoned
 from tasks.conf import task_settings
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
 from tasks.dashboard.queue_rows import QueueLine, read_queues
@@ -28,12 +27,6 @@ may_pause = Access(QUEUE_ACTIONS["pause"].permission)
 may_resume = Access(QUEUE_ACTIONS["resume"].permission)
 
 router = Router(tags=["queues"])
-
-
-class Resume(Request):
-    """The optional reason for resuming a queue."""
-
-    reason: Text = Field("", max_length=REASON_LENGTH)
 
 
 class QueueOut(BaseModel):
@@ -92,7 +85,7 @@ def pause_queue(request: HttpRequest, name: str, body: Reason) -> QueueOut:
 
 
 @router.put("/queues/{path:name}/resume", auth=may_resume, response=ANSWERS)
-def resume_queue(request: HttpRequest, name: str, body: Resume) -> QueueOut:
+def resume_queue(request: HttpRequest, name: str, body: Reasoned) -> QueueOut:
     """Resume a queue."""
     return act(request, name, "resume", {"reason": body.reason})
 

@@ -92,36 +92,23 @@ class TaskOut(BothSpellings):
     )
     grants: int = Field(description="Number of grants.", examples=[1])
 
-    @classmethod
-    def of(cls, task: Task) -> TaskOut:
-        """All of ``task``, as it was read: ``tasks.api.visibility`` says who is shown it."""
-        return cls(**fields_of(task))
+
+#: Fields of it that are columns of a task, by the same names.
+_COLUMNS = TaskOut.model_fields.keys() - {
+    "processor",
+    "last_heartbeat_at",
+    "must_heartbeat_before",
+}
 
 
 def fields_of(task: Task) -> dict[str, Any]:
-    """Return the fields of ``TaskOut`` for all of ``task``."""
+    """Return the fields of ``TaskOut`` for all of ``task``, as it was read:
+    ``tasks.api.visibility`` says who is shown it."""
     return {
-        "id": task.pk,
-        "name": task.name,
-        "queue": task.queue,
-        "status": task.status,
-        "priority": task.priority,
-        "attempts": task.attempts,
-        "max_attempts": task.max_attempts,
-        "task_data": task.task_data,
-        "scheduled_at": task.scheduled_at,
-        "created_at": task.created_at,
+        **{name: getattr(task, name) for name in _COLUMNS},
         "processor": task.holder or None,
         "last_heartbeat_at": task.renewed_at or task.acquired_at,
         "must_heartbeat_before": task.expires_at if task.grants else None,
-        "started_at": task.started_at,
-        "processed_at": task.processed_at,
-        "task_output": task.task_output,
-        "progress": task.progress,
-        "last_error": task.last_error,
-        "cancel_requested_at": task.cancel_requested_at,
-        "fencing_token": task.fencing_token,
-        "grants": task.grants,
     }
 
 

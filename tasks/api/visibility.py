@@ -28,7 +28,7 @@ VIEW_PAYLOAD: Final = scope("leasing_tasks.view_payload")
 
 def shown_to_owner(task: Task) -> TaskOut:
     """``task`` for the client that has just enqueued it."""
-    return TaskOut.of(task)
+    return TaskOut(**fields_of(task))
 
 
 def shown_to_claimer(task: Task) -> ClaimedTask:
@@ -60,7 +60,7 @@ def shown(request: HttpRequest, task: Task, processor: str = "") -> TaskOut:
         processor: The processor that the client has named; empty: none.
     """
     sees_task = may(request, VIEW)
-    out = TaskOut.of(task)
+    out = shown_to_owner(task)
     if sees_task and may(request, VIEW_PAYLOAD):
         out.task_data, out.task_output = masked(task.task_data), masked(task.task_output)
         out.progress = masked(task.progress)
