@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django import forms
 from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
@@ -11,11 +12,11 @@ from django.utils.safestring import SafeString
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_column, column, json_column, related, short, short_column
+from leasing.dashboard.forms import ReasonForm
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.models import Lease
 from tasks.admin.attempts import VIEW_PAYLOAD
 from tasks.dashboard.badges import badge_of_message
-from tasks.dashboard.forms import DiscardForm, RetryForm
 from tasks.models import OutboxMessage
 from tasks.outbox import RELAY
 
@@ -65,7 +66,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             "Retry these messages?",
             "The relay retries them at its next poll, then sends the later messages of their keys.",
             "leasing_tasks.retry_outboxmessage",
-            RetryForm,
+            forms.Form,
             lambda rows, said, by: rows.retry(),
             _does_not_wait,
         ),
@@ -77,7 +78,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             "They are never sent. This cannot be undone. Later messages of their keys are sent "
             "without them: consumers see a gap.",
             "leasing_tasks.discard_outboxmessage",
-            DiscardForm,
+            ReasonForm,
             lambda rows, said, by: rows.discard(),
             _is_published,
             deletes=True,

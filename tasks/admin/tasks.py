@@ -15,21 +15,15 @@ from leasing.admin.columns import NOTHING, stamped
 from leasing.admin.filters import StateFilter
 from leasing.admin.leases import LeasableAdmin, RevokeAction
 from leasing.admin.links import badge_column, column, json_column, related, short_column, site_url
-from leasing.dashboard.forms import ForceReleaseForm
-from leasing.dashboard.operator_actions import Said
 from leasing.diagnosis.base import Diagnosis
 from leasing.web.badges import Badge
 from tasks import registry
 from tasks.admin.attempts import VIEW_PAYLOAD, related_to, worker_of
 from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
 from tasks.dashboard.listing import STATES, in_state, moment_of
-from tasks.dashboard.operator_actions import ACTIONS
-from tasks.diagnosis import REVOKE, diagnose
-from tasks.models import Queue, ScheduleSlot, Task, TaskAttempt, TaskStatus, TaskStep, Worker
-
-
-def _not_running(task: Task, said: Said) -> str:
-    return "" if task.status == TaskStatus.RUNNING else "not running"
+from tasks.dashboard.operator_actions import ACTIONS, REVOCATION
+from tasks.diagnosis import diagnose
+from tasks.models import Queue, ScheduleSlot, Task, TaskAttempt, TaskStep, Worker
 
 
 class TaskStateFilter(StateFilter):
@@ -64,21 +58,7 @@ class TaskAdmin(LeasableAdmin):
     payload_permission = VIEW_PAYLOAD
     large = (*payload, "last_error")
     list_page = "leasing_tasks:list"
-    acts = (
-        *ACTIONS.values(),
-        RevokeAction(
-            "revoke",
-            "Revoke leases",
-            "Revoked",
-            "Revoke the leases of these tasks?",
-            REVOKE.consequence,
-            REVOKE.permission,
-            ForceReleaseForm,
-            lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
-            _not_running,
-            of_one="Revoke lease",
-        ),
-    )
+    acts = (*ACTIONS.values(), RevokeAction(**vars(REVOCATION)))
     fieldsets = (
         (
             None,

@@ -6,9 +6,6 @@ answers 409 with the reason.
 
 from __future__ import annotations
 
-from typing import Final
-
-from django import forms
 from django.http import HttpRequest
 from ninja import Router
 from ninja.errors import HttpError
@@ -25,23 +22,9 @@ from tasks.api.acting import perform
 from tasks.api.rows import find, tasks
 from tasks.api.schemas import Given, QueueName, TaskOut
 from tasks.api.visibility import shown
-from tasks.dashboard.operator_actions import ACTIONS
-from tasks.diagnosis import REVOKE
-from tasks.models import TaskStatus
+from tasks.dashboard.operator_actions import ACTIONS, REVOCATION
 
 router = Router(tags=["tasks"])
-
-REVOCATION: Final = OperatorAction(
-    "revoke",
-    "Revoke",
-    "Revoked",
-    "Revoke the leases of these tasks?",
-    REVOKE.consequence,
-    REVOKE.permission,
-    forms.Form,
-    lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
-    lambda task, said: "" if task.status == TaskStatus.RUNNING else "not running",
-)
 
 ANSWERS = answers({200: TaskOut}, *BAD_BODY, 404, 409)
 

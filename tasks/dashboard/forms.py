@@ -115,19 +115,6 @@ class OverviewForm(forms.Form):
         return self.cleaned_data["span"] or self.DEFAULT
 
 
-class RetryForm(forms.Form):
-    """Set a failed or cancelled task ready again. There is nothing to say about it."""
-
-
-class QueueField(forms.CharField):
-    """The name of a queue, as it is: nothing is stripped from it."""
-
-    widget = forms.HiddenInput
-
-    def __init__(self) -> None:
-        super().__init__(max_length=200, strip=False)
-
-
 class PauseForm(RevokeForm):
     """Pause a queue: none of its tasks is claimed."""
 
@@ -136,20 +123,14 @@ class PauseForm(RevokeForm):
         self.fields["reason"].help_text = "Shown on every task waiting in the queue."
 
 
-class ResumeForm(forms.Form):
-    """Resume a queue, so that its tasks are claimed again. It has no fields."""
+class QueueForm(forms.Form):
+    """Name a queue, as it is: nothing is stripped from it."""
+
+    queue = forms.CharField(max_length=200, strip=False, widget=forms.HiddenInput)
 
 
-class PauseQueueForm(PauseForm):
-    """The same of the queue that it names, which may have no row yet."""
-
-    queue = QueueField()
-
-
-class ResumeQueueForm(ResumeForm):
-    """The same of the queue that it names."""
-
-    queue = QueueField()
+class PauseQueueForm(PauseForm, QueueForm):
+    """Pause the queue that it names, which may have no row yet."""
 
 
 class CancelForm(ReasonForm):
@@ -161,10 +142,6 @@ class CancelForm(ReasonForm):
         help_text="Stored with the task, together with your name.",
         error_messages={"required": "Give a reason: the next operator sees it."},
     )
-
-
-class DiscardForm(ReasonForm):
-    """Delete tasks that have ended."""
 
 
 class RescheduleForm(ReasonForm):

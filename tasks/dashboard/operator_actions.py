@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django import forms
 from django.http import HttpRequest
 
+from leasing.dashboard.forms import ForceReleaseForm, ReasonForm
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from leasing.db.deletion import is_protected
 from leasing.functions import database_now
 from leasing.web.access import may
-from tasks.dashboard.forms import CancelForm, DiscardForm, RescheduleForm, RetryForm
-from tasks.diagnosis import CANCEL, DISCARD, RESCHEDULE, RETRY
+from tasks.dashboard.forms import CancelForm, RescheduleForm
+from tasks.diagnosis import CANCEL, DISCARD, RESCHEDULE, RETRY, REVOKE
 from tasks.models import Task, TaskStatus
 
 #: Columns that decide whether an action applies to a task.
@@ -99,7 +101,7 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             "Retry these tasks?",
             "The tasks become ready now, with one extra attempt where all were used.",
             "leasing_tasks.retry_task",
-            RetryForm,
+            forms.Form,
             lambda rows, said, by: rows.retry(by=by),
             _is_without_its_key,
             icon="retry",
@@ -152,7 +154,7 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             "The tasks are deleted with their payloads, results and attempts. This cannot be "
             "undone.",
             "leasing_tasks.discard_task",
-            DiscardForm,
+            ReasonForm,
             lambda rows, said, by: rows.discard(by=by),
             _is_protected,
             deletes=True,
@@ -165,6 +167,21 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
         ),
     )
 }
+
+
+#: To take leases is an action on the pages of leases, and here for the API and the admin.
+REVOCATION: Final = OperatorAction(
+    "revoke",
+    "Revoke leases",
+    "Revoked",
+    "Revoke the leases of these tasks?",
+    REVOKE.consequence,
+    REVOKE.permission,
+    ForceReleaseForm,
+    lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
+    lambda task, said: "" if task.status == TaskStatus.RUNNING else "not running",
+    of_one="Revoke lease",
+)
 
 
 def bulk_actions(request: HttpRequest, state: str) -> list[TaskAction]:

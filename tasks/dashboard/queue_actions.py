@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from django import forms
+
 from leasing.dashboard.operator_actions import OperatorAction, Said
-from tasks.dashboard.forms import PauseForm, ResumeForm
+from tasks.dashboard.forms import PauseForm
 from tasks.diagnosis import RESUME
 from tasks.exceptions import UnknownQueue
 
@@ -41,7 +43,7 @@ QUEUE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             "Resume these queues?",
             "Workers claim their waiting tasks again, in order.",
             RESUME.permission,
-            ResumeForm,
+            forms.Form,
             _resume,
             lambda queue, said: "" if queue.paused_at else "not paused",
         ),

@@ -10,7 +10,7 @@ from django.shortcuts import redirect
 
 from leasing.web.access import is_live, may, page, report, verb
 from leasing.web.polling import answer, shared_reading
-from tasks.dashboard.forms import PauseQueueForm, ResumeQueueForm
+from tasks.dashboard.forms import PauseQueueForm, QueueForm
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
 from tasks.dashboard.queue_rows import read_queues
 from tasks.exceptions import UnknownQueue
@@ -37,7 +37,7 @@ def pause(request: HttpRequest) -> HttpResponse:
 @verb(PAUSE)
 def resume(request: HttpRequest) -> HttpResponse:
     """Resume a queue, so that its tasks are claimed again."""
-    form = ResumeQueueForm(request.POST)
+    form = QueueForm(request.POST)
     return _act(request, "resume", form, "resumed") or _queues(request, status=400)
 
 
