@@ -5,23 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
-from datetime import timedelta
-from typing import Any, Never, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, JsonResponse
 from django.utils import timezone
 
-from leasing.conf import DEFAULT, Wait
 from leasing.exceptions import LeaseHeld
 from leasing.hold import Hold
-from leasing.store import NamedStore
+from leasing.querysets.lease import LeaseQuerySet
+from leasing.store import HoldOptions, NamedStore
 from leasing.stores import DEFAULT_STORE, store_of
 from leasing.validation.names import check_name
-from leasing.validation.options import refuse_unknown
+from leasing.validation.options import refuse_unknown, spelled_out
 from leasing.validation.templates import fields_of, unknown_fields
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -32,24 +30,13 @@ OnHeld = Callable[..., Any]
 SHORTEST_RETRY, LONGEST_RETRY = 1, 60
 
 
+@spelled_out(LeaseQuerySet.hold)
 def leased(
     resource: str,
     *,
-    holder: str | None = None,
-    ttl: float | timedelta | None = None,
-    wait: Wait = DEFAULT,
-    separate: bool = False,
-    stopping: threading.Event | None = None,
-    on_lost: Callable[[Hold], object] | None = None,
-    on_yield: Callable[[Hold], object] | None = None,
-    priority: int = 0,
-    max_hold: float | timedelta | None = None,
-    grace: float | timedelta | None = None,
-    preempt_after: float | timedelta | None = None,
-    metadata: dict[str, Any] | None = None,
     on_held: OnHeld | None = None,
     store: str | NamedStore = DEFAULT_STORE,
-    **unknown: Never,
+    **options: Unpack[HoldOptions],
 ) -> Callable[[Function], Function]:
     """Run the decorated function, coroutine or view under a lease on ``resource``.
 
@@ -68,7 +55,7 @@ def leased(
     argument makes usable. The content of a StreamingHttpResponse is sent after the view has
     returned, so without the lease.
     """
-    refuse_unknown("leased", unknown)
+    refuse_unknown("leased", options.keys() - HoldOptions.__optional_keys__)
     if not isinstance(resource, str):
         raise TypeError(
             f'@leased needs the name of a resource: @leased("report:{{pk}}"), not {resource!r}.'
@@ -86,21 +73,7 @@ def leased(
             return bound
 
         def hold_for(call: inspect.BoundArguments) -> Hold:
-            return store_of(store).hold(
-                resource.format(**arguments_of(call)),
-                holder=holder,
-                ttl=ttl,
-                wait=wait,
-                separate=separate,
-                stopping=stopping,
-                on_lost=on_lost,
-                on_yield=on_yield,
-                priority=priority,
-                max_hold=max_hold,
-                grace=grace,
-                preempt_after=preempt_after,
-                metadata=metadata,
-            )
+            return store_of(store).hold(resource.format(**arguments_of(call)), **options)
 
         def given(kwargs: dict[str, Any], hold: Hold) -> dict[str, Any]:
             return {**kwargs, "hold": hold} if wants_hold else kwargs

@@ -129,21 +129,26 @@ class Incumbent:
     expires_at: datetime
 
 
-class HoldOptions(TypedDict, total=False):
-    """The options of ``hold``, as ``LeaseQuerySet.hold`` explains them."""
+class TermOptions(TypedDict, total=False):
+    """The terms of a named lease as a caller gives them: ``LeaseQuerySet`` explains them."""
 
     holder: str | None
     ttl: float | timedelta | None
-    wait: Wait
-    separate: bool
-    stopping: threading.Event | None
-    on_lost: HoldCallback | None
-    on_yield: HoldCallback | None
     priority: int
     max_hold: float | timedelta | None
     grace: float | timedelta | None
     preempt_after: float | timedelta | None
     metadata: dict[str, Any] | None
+
+
+class HoldOptions(TermOptions, total=False):
+    """The options of ``hold``, as ``LeaseQuerySet.hold`` explains them."""
+
+    wait: Wait
+    separate: bool
+    stopping: threading.Event | None
+    on_lost: HoldCallback | None
+    on_yield: HoldCallback | None
 
 
 class NamedStore(Store, Protocol):

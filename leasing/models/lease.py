@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, ClassVar, Never
+from typing import ClassVar, Unpack
 
 from django.db import models
 
-from leasing.conf import DEFAULT, Wait
 from leasing.functions import DbNow
 from leasing.hold import Hold
 from leasing.models.leasable import Leasable
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
-from leasing.store import Renewal
-from leasing.validation.options import refuse_unknown
+from leasing.store import HoldOptions, Renewal
+from leasing.validation.options import spelled_out
 
 
 class Lease(Leasable):
@@ -69,46 +66,11 @@ class Lease(Leasable):
         is_last = self.ends_at is not None and self.expires_at >= self.ends_at
         return Renewal(renewal.expires_at, renewal.remaining, self.yield_to, is_last)
 
-    def hold(
-        self,
-        *,
-        holder: str | None = None,
-        ttl: float | timedelta | None = None,
-        wait: Wait = DEFAULT,
-        separate: bool = False,
-        stopping: threading.Event | None = None,
-        on_lost: Callable[[Hold], object] | None = None,
-        on_yield: Callable[[Hold], object] | None = None,
-        priority: int = 0,
-        max_hold: float | timedelta | None = None,
-        grace: float | timedelta | None = None,
-        preempt_after: float | timedelta | None = None,
-        metadata: dict[str, Any] | None = None,
-        **unknown: Never,
-    ) -> Hold:
+    @spelled_out(LeaseQuerySet.hold)
+    def hold(self, **options: Unpack[HoldOptions]) -> Hold:  # type: ignore[override]
         """A hold on this row's resource, for ``with``. Arguments are those of
         ``LeaseQuerySet.hold``."""
-        refuse_unknown("hold", unknown)
-        return (
-            type(self)
-            .objects.all()
-            .home(self)
-            .hold(
-                self.resource,
-                holder=holder,
-                ttl=ttl,
-                wait=wait,
-                separate=separate,
-                stopping=stopping,
-                on_lost=on_lost,
-                on_yield=on_yield,
-                priority=priority,
-                max_hold=max_hold,
-                grace=grace,
-                preempt_after=preempt_after,
-                metadata=metadata,
-            )
-        )
+        return type(self).objects.all().home(self).hold(self.resource, **options)
 
     @property
     def lease_id(self) -> str:

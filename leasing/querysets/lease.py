@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from django.db import connections, transaction
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q
@@ -32,8 +32,9 @@ from leasing.querysets.granting import TRIES, pause_shortly
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock
+from leasing.store import TermOptions
 from leasing.validation.names import check_name
-from leasing.validation.options import refuse_unknown
+from leasing.validation.options import refuse_unknown, spelled_out
 from leasing.validation.terms import Terms
 from leasing.waiting import MAX_PAUSE
 
@@ -75,19 +76,9 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             if count
         ]
 
+    @spelled_out(Terms.check)
     def acquire(  # type: ignore[override]
-        self,
-        resource: str,
-        *,
-        holder: str | None = None,
-        ttl: float | timedelta | None = None,
-        wait: Wait = DEFAULT,
-        priority: int = 0,
-        max_hold: float | timedelta | None = None,
-        grace: float | timedelta | None = None,
-        preempt_after: float | timedelta | None = None,
-        metadata: dict[str, Any] | None = None,
-        **unknown: Never,
+        self, resource: str, *, wait: Wait = DEFAULT, **terms: Unpack[TermOptions]
     ) -> Lease:
         """Take the lease on ``resource`` for ``ttl`` seconds, in the name of ``holder``, and return
         its row. ``renew`` and ``release`` of the row, or of this queryset, prove the grant by it.
@@ -104,62 +95,28 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         after ``wait``, InvalidResource, InvalidTTL, ValueError, and LeaseInTransaction inside an
         atomic block.
         """
-        refuse_unknown("acquire", unknown)
-        terms = Terms.check(
-            holder=holder,
-            ttl=ttl,
-            priority=priority,
-            max_hold=max_hold,
-            grace=grace,
-            preempt_after=preempt_after,
-            metadata=metadata,
-        )
-        return drive(self.acquiring_named(resource, terms, wait))
+        asked = Terms.of_call("acquire", terms)
+        return drive(self.acquiring_named(resource, asked, wait))
 
+    @spelled_out(Terms.check)
     async def aacquire(  # type: ignore[override]
-        self,
-        resource: str,
-        *,
-        holder: str | None = None,
-        ttl: float | timedelta | None = None,
-        wait: Wait = DEFAULT,
-        priority: int = 0,
-        max_hold: float | timedelta | None = None,
-        grace: float | timedelta | None = None,
-        preempt_after: float | timedelta | None = None,
-        metadata: dict[str, Any] | None = None,
-        **unknown: Never,
+        self, resource: str, *, wait: Wait = DEFAULT, **terms: Unpack[TermOptions]
     ) -> Lease:
         """``acquire``, for async code."""
-        refuse_unknown("aacquire", unknown)
-        terms = Terms.check(
-            holder=holder,
-            ttl=ttl,
-            priority=priority,
-            max_hold=max_hold,
-            grace=grace,
-            preempt_after=preempt_after,
-            metadata=metadata,
-        )
-        return await adrive(self.acquiring_named(resource, terms, wait))
+        asked = Terms.of_call("aacquire", terms)
+        return await adrive(self.acquiring_named(resource, asked, wait))
 
+    @spelled_out(Terms.check)
     def hold(  # type: ignore[override]
         self,
         resource: str,
         *,
-        holder: str | None = None,
-        ttl: float | timedelta | None = None,
         wait: Wait = DEFAULT,
         separate: bool = False,
         stopping: threading.Event | None = None,
         on_lost: Callable[[Hold], object] | None = None,
         on_yield: Callable[[Hold], object] | None = None,
-        priority: int = 0,
-        max_hold: float | timedelta | None = None,
-        grace: float | timedelta | None = None,
-        preempt_after: float | timedelta | None = None,
-        metadata: dict[str, Any] | None = None,
-        **unknown: Never,
+        **terms: Unpack[TermOptions],
     ) -> Hold:
         """Return a context manager, for ``with`` and ``async with``, that acquires ``resource``,
         renews it while the block runs, and releases it at the end. Errors are those of
@@ -178,20 +135,11 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
         The other arguments are the terms.
         """
-        refuse_unknown("hold", unknown)
         check_name(resource, "resource")
-        terms = Terms.check(
-            holder=holder,
-            ttl=ttl,
-            priority=priority,
-            max_hold=max_hold,
-            grace=grace,
-            preempt_after=preempt_after,
-            metadata=metadata,
-        )
+        asked = Terms.of_call("hold", terms)
         return self.home().holding_of(
             resource,
-            terms,
+            asked,
             wait,
             {"resource": resource},
             separate=separate,
@@ -200,74 +148,35 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             on_yield=on_yield,
         )
 
-    def acquire_many(
-        self,
-        resources: Iterable[str],
-        *,
-        holder: str | None = None,
-        ttl: float | timedelta | None = None,
-        priority: int = 0,
-        max_hold: float | timedelta | None = None,
-        grace: float | timedelta | None = None,
-        preempt_after: float | timedelta | None = None,
-        metadata: dict[str, Any] | None = None,
-        **unknown: Never,
-    ) -> Claim[Lease]:
+    @spelled_out(Terms.check)
+    def acquire_many(self, resources: Iterable[str], **terms: Unpack[TermOptions]) -> Claim[Lease]:
         """Take the leases on all of ``resources``, or none, in one transaction. They are taken in
         the order of their names, so that callers cannot deadlock.
 
         Returns a list of leases that is also a context manager: in its block they are renewed, at
         its end they are released. Arguments and errors are those of ``acquire``, without waiting.
         """
-        refuse_unknown("acquire_many", unknown)
+        asked = Terms.of_call("acquire_many", terms)
         if isinstance(resources, str):
             raise InvalidResource("The resources must be a list of names, not a string.")
         names = sorted({check_name(resource, "resource") for resource in resources})
-        terms = Terms.check(
-            holder=holder,
-            ttl=ttl,
-            priority=priority,
-            max_hold=max_hold,
-            grace=grace,
-            preempt_after=preempt_after,
-            metadata=metadata,
-        )
         rows = self.home()
         for number in range(TRIES):
-            granted = rows._grant_all(names, terms)
+            granted = rows._grant_all(names, asked)
             if granted is not None:
-                return Claim(rows._tell_granted(granted), rows.store(terms))
+                return Claim(rows._tell_granted(granted), rows.store(asked))
             if number:
                 pause_shortly()
         raise LeaseHeld(", ".join(names))
 
+    @spelled_out(Terms.check)
     async def aacquire_many(
-        self,
-        resources: Iterable[str],
-        *,
-        holder: str | None = None,
-        ttl: float | timedelta | None = None,
-        priority: int = 0,
-        max_hold: float | timedelta | None = None,
-        grace: float | timedelta | None = None,
-        preempt_after: float | timedelta | None = None,
-        metadata: dict[str, Any] | None = None,
-        **unknown: Never,
+        self, resources: Iterable[str], **terms: Unpack[TermOptions]
     ) -> Claim[Lease]:
         """``acquire_many``, for async code: ``async with await Lease.objects.aacquire_many(...)``.
         In the block the body is cancelled when any of the leases is lost."""
-        refuse_unknown("aacquire_many", unknown)
-        acquire = partial(
-            self.acquire_many,
-            resources,
-            holder=holder,
-            ttl=ttl,
-            priority=priority,
-            max_hold=max_hold,
-            grace=grace,
-            preempt_after=preempt_after,
-            metadata=metadata,
-        )
+        refuse_unknown("aacquire_many", terms.keys() - TermOptions.__optional_keys__)
+        acquire = partial(self.acquire_many, resources, **terms)
         leases: Claim[Lease] = await in_thread(Undoable(acquire, Claim.give_back))
         return leases
 

@@ -42,14 +42,13 @@ from leasing import signals
 from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseLost, UnsupportedByStore
-from leasing.hold import Hold
+from leasing.hold.hold import Hold, HoldCallback
 from leasing.notifier import notifier
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps, Undoable
-from leasing.store import Grant, HoldOptions, Incumbent, Renewals
+from leasing.store import Grant, Incumbent, Renewals, TermOptions
 from leasing.stores.acquiring import taking
 from leasing.validation.names import check_name
-from leasing.validation.options import LEASE_OPTIONS, refuse_unknown
 from leasing.validation.terms import Terms
 
 #: The terms that a store need not have, with the values that ask for nothing.
@@ -147,26 +146,31 @@ class BaseStore(ABC):
 
     # All others have the same
 
-    def hold(self, resource: str, **options: Unpack[HoldOptions]) -> Hold:
+    def hold(
+        self,
+        resource: str,
+        *,
+        wait: Wait = DEFAULT,
+        separate: bool = False,
+        stopping: threading.Event | None = None,
+        on_lost: HoldCallback | None = None,
+        on_yield: HoldCallback | None = None,
+        **terms: Unpack[TermOptions],
+    ) -> Hold:
         """See ``leasing.store.NamedStore``."""
-        given: dict[str, Any] = dict(options)
-        refuse_unknown("hold", given.keys() - set(LEASE_OPTIONS))
         check_name(resource, "resource")
-        wait, stopping = given.pop("wait", DEFAULT), given.pop("stopping", None)
-        told = {name: given.pop(name, None) for name in ("on_lost", "on_yield")}
-        separate = given.pop("separate", False)
+        asked = Terms.of_call("hold", terms)
         if separate and not self.may_be_separate:
             raise UnsupportedByStore(
                 f"separate=True is for leases in rows of the database, and {self} has none: "
                 "acquire the lease before the transaction."
             )
         for name, nothing in TERMS.items():
-            if given.get(name, nothing) != nothing and name not in self.known_terms:
+            if terms.get(name, nothing) != nothing and name not in self.known_terms:
                 raise UnsupportedByStore(f"{self} does not know the term {name!r}.")
-        terms = Terms.check(**given)
         unless_in = None if separate else leasing_settings.DATABASE
-        steps = partial(self.acquiring, resource, terms, wait, stopping, unless_in=unless_in)
-        return Hold(self, Acquisition(resource, steps), **told)
+        steps = partial(self.acquiring, resource, asked, wait, stopping, unless_in=unless_in)
+        return Hold(self, Acquisition(resource, steps), on_lost=on_lost, on_yield=on_yield)
 
     def taking(
         self,

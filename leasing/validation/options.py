@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from leasing.runtime.suggestions import closest
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 #: The optional arguments of the verbs that acquire a named lease. Those on rows have some of them.
 LEASE_OPTIONS = (
@@ -56,6 +58,24 @@ def unexpected(
     else:
         hint = f": {hints['']}." if "" in hints else "."
     return TypeError(f"{verb}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def spelled_out(of: Callable[..., Any]) -> Callable[[Verb], Verb]:
+    """Show the keyword arguments of ``of`` in the signature of the decorated function, which takes
+    them by its ``**``: for help(), and for editors that read it."""
+
+    def spell(verb: Verb) -> Verb:
+        own, more = inspect.signature(verb), inspect.signature(of).parameters.items()
+        shown = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        shown += [
+            each
+            for name, each in more
+            if each.kind is each.KEYWORD_ONLY and name not in own.parameters
+        ]
+        verb.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
+        return verb
+
+    return spell
 
 
 def option_names(of: Callable[..., Any]) -> list[str]:

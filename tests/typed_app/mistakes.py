@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from leasing import leased
+from leasing.models import Lease
 from leasing.stores import stores
 from tasks import Context, await_for, handler, wait_for
 from tasks.models import Task
@@ -46,6 +47,10 @@ def elsewhere() -> None:
     stores["central"].hold("close", ttl="30")  # type: ignore[arg-type]
     stores["central"].hold("close", timeout=3)  # type: ignore[call-arg]
     stores[1]  # type: ignore[index]
+    Lease.objects.hold("close", timeout=3)  # type: ignore[call-arg]
+    Lease.objects.acquire("close", ttl="30")  # type: ignore[arg-type]
+    Lease(resource="close").hold(prio=5)  # type: ignore[call-arg]
+    leased("close", max_hold="30")  # type: ignore[arg-type]
     leased("close", store=7)  # type: ignore[arg-type]
 
 

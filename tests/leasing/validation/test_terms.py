@@ -225,7 +225,6 @@ def test_what_only_some_verbs_take_is_told_as_that() -> None:
 def test_each_term_is_spelled_out_in_the_signature(verb: Callable[..., object]) -> None:
     parameters = inspect.signature(verb).parameters
 
-    collected = [each for each in parameters.values() if each.kind is each.VAR_KEYWORD]
-    assert [each.annotation for each in collected] == ["Never"]  # to be told, not to be taken
+    assert not [each for each in parameters.values() if each.kind is each.VAR_KEYWORD]
     terms = inspect.signature(Terms.check).parameters
     assert {str(parameters.get(name)) for name in terms} == set(map(str, terms.values()))
