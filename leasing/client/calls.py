@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import uuid
@@ -101,22 +102,24 @@ class LeaseCalls:
         }
         if ttl is not None:
             asked["ttl"] = check_duration(ttl, "ttl").total_seconds()
-        patience = None if wait is None else check_duration(wait, "wait").total_seconds()
+        patience = math.inf if wait is None else check_duration(wait, "wait").total_seconds()
         began_at = clock()
+        ends_at = began_at + patience
         for pause in pauses():
-            left = None if patience is None else max(0.0, began_at + patience - clock())
+            left = max(0.0, ends_at - clock())
             is_stopping = stopping is not None and stopping.is_set()
             longest = 0.0 if is_stopping else self._longest_poll
-            poll = longest if left is None else min(left, longest)
+            poll = min(left, longest)
             try:
                 grant = yield from self._acquire_once(asked, poll, stopping)
                 return (yield from self._fresh(grant))
             except LeaseHeld as held:
-                if patience == 0.0:
+                if not patience:
                     raise
                 waited = clock() - began_at
                 is_stopping = stopping is not None and stopping.is_set()
-                if is_stopping or (patience is not None and waited >= patience):
+                # As what is left is computed: by the time waited, rounding may find no end.
+                if is_stopping or clock() >= ends_at:
                     late = LeaseTimeout(resource, waited=waited, remaining=held.remaining)
                     late.args = (f"Waited {waited:.1f} s: {held}",)
                     raise late from held
@@ -126,7 +129,7 @@ class LeaseCalls:
                     raise
                 self._longest_poll = allowed
                 continue
-            yield Rest(pause if left is None else min(pause, left), stopping)
+            yield Rest(min(pause, left), stopping)
         raise AssertionError("the pauses have no end")
 
     def _acquire_once(
