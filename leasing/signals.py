@@ -17,7 +17,7 @@ does not delay them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
@@ -27,9 +27,7 @@ from django.dispatch import Signal
 from leasing.runtime import callbacks
 from leasing.runtime.event_lines import log
 from leasing.runtime.event_logger import Event
-
-#: Called with the rows of a signal, and its other arguments.
-Count = Callable[[Sequence[Any], Mapping[str, Any]], object]
+from leasing.runtime.probes import Probe
 
 
 class Logged(Signal):
@@ -43,17 +41,9 @@ class Logged(Signal):
 
     def __init__(self, event: Event | None = None) -> None:
         super().__init__()
-        self._counts: tuple[Count, ...] = ()
+        #: Called with the rows of each sending, which may be many, and its other arguments.
+        self.counts = Probe()
         self._event = event
-
-    def count_by(self, count: Count) -> None:
-        """Call ``count`` with the rows of each sending; they may be many at a time."""
-        if count not in self._counts:
-            self._counts = (*self._counts, count)
-
-    def uncount_by(self, count: Count) -> None:
-        """Stop calling ``count``."""
-        self._counts = tuple(each for each in self._counts if each != count)
 
     def has_listeners(self, sender: Any = None) -> bool:
         return self.is_noted or self.has_receivers(sender)
@@ -69,7 +59,7 @@ class Logged(Signal):
             self.note([details.pop(self.subject)], **details)
         if not self.receivers:
             return []
-        if callbacks.is_apart():
+        if callbacks.callbacks_here() is not None:
             # The row may change before the receivers run: they get a copy as it was.
             named[self.subject] = copy(named[self.subject])
             callbacks.call(partial(super().send_robust, sender, **named))
@@ -83,34 +73,20 @@ class Logged(Signal):
         return event is not None and event.logger.isEnabledFor(event.level)
 
     @property
-    def is_counted(self) -> bool:
-        """Return True if a counter is connected."""
-        return bool(self._counts)
-
-    @property
     def is_noted(self) -> bool:
         """Return True if it is logged or counted."""
-        return bool(self._counts) or self.is_logged
+        return bool(self.counts) or self.is_logged
 
     def note(self, rows: Sequence[Any], **details: Any) -> None:
         """Log the event of each of ``rows`` if its level is enabled, and count it, without calling
         receivers: for many rows when no receiver is connected."""
-        self.count(rows, **details)
+        self.counts(rows, details)
         if self.is_logged:
             for row in rows:
                 self._log(row, **details)
 
-    def count(self, rows: Sequence[Any], **details: Any) -> None:
-        """Count the event of ``rows``, without calling receivers."""
-        for count in self._counts:
-            try:
-                count(rows, details)
-            except Exception:  # as with a receiver: the change is written already
-                log.metrics_failed(exc_info=True)
-
     def _log(self, row: Any, by: Any = None, **details: Any) -> None:
-        if self._event is None:
-            return
+        assert self._event is not None  # it is logged
         try:
             self._event(row, actor=by, **details)
         except Exception:

@@ -19,7 +19,7 @@ from leasing.keeper import keeper
 from leasing.leader import leaders
 from leasing.metrics.family import Family
 from leasing.runtime import probes
-from leasing.runtime.probes import Round
+from leasing.runtime.probes import Probe, Receiver, Round
 from leasing.runtime.threads import replaced
 from leasing.store import why_of
 
@@ -69,24 +69,16 @@ class ProcessMetrics:
         return Histogram(name, help, labels, registry=self._registry, buckets=buckets)
 
     @cached_property
-    def counts(self) -> Mapping[signals.Logged, signals.Count]:
-        return {}
-
-    @cached_property
-    def receivers(self) -> Mapping[probes.Probe, probes.Receiver]:
+    def receivers(self) -> Mapping[Probe, Receiver]:
         return {}
 
     def connect(self) -> None:
         """Count from now on."""
-        for signal, count in self.counts.items():
-            signal.count_by(count)
         for probe, receiver in self.receivers.items():
             probe.connect(receiver)
 
     def disconnect(self) -> None:
         """Stop counting."""
-        for signal, count in self.counts.items():
-            signal.uncount_by(count)
         for probe, receiver in self.receivers.items():
             probe.disconnect(receiver)
 
@@ -156,21 +148,16 @@ class LeaseMetrics(ProcessMetrics):
         registry.register(self.state)
 
     @cached_property
-    def counts(self) -> dict[signals.Logged, signals.Count]:
+    def receivers(self) -> dict[Probe, Receiver]:
         return {
-            signals.acquired: _counting(self.acquires, "acquired"),
-            signals.taken_over: self._taken_over,
-            signals.renewed: _counting(self.renewals, "renewed"),
-            signals.released: _counting(self.releases),
-            signals.revoked: _counting(self.revocations),
-            signals.preempted: _counting(self.preemptions),
-            signals.lost: self._lost,
-            signals.refused: self._refused,
-        }
-
-    @cached_property
-    def receivers(self) -> dict[probes.Probe, probes.Receiver]:
-        return {
+            signals.acquired.counts: _counting(self.acquires, "acquired"),
+            signals.taken_over.counts: self._taken_over,
+            signals.renewed.counts: _counting(self.renewals, "renewed"),
+            signals.released.counts: _counting(self.releases),
+            signals.revoked.counts: _counting(self.revocations),
+            signals.preempted.counts: _counting(self.preemptions),
+            signals.lost.counts: self._lost,
+            signals.refused.counts: self._refused,
             probes.acquiring: self._asked,
             probes.renewing: self._round,
             probes.comparing: self.state.compared,
@@ -265,7 +252,7 @@ def label_of(row: Any) -> str:
     return label_of_model(type(row))
 
 
-def _counting(metric: Counter, *labels: str) -> signals.Count:
+def _counting(metric: Counter, *labels: str) -> Receiver:
     """Return what adds the rows of a signal to ``metric``, those of each model apart."""
 
     def count(rows: Sequence[Any], details: Details) -> None:

@@ -163,11 +163,6 @@ def callbacks_here() -> CallbackThreads | None:
     return _here.callbacks
 
 
-def is_apart() -> bool:
-    """Return True if receivers of what this thread does are called by another."""
-    return _here.callbacks is not None
-
-
 def call(callback: Callback) -> None:
     """Run ``callback``, which calls users' code: now, or apart from this thread."""
     callbacks = _here.callbacks

@@ -1,4 +1,5 @@
-"""Probes: measurements for metrics and tests. (Signals report events.)
+"""Probes: measurements for metrics and tests. (Signals report events; the counters of each are
+called by a probe, its ``counts``.)
 
 A probe is false while nothing is connected to it, and then nothing is measured for it:
 

@@ -15,7 +15,6 @@ from leasing.metrics import process as lease_metrics
 from leasing.metrics.family import Family
 from leasing.metrics.process import TERMS, Details, ProcessMetrics
 from leasing.runtime.probes import Probe, Receiver
-from leasing.signals import Count, Logged
 from tasks import registry, signals
 from tasks.maintenance import recovery
 from tasks.outbox.totals import totals as relayed
@@ -76,23 +75,20 @@ class TaskMetrics(ProcessMetrics):
         registry.register(self.state)
 
     @cached_property
-    def counts(self) -> dict[Logged, Count]:
-        return {
-            signals.enqueued: self._enqueued,
-            signals.duplicate: self._duplicate,
-            signals.claimed: self._claimed,
-            signals.completed: self._ending("succeeded"),
-            signals.attempt_failed: self._ending("attempt_failed"),
-            signals.failed: self._failed,
-            signals.cancelled: self._cancelled,
-            signals.returned: self._ending("returned"),
-            signals.snoozed: self._ending("snoozed"),
-            signals.recovered: self._recovered,
-        }
-
-    @cached_property
     def receivers(self) -> dict[Probe, Receiver]:
-        return {probes.running: self._ran}
+        return {
+            signals.enqueued.counts: self._enqueued,
+            signals.duplicate.counts: self._duplicate,
+            signals.claimed.counts: self._claimed,
+            signals.completed.counts: self._ending("succeeded"),
+            signals.attempt_failed.counts: self._ending("attempt_failed"),
+            signals.failed.counts: self._failed,
+            signals.cancelled.counts: self._cancelled,
+            signals.returned.counts: self._ending("returned"),
+            signals.snoozed.counts: self._ending("snoozed"),
+            signals.recovered.counts: self._recovered,
+            probes.running: self._ran,
+        }
 
     def _enqueued(self, rows: Sequence[Any], details: Details) -> None:
         # All of one call are of one queue, and none need be made for this but the first.
@@ -123,7 +119,7 @@ class TaskMetrics(ProcessMetrics):
     def _cancelled(self, rows: Sequence[Any], details: Details) -> None:
         self._ended([row for row in rows if _ended_an_attempt(row)], "cancelled")
 
-    def _ending(self, outcome: str) -> Count:
+    def _ending(self, outcome: str) -> Receiver:
         return lambda rows, details: self._ended(rows, outcome)
 
     def _ended(self, rows: Sequence[Any], outcome: str) -> None:

@@ -107,7 +107,7 @@ class ChildProcess:
         context.completed = answer.completed
         if answer.completed:
             # The child has told of it, and nobody counts there.
-            signals.completed.count([execution.claimed])
+            signals.completed.counts([execution.claimed], {})
         if answer.failed:
             raise child.error_of(answer)
         context.given_back = answer.given_back

@@ -145,7 +145,7 @@ def _timed(
     what: str, rows: TaskRows, compiled: Callable[..., str], limit: int, **constants: int
 ) -> str:
     # How long they have waited is read where somebody counts, and nowhere else.
-    timed, most = signals.claimed.is_counted, _most(limit)
+    timed, most = bool(signals.claimed.counts), _most(limit)
     make = partial(compiled, timed=timed, most=most, **constants)
     return cached_statement((what, timed, most, *constants.values()), rows, make)
 

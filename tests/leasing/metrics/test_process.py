@@ -226,7 +226,7 @@ def test_nothing_is_measured_while_nobody_asks(counted: LeaseMetrics) -> None:
 
     assert not any((probes.acquiring, probes.renewing, probes.comparing, probes.leading))
     assert not any(
-        signal.is_counted for signal in vars(signals).values() if isinstance(signal, signals.Logged)
+        signal.counts for signal in vars(signals).values() if isinstance(signal, signals.Logged)
     )
 
 
@@ -238,8 +238,8 @@ def test_a_count_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> No
     def fail(*args: Any) -> None:
         raise ZeroDivisionError
 
-    reported.count_by(fail)
-    reported.count_by(lambda rows, details: counts.append((list(rows), dict(details))))
+    reported.counts.connect(fail)
+    reported.counts.connect(lambda rows, details: counts.append((list(rows), dict(details))))
     probe.connect(fail)
     reported.send_robust(object, lease="a lease", reason="why")
     probe(1, 2)
