@@ -27,6 +27,10 @@ class LeaseError(Exception):
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)
 
+    def __reduce__(self) -> Any:
+        # Made again without __init__, whose arguments are not always those that ``args`` has.
+        return type(self).__new__, (type(self), *self.args), vars(self)
+
 
 class LeaseHeld(LeaseError):
     """Someone else holds the lease."""
@@ -54,9 +58,6 @@ class LeaseHeld(LeaseError):
         until = f" until {expires_at.isoformat()}" if expires_at else ""
         super().__init__(f"{label(resource)} is {who}{until}.")
 
-    def __reduce__(self) -> tuple[type[LeaseHeld], tuple[Any, ...]]:
-        return type(self), (self.resource, self.holder, self.expires_at, self.remaining)
-
 
 class LeaseTimeout(LeaseHeld):
     """Someone else held the lease until the end of the wait, of ``waited`` seconds."""
@@ -78,10 +79,6 @@ class LeaseTimeout(LeaseHeld):
         self.waited = waited
         self.args = (f"Waited {waited:.1f} s: {self}",)
 
-    def __reduce__(self) -> tuple[type[LeaseTimeout], tuple[Any, ...]]:
-        known = self.holder, self.expires_at, self.waited, self.remaining
-        return type(self), (self.resource, *known)
-
 
 class LeaseLost(LeaseError):
     """The lease is no longer yours."""
@@ -90,9 +87,6 @@ class LeaseLost(LeaseError):
         self.resource = resource
         self.reason = reason
         super().__init__(f"{label(resource)} was lost: {reason}.")
-
-    def __reduce__(self) -> tuple[type[LeaseLost], tuple[str, str]]:
-        return type(self), (self.resource, self.reason)
 
 
 class StaleToken(LeaseLost):
@@ -126,9 +120,6 @@ class PayloadMismatch(LeaseError):
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(f"{key} was already used with a different payload.")
-
-    def __reduce__(self) -> tuple[type[PayloadMismatch], tuple[str]]:
-        return type(self), (self.key,)
 
 
 class InvalidResource(LeaseError, ValueError):

@@ -217,6 +217,9 @@ class Reason(str):
         reason.why = why
         return reason
 
+    def __getnewargs__(self) -> tuple[Why, str]:  # type: ignore[override]
+        return self.why, str(self)
+
 
 def why_of(reason: str) -> Why:
     """The kind of ``reason``; OTHER of one that is nothing but words."""

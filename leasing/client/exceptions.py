@@ -9,9 +9,15 @@ ServiceError
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ServiceError(Exception):
     """The service did not do what was requested."""
+
+    def __reduce__(self) -> Any:
+        # As of LeaseError.
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class ServiceUnavailable(ServiceError, ConnectionError):
@@ -40,9 +46,6 @@ class AccessDenied(ServiceError):
         self.status, self.retry_after = status, retry_after
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[type[AccessDenied], tuple[int, str, float]]:
-        return type(self), (self.status, str(self), self.retry_after)
-
 
 class RequestRefused(ServiceError):
     """The service refused the request, with the HTTP ``status`` and the reason."""
@@ -50,6 +53,3 @@ class RequestRefused(ServiceError):
     def __init__(self, status: int, message: str) -> None:
         self.status = status
         super().__init__(message)
-
-    def __reduce__(self) -> tuple[type[RequestRefused], tuple[int, str]]:
-        return type(self), (self.status, str(self))

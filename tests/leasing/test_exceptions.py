@@ -15,7 +15,10 @@ from leasing.exceptions import (
     LeaseInTransaction,
     LeaseLost,
     LeaseTimeout,
+    PayloadMismatch,
+    StaleToken,
 )
+from leasing.store import Reason, Why, why_of
 
 UNTIL = datetime(2030, 1, 1, tzinfo=UTC)
 ERRORS = [
@@ -24,6 +27,9 @@ ERRORS = [
     LeaseHeld("crane:1", "ann", UNTIL, 2.5),
     LeaseTimeout("crane:1", "ann", UNTIL, 5.04, 2.5),
     LeaseLost("crane:1", "it was revoked"),
+    LeaseLost("crane:1", Reason(Why.GONE, "its row is gone")),
+    StaleToken("crane:1", "a newer one"),
+    PayloadMismatch("charge:1"),
     LeaseInTransaction(),
     InvalidResource("The resource must be a string."),
     InvalidTTL(),
@@ -37,6 +43,7 @@ def test_every_error_is_a_lease_error_and_survives_pickling(error: LeaseError) -
     assert type(copy) is type(error)
     assert str(copy) == str(error) != ""
     assert copy.__dict__ == error.__dict__
+    assert why_of(getattr(copy, "reason", "")) == why_of(getattr(error, "reason", ""))
 
 
 def test_the_messages() -> None:
