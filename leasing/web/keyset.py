@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
-from django.db.models import Case, F, Func, Q, Value, When
+from django.db.models import BooleanField, Case, F, Q, Value, When
 from django.utils.dateparse import parse_datetime
 
+from leasing.db.postgres import Spelled
 from leasing.functions import as_utc
 from leasing.validation.keys import key_of
 from leasing.validation.moments import check_moment
@@ -92,7 +93,12 @@ def _beyond(rows: models.QuerySet[Any], cursor: Cursor, order: Order) -> Q:
         return by_key
     moment = _moment(cursor.moment)
     if _compares_rows(rows):
-        return Q(KeysetComparison(rows.model, order.column, "<" if falling else ">", moment, key))
+        # An index of both columns is entered by it at the right entry: thousands of rows may be of
+        # the same moment, as those that were enqueued at once are. The same said with OR makes
+        # PostgreSQL read all of them, and sort.
+        other = Value(moment, models.DateTimeField()), Value(key, rows.model._meta.pk)
+        text = f"({{}}, {{}}) {'<' if falling else '>'} ({{}}, {{}})"
+        return Q(Spelled(text, F(order.column), F("pk"), *other, output_field=BooleanField()))
     since, below = f"{order.column}__gte", f"{order.column}__lt"
     same = Q(**{since: moment, below: moment + MICROSECOND}) & by_key
     if falling:
@@ -125,33 +131,3 @@ def _moment(text: str) -> datetime:
         return check_moment(moment, "a cursor")
     except ValueError as error:
         raise InvalidCursor("not a cursor") from error
-
-
-class KeysetComparison(Func):
-    """Compare rows by a moment and, where that is the same, by key: True if one lies on one side of
-    another. An index of both columns is entered by it at the right entry: thousands of rows may be
-    of the same moment, as those that were enqueued at once are. The same said with OR makes
-    PostgreSQL read all of them, and sort.
-
-    Args:
-        model: The model of the rows.
-        column: The name of the column of moments.
-        sign: The operator: "<" or ">".
-        moment: The moment of the other row.
-        key: The key of the other row.
-    """
-
-    output_field = models.BooleanField()
-    arity = 4
-
-    def __init__(
-        self, model: type[models.Model], column: str, sign: str, moment: datetime, key: Any
-    ) -> None:
-        values = Value(moment, models.DateTimeField()), Value(key, model._meta.pk)
-        super().__init__(F(column), F("pk"), *values, sign=sign)
-
-    def as_sql(self, compiler: Any, connection: Any, *_: Any, **extra: Any) -> Any:
-        parts = [compiler.compile(each) for each in self.get_source_expressions()]
-        column, pk, moment, key = [sql for sql, _ in parts]
-        sql = f"({column}, {pk}) {self.extra['sign']} ({moment}, {key})"
-        return sql, [param for _, params in parts for param in params]
