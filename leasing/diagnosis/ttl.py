@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
-from leasing.hold.trust import interval, margin
+from leasing.hold.trust import interval, longest_pause, margin
 from leasing.models import Lease, LeaseEvent
 
 #: The fewest samples of which one in a hundred can be told.
@@ -52,7 +52,7 @@ class Heartbeats(NamedTuple):
         delays = [(self.renewed_at - self.acquired_at).total_seconds() / self.renewals - pause]
         if self.lasted_until is not None:
             since = (self.lasted_until - self.renewed_at).total_seconds()
-            delays.append(since - pause * (1 + leasing_settings.JITTER))
+            delays.append(since - longest_pause(self.ttl.total_seconds()))
         return max(0.0, *delays)
 
 
@@ -148,11 +148,6 @@ def least_ttl(lasting: float, *, is_renewed: bool) -> float:
     while ttl < (needed := lasting + margin(ttl) + (longest_pause(ttl) if is_renewed else 0.0)):
         ttl = float(max(math.ceil(needed), ttl + 1))
     return ttl
-
-
-def longest_pause(ttl: float) -> float:
-    """Return the longest planned pause between two renewals."""
-    return interval(ttl) * (1 + leasing_settings.JITTER)
 
 
 def spare(ttl: float) -> float:

@@ -11,6 +11,11 @@ def interval(ttl: float) -> float:
     return ttl / 3 if every is None else min(every, ttl / 2)
 
 
+def longest_pause(ttl: float) -> float:
+    """Return the longest planned pause between two renewals."""
+    return interval(ttl) * (1 + leasing_settings.JITTER)
+
+
 def margin(ttl: float) -> float:
     """Seconds before the database's expiry at which trust ends, for a ttl in seconds."""
     configured = leasing_settings.MARGIN

@@ -27,9 +27,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
-from leasing.conf import leasing_settings
 from leasing.hold import Hold
-from leasing.hold.trust import margin
+from leasing.hold.trust import longest_pause, margin
 from leasing.process import deadman
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
@@ -204,5 +203,4 @@ def run_under(
 def notice_of(term: Hold) -> float:
     """Return how many seconds before the end of trust the command is asked to end: half of
     the time left when a late renewal is sent."""
-    latest = term.interval * (1 + leasing_settings.JITTER)
-    return max(0.0, term.ttl - latest - margin(term.ttl)) / 2
+    return max(0.0, term.ttl - longest_pause(term.ttl) - margin(term.ttl)) / 2

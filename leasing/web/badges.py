@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from leasing.conf import leasing_settings
-from leasing.hold.trust import margin
+from leasing.hold.trust import longest_pause, margin
 from leasing.models import AuditEntry, BeatEntry, EventKind, Leasable, Lease, LeaseState
 from leasing.models.api_token import TokenState
 
@@ -71,9 +70,7 @@ def is_late(row: Leasable, now: datetime) -> bool:
     """Return True if the holder of an active ``row`` has certainly missed a renewal by ``now``:
     half of its time is over, and the renewal is not only slow."""
     left, ttl = (row.expires_at - now).total_seconds(), row.ttl.total_seconds()
-    configured = leasing_settings.RENEW_EVERY
-    every = ttl / 3 if configured is None else min(configured, ttl / 2)
-    latest = max(ttl / 2, every * (1 + leasing_settings.JITTER) + margin(ttl))
+    latest = max(ttl / 2, longest_pause(ttl) + margin(ttl))
     return left < ttl - latest
 
 

@@ -23,11 +23,10 @@ from leasing.diagnosis.ttl import (
     TooFewSamples,
     history_of_lease,
     least_ttl,
-    longest_pause,
     spare,
     suggest,
 )
-from leasing.hold.trust import margin
+from leasing.hold.trust import longest_pause, margin
 from leasing.models import EventKind, Lease, LeaseEvent
 from tests.factories import LeaseFactory
 
