@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from django.db import DatabaseError
@@ -14,7 +13,7 @@ from ninja.errors import HttpError
 
 from leasing.api.principals import Token, principal_of
 from leasing.models import ApiToken, Leasable, TokenGrant
-from leasing.runtime.aio import Steps, Undoable, run_later
+from leasing.runtime.aio import Steps, Undoable, altered, run_later
 
 Row = TypeVar("Row", bound=Leasable)
 
@@ -104,24 +103,20 @@ def in_room(
 
 
 def _granting(room: Room, steps: Steps[Row], *, may_repeat: bool) -> Steps[Row]:
+    latest: Any = None
+
+    def note(step: Any) -> Any:
+        nonlocal latest
+        latest = step
+        return step
+
     yield room.__enter__
-    take: Callable[[], Any] = partial(next, steps)
     try:
-        while True:
-            step = take()
-            try:
-                answer = yield step
-            except Exception as error:
-                take = partial(steps.throw, error)
-            else:
-                take = partial(steps.send, answer)
-    except StopIteration as end:
-        row: Row = end.value
+        row = yield from altered(steps, note)
     except GeneratorExit:
-        steps.close()
         # A grant that is under way now stays, for the request that is sent again, and so does its
         # room.
-        if not (may_repeat and isinstance(step, Undoable)):
+        if not (may_repeat and isinstance(latest, Undoable)):
             run_later(room.__exit__)
         raise
     except Exception:

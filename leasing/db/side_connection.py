@@ -11,7 +11,6 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import closing
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -20,7 +19,7 @@ from django.db import Error, OperationalError, connections
 
 from leasing.db.answers import LAST_CALL, watch_answers
 from leasing.db.dialects import patience, use_private_connection
-from leasing.runtime.aio import Steps, Undoable
+from leasing.runtime.aio import Steps, Undoable, altered
 from leasing.runtime.callbacks import CallbackThreads, apart, callbacks_here
 from leasing.runtime.clock import system_clock
 from leasing.runtime.threads import start_thread
@@ -128,22 +127,12 @@ def _work(
 def moved(side_connection: SideConnection, steps: Steps[Result]) -> Steps[Result]:
     """The same ``steps``, whose calls are made by ``side_connection``; pauses stay with the
     driver."""
-    with closing(steps), side_connection:
-        send: Callable[[], Any] = partial(next, steps)
-        while True:
-            try:
-                step = send()
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            try:
-                answer = yield _moved(side_connection, step) if callable(step) else step
-            except Exception as error:
-                send = partial(steps.throw, error)
-            else:
-                send = partial(steps.send, answer)
 
+    def move(step: Any) -> Any:
+        if not callable(step):
+            return step
+        run = partial(side_connection.run, step)
+        return Undoable(run, step.undo) if isinstance(step, Undoable) else run
 
-def _moved(side_connection: SideConnection, call: Callable[[], Any]) -> Callable[[], Any]:
-    run = partial(side_connection.run, call)
-    return Undoable(run, call.undo) if isinstance(call, Undoable) else run
+    with side_connection:
+        return (yield from altered(steps, move))

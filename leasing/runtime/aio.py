@@ -138,6 +138,24 @@ def drive(steps: Steps[Result]) -> Result:
         steps.close()
 
 
+def altered(steps: Steps[Result], alter: Callable[[Any], Any]) -> Steps[Result]:
+    """The same ``steps``, each of them as ``alter`` returns it."""
+    with closing(steps):
+        send: Callable[[], Any] = partial(next, steps)
+        while True:
+            try:
+                step = send()
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            try:
+                answer = yield alter(step)
+            except Exception as error:
+                send = partial(steps.throw, error)
+            else:
+                send = partial(steps.send, answer)
+
+
 async def adrive(steps: Steps[Result]) -> Result:
     """Do what ``steps`` ask for, without blocking the event loop."""
     with closing(steps):
