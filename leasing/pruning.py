@@ -19,7 +19,7 @@ from django.db import models
 from django.db.models import Q
 
 from leasing.conf import leasing_settings
-from leasing.db.deletion import delete_batch, unprotected
+from leasing.db.deletion import delete_all
 from leasing.functions import DbMicroseconds, after, database_now
 from leasing.models import AuditEntry, Lease, LeaseEvent, OnceKey
 
@@ -82,11 +82,4 @@ def _delete(rows: models.QuerySet[Any], batch: int) -> int:
         _, counts = rows.filter(pk__in=keys).delete()
         return counts.get(rows.model._meta.label, 0)
 
-    prunable = unprotected(rows).only("pk").order_by("pk")
-    deleted, last = 0, 0
-    while True:
-        count, found = delete_batch(prunable.filter(pk__gt=last), batch, delete)
-        deleted += count
-        if len(found) < batch:
-            return deleted
-        last = found[-1].pk
+    return delete_all(rows, batch, delete)

@@ -76,6 +76,23 @@ def delete_batch(
     return deleted, found
 
 
+def delete_all(rows: models.QuerySet[Any], batch: int, delete: Callable[[list[Any]], int]) -> int:
+    """``delete_batch``, over again past what cannot be deleted, in the order of the keys: all that
+    nobody protects. Other arguments are those of ``delete_batch``. Returns how many were deleted.
+
+    Args:
+        batch: The number of rows in one transaction.
+    """
+    rows = unprotected(rows).only("pk").order_by("pk")
+    deleted, last = 0, 0
+    while True:
+        gone, found = delete_batch(rows.filter(pk__gt=last), batch, delete)
+        deleted += gone
+        if len(found) < batch:
+            return deleted
+        last = found[-1].pk
+
+
 def delete_up_to(rows: models.QuerySet[Any], limit: int, delete: Callable[[list[Any]], int]) -> int:
     """``delete_batch``, over again past what cannot be deleted. Arguments are those of
     ``delete_batch``. Returns how many were: ``limit``, or as many as can be."""

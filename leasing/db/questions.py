@@ -90,18 +90,8 @@ def _asked(
 def query_rows(about: Hashable, make: Callable[[], models.QuerySet[Any]]) -> list[Any]:
     """Return the rows of what ``make`` returns, a queryset of ``values_list`` without a value that
     changes from call to call: it is compiled once for all calls with an equal ``about``."""
-
-    def compiled() -> tuple[str, str, Sequence[Any], list[Any]]:
-        rows = make()
-        compiler = rows.query.get_compiler(rows.db)
-        text, params = compiler.as_sql()
-        return rows.db, text, params, [column for column, *_ in compiler.select]
-
-    using, statement, params, columns = cached_statement((query_rows, about), compiled)
-    with connections[using].cursor() as cursor:
-        cursor.execute(statement, params)
-        answers = cursor.fetchall()
-    return _converted(answers, sql.Query(None).get_compiler(using), columns)
+    *_, answers = _answered((query_rows, about), make, {})
+    return list(map(tuple, answers))
 
 
 def query_instance(
@@ -118,6 +108,15 @@ def query_instances(
     """Return the rows of what ``make`` returns, a queryset with markers for ``values``. They have
     the columns that are asked for, and annotations; it is compiled once for all calls with an equal
     ``about``."""
+    model, using, names, answers = _answered((query_instances, about), make, values)
+    return [instance_of(model, using, dict(zip(names, answer, strict=True))) for answer in answers]
+
+
+def _answered(
+    about: Hashable, make: Callable[[], models.QuerySet[Any]], values: Mapping[str, Any]
+) -> tuple[type[models.Model], str, list[str], Sequence[Sequence[Any]]]:
+    """Return the model, the database, the names of the columns and the rows of what ``make``
+    returns."""
 
     def compiled() -> tuple[type[models.Model], str, Statement, list[Any], list[str], Any]:
         rows = make()
@@ -131,8 +130,7 @@ def query_instances(
         statement = Statement(text, params, connection)
         return rows.model, rows.db, statement, columns, names, conversions
 
-    key = (query_instances, about)
-    model, using, statement, columns, names, conversions = cached_statement(key, compiled)
+    model, using, statement, columns, names, conversions = cached_statement(about, compiled)
     connection = connections[using]
     params = statement.filled(values, connection)
     if conversions is not None:
@@ -141,7 +139,7 @@ def query_instances(
         with connection.cursor() as cursor:
             cursor.execute(statement.sql, params)
             answers = _converted(cursor.fetchall(), sql.Query(None).get_compiler(using), columns)
-    return [instance_of(model, using, dict(zip(names, answer, strict=True))) for answer in answers]
+    return model, using, names, answers
 
 
 def _converted(answers: list[Any], compiler: Any, columns: list[Any]) -> list[Any]:

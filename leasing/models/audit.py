@@ -8,8 +8,8 @@ from typing import ClassVar, Self
 from django.db import models
 from django.db.models import F
 
-from leasing.db.deletion import delete_batch, unprotected
-from leasing.db.routing import RoutedManager
+from leasing.db.deletion import delete_all
+from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow, after
 from leasing.models.event import MAX_KEY, MAX_LABEL
 from leasing.models.guarded import Ledger
@@ -33,18 +33,7 @@ class AuditEntryQuerySet(LedgerQuerySet["AuditEntry"]):
         younger = entries.filter(at__gt=after(-age)).order_by("pk").values_list("pk", flat=True)
         first = younger.first()
         old = entries if first is None else entries.filter(pk__lt=first)
-        prunable = unprotected(old).only("pk").order_by("pk")
-        deleted, last = 0, 0
-        while True:
-            count, found = delete_batch(
-                prunable.filter(pk__gt=last),
-                batch,
-                lambda keys: entries.filter(pk__in=keys)._forget(),
-            )
-            deleted += count
-            if len(found) < batch:
-                return deleted
-            last = found[-1].pk
+        return delete_all(old, batch, lambda keys: entries.filter(pk__in=keys)._forget())
 
 
 class AuditEntry(Ledger):
@@ -80,7 +69,7 @@ class AuditEntry(Ledger):
 
     objects: ClassVar = AuditEntryQuerySet.as_manager()
     #: For Django itself, and for code that has to change rows of the ledger.
-    base_objects: ClassVar = RoutedManager()
+    base_objects: ClassVar = RoutedQuerySet.as_manager()
 
     class Meta:
         base_manager_name = "base_objects"
