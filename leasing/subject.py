@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from django.apps import apps
 
@@ -22,27 +22,6 @@ from leasing.validation.terms import Terms
 What = Hold | Leasable | str
 
 
-class Subject(Protocol):
-    """One lease, in any store."""
-
-    resource: str
-
-    def look(self) -> Any:
-        """The row as it stands, with ``now``; None when there is none."""
-
-    def change(self, columns: dict[str, Any]) -> None:
-        """Write ``columns`` to the row."""
-
-    def revoke(self, reason: str, by: str) -> bool:
-        """Take it from its holder. Returns whether there was one."""
-
-    def acquire(self, terms: Terms) -> tuple[Any, Callable[[], object]]:
-        """The row, granted under ``terms``, and how to give it back."""
-
-    def events(self) -> list[LeaseEvent]:
-        """Return its events, oldest first."""
-
-
 class RowSubject:
     """A row of the database.
 
@@ -58,25 +37,30 @@ class RowSubject:
         self._key = key
 
     def look(self) -> Any:
+        """Return the row as it stands, with ``now``; None when there is none."""
         return self._rows.filter(**self._key).with_state().first()
 
     def change(self, columns: dict[str, Any]) -> None:
+        """Write ``columns`` to the row."""
         self._rows.filter(**self._key).update(**columns)
 
     def revoke(self, reason: str, by: str) -> bool:
+        """Take it from its holder. Return True if there was one."""
         return bool(self._rows.filter(**self._key).revoke(reason, by))
 
     def acquire(self, terms: Terms) -> tuple[Any, Callable[[], object]]:
+        """Return the row, granted under ``terms``, and what gives it back."""
         row = drive(self._rows.acquiring(self.resource, terms, 0, self._key))
         return row, partial(self._rows.release, row)
 
     def events(self) -> list[LeaseEvent]:
+        """Return its events, oldest first."""
         events = LeaseEvent.objects.using(self._rows.db).filter(resource=self.resource)
         return list(events.order_by("id"))
 
 
 class MemorySubject:
-    """A row in the memory of this process.
+    """A row in the memory of this process: see ``RowSubject``.
 
     Args:
         store: The store that has it.
@@ -105,6 +89,10 @@ class MemorySubject:
 
     def events(self) -> list[LeaseEvent]:
         return [event for event in self._store.events if event.resource == self.resource]
+
+
+#: One lease, in any store.
+Subject = RowSubject | MemorySubject
 
 
 def subject_of(what: What) -> Subject:

@@ -94,10 +94,13 @@ class GrantingRows(HolderRows[Row]):
         """A hold on ``resource`` that is acquired when it is entered: on a row, or where the
         setting ENABLED is off, in the memory of this process."""
         if not leasing_settings.ENABLED:
-            blank = partial(self.model, **key)
+
+            def take() -> Grant:
+                return memory.acquire_row(self.model(**key), terms)
+
             unless_in = None if separate else self.db
-            taker = memory.taker(blank, resource, terms, wait, stopping, unless_in=unless_in)
-            return Hold(memory, taker, on_lost=on_lost, on_yield=on_yield)
+            steps = partial(memory.taking, take, resource, wait, stopping, unless_in)
+            return Hold(memory, steps, on_lost=on_lost, on_yield=on_yield)
 
         acquire = Acquisition(
             type(self),

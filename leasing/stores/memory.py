@@ -26,10 +26,9 @@ from django.apps import apps
 from django.db import transaction
 
 from leasing import signals
-from leasing.conf import Wait, leasing_settings
+from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.runtime import clock as clocks
-from leasing.runtime.aio import Steps
 from leasing.store import Grant, Incumbent, Renewals
 from leasing.stores.base import TERMS, BaseStore
 from leasing.stores.rows import grant_of
@@ -89,29 +88,6 @@ class MemoryStore(BaseStore):
         return began + timedelta(seconds=self.clock() - started)
 
     # Taking
-
-    def taker(
-        self,
-        blank: Callable[[], Any],
-        resource: str,
-        terms: Terms,
-        wait: Wait,
-        stopping: threading.Event | None = None,
-        *,
-        unless_in: str | None,
-    ) -> Callable[[], Steps[Grant]]:
-        """Return the steps by which a hold acquires a row of any model. The other arguments are
-        those of ``taking``.
-
-        Args:
-            blank: Makes the row that is acquired, not yet granted.
-            terms: The terms of the grant.
-        """
-
-        def take() -> Grant:
-            return self.acquire_row(blank(), terms)
-
-        return lambda: self.taking(take, resource, wait, stopping, unless_in)
 
     def acquire_row(self, row: Any, terms: Terms) -> Grant:
         """Grant ``row``, a new instance that names the resource. Raises LeaseHeld."""
