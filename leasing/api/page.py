@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from django.http import HttpRequest, HttpResponse
@@ -22,53 +21,6 @@ from leasing.api.document import TOKEN
 METHODS: Final = ("get", "post", "put", "delete")
 #: Bounds of a value, as they are told behind its type.
 LENGTHS: Final = (("minLength", "maxLength", "characters"), ("minItems", "maxItems", "items"))
-
-
-@dataclass(frozen=True)
-class Field:
-    """A parameter, or a field of a body or a response."""
-
-    name: str
-    kind: str
-    is_required: bool
-    description: str
-    #: The name of the schema of its value, if that is an object.
-    schema: str = ""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A response of an operation."""
-
-    status: int
-    description: str
-    schema: str
-    kind: str
-    headers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Operation:
-    """An operation: a method and a path."""
-
-    key: str
-    method: str
-    path: str
-    summary: str
-    description: str
-    permission: str
-    parameters: list[Field]
-    body: list[Field]
-    answers: list[Answer]
-    example: str
-
-
-@dataclass(frozen=True)
-class Group:
-    """The operations of one tag."""
-
-    name: str
-    operations: list[Operation]
 
 
 class DocumentPage(DocsBase):
@@ -88,15 +40,15 @@ class DocumentPage(DocsBase):
         return render(request, "leasing/api.html", shown)
 
 
-def groups_of(document: dict[str, Any], site: str) -> list[Group]:
+def groups_of(document: dict[str, Any], site: str) -> list[dict[str, Any]]:
     """Return the operations of ``document``, which is served by ``site``, by their tags."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, dict[str, Any]] = {}
     for path, methods in document["paths"].items():
         for method in sorted(methods, key=METHODS.index):
             operation = methods[method]
             name = operation.get("tags", ["other"])[0]
-            group = groups.setdefault(name, Group(name, []))
-            group.operations.append(_operation(document, site, method, path, operation))
+            group = groups.setdefault(name, {"name": name, "operations": []})
+            group["operations"].append(_operation(document, site, method, path, operation))
     return list(groups.values())
 
 
@@ -112,43 +64,56 @@ def schemas_of(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _operation(
     document: dict[str, Any], site: str, method: str, path: str, operation: dict[str, Any]
-) -> Operation:
+) -> dict[str, Any]:
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     schema = _resolved(document, body.get("schema", {}))
     security = operation.get("security", ())
     required: list[str] = next((each[TOKEN] for each in security if TOKEN in each), [])
-    return Operation(
-        key=operation["operationId"],
-        method=method.upper(),
-        path=path,
-        summary=operation["summary"],
-        description=operation.get("description", ""),
-        permission=", ".join(required),
-        parameters=[_parameter(each) for each in operation["parameters"]],
-        body=_fields(schema),
-        answers=[_answer(*each) for each in sorted(operation["responses"].items())],
-        example=_example(method, f"{site}{path}", schema, is_closed=bool(required)),
-    )
+    return {
+        "key": operation["operationId"],
+        "method": method.upper(),
+        "path": path,
+        "summary": operation["summary"],
+        "description": operation.get("description", ""),
+        "permission": ", ".join(required),
+        "parameters": [_parameter(each) for each in operation["parameters"]],
+        "body": _fields(schema),
+        "answers": [_answer(*each) for each in sorted(operation["responses"].items())],
+        "example": _example(method, f"{site}{path}", schema, is_closed=bool(required)),
+    }
 
 
-def _parameter(parameter: dict[str, Any]) -> Field:
-    kind = f"{_kind(parameter['schema'])}, in the {parameter['in']}"
-    description = parameter.get("description", "")
-    return Field(parameter["name"], kind, parameter["required"], description)
+def _parameter(parameter: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": parameter["name"],
+        "kind": f"{_kind(parameter['schema'])}, in the {parameter['in']}",
+        "is_required": parameter["required"],
+        "description": parameter.get("description", ""),
+    }
 
 
-def _answer(status: str, answer: dict[str, Any]) -> Answer:
+def _answer(status: str, answer: dict[str, Any]) -> dict[str, Any]:
     (content,) = answer.get("content", {}).values() or [{}]
     schema = content.get("schema", {})
-    headers = tuple(answer.get("headers", ()))
-    kind = _kind(schema) if schema else ""
-    return Answer(int(status), answer["description"], _name_of(schema), kind, headers)
+    return {
+        "status": status,
+        "description": answer["description"],
+        "schema": _name_of(schema),
+        "kind": _kind(schema) if schema else "",
+        "headers": list(answer.get("headers", ())),
+    }
 
 
-def _fields(schema: dict[str, Any]) -> list[Field]:
+def _fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
     required = schema.get("required", ())
     return [
-        Field(name, _kind(each), name in required, each.get("description", ""), _name_of(each))
+        {
+            "name": name,
+            "kind": _kind(each),
+            "is_required": name in required,
+            "description": each.get("description", ""),
+            "schema": _name_of(each),
+        }
         for name, each in schema.get("properties", {}).items()
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -16,7 +15,7 @@ from leasing.dashboard.forms import AuditFilter
 from leasing.models import AuditEntry
 from leasing.web import navigation
 from leasing.web.access import page
-from leasing.web.badges import Badge, badge_of_entry
+from leasing.web.badges import badge_of_entry
 from leasing.web.export import export
 from leasing.web.paging import page_of
 from leasing.web.polling import answer, read_list
@@ -26,21 +25,6 @@ VIEW = "leasing.view_auditentry"
 #: Keys of one action that are shown.
 KEYS_SHOWN = 5
 FILTERS = ("by", "verb", "model", "key")
-
-
-@dataclass(frozen=True)
-class Deed:
-    """An entry as the page shows it: its rows and its result."""
-
-    entry: AuditEntry
-    badge: Badge
-    #: The name of the rows' model, where no rows are named.
-    kind: str
-    #: The names of the rows, each with its page, as far as they are shown; how many more there are.
-    rows: list[tuple[str, str]]
-    more: int
-    #: The filter of a bulk action: names and values.
-    filter: list[tuple[str, Any]]
 
 
 @page(VIEW)
@@ -83,7 +67,8 @@ def _kind(label: str) -> str:
         return label
 
 
-def _deed(entry: AuditEntry) -> Deed:
+def _deed(entry: AuditEntry) -> dict[str, Any]:
+    """Return an entry as the page shows it: its rows and its result."""
     target = entry.target if isinstance(entry.target, dict) else {}
     keys = [str(key) for key in target.get("keys") or ()] or [entry.key] * bool(entry.key)
     shown = [
@@ -91,11 +76,12 @@ def _deed(entry: AuditEntry) -> Deed:
         for key in keys[:KEYS_SHOWN]
     ]
     asked = target.get("filter") or {}
-    return Deed(
-        entry,
-        badge_of_entry(entry),
-        "" if keys else _kind(entry.model),
-        shown,
-        max(len(keys), entry.asked or 0) - len(shown) if keys else 0,
-        [(name, value) for name, value in asked.items() if value not in ("", None)],
-    )
+    return {
+        "entry": entry,
+        "badge": badge_of_entry(entry),
+        # Of the rows' model, where no rows are named.
+        "kind": "" if keys else _kind(entry.model),
+        "rows": shown,
+        "more": max(len(keys), entry.asked or 0) - len(shown) if keys else 0,
+        "filter": [(name, value) for name, value in asked.items() if value not in ("", None)],
+    }
