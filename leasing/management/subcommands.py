@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFo
 
 from leasing.humanize import stamp
 from leasing.management.base import TablesCommand
-from leasing.runtime.terminal import as_json, as_table
+from leasing.runtime.terminal import as_json
 
 
 class AddAction(Protocol):
@@ -69,20 +69,8 @@ class SubcommandsCommand(TablesCommand):
     def handle(self, **options: Any) -> None:
         getattr(self, f"_{options['action'].replace('-', '_')}")(options)
 
-    def print_list(
-        self, options: Mapping[str, Any], facts: Sequence[object], table: Sequence[tuple[str, ...]]
-    ) -> None:
-        """Print a list.
-
-        Args:
-            options: The options of the subcommand.
-            facts: The rows that are printed as JSON with --json.
-            table: The rows that are printed without, after their head.
-        """
-        self.stdout.write(as_json(facts) if options["json"] else as_table(table))
-
     def print_result(self, options: Mapping[str, Any], facts: object, text: str) -> None:
-        """Print the result of an action.
+        """Print the result of an action, or a list.
 
         Args:
             options: The options of the subcommand.

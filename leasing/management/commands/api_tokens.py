@@ -105,7 +105,7 @@ class Command(SubcommandsCommand):
             tokens = getattr(tokens, options["state"])()
         now, rows = database_now(tokens.db), list(tokens)
         table = [_HEAD, *(_columns(token, now) for token in rows)]
-        self.print_list(options, [_facts(token, now) for token in rows], table)
+        self.print_result(options, [_facts(token, now) for token in rows], as_table(table))
 
     def _revoke(self, options: dict[str, Any]) -> None:
         by, name = operator(options), options["name"]
@@ -127,7 +127,7 @@ class Command(SubcommandsCommand):
 
     def _scopes(self, options: dict[str, Any]) -> None:
         names = sorted(known_scopes())
-        self.print_list(options, names, [(name,) for name in names])
+        self.print_result(options, names, as_table([(name,) for name in names]))
 
 
 def _days(days: int) -> timedelta:

@@ -72,7 +72,7 @@ class Command(SubcommandsCommand):
         rows = list(leases.with_state().order_by("resource"))
         head = ("RESOURCE", "STATE", "HOLDER", "UNTIL", "TOKEN")
         table = [head, *(_columns(lease) for lease in rows)]
-        self.print_list(options, [_facts(lease) for lease in rows], table)
+        self.print_result(options, [_facts(lease) for lease in rows], as_table(table))
 
     def _show(self, options: dict[str, Any]) -> None:
         lease = _find(options["name"])

@@ -13,7 +13,7 @@ from leasing.management.subcommands import (
     add_operator,
     attributes,
 )
-from leasing.runtime.terminal import plain
+from leasing.runtime.terminal import as_table, plain
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
 from tasks.dashboard.queue_rows import QueueLine, read_queues
 from tasks.exceptions import UnknownQueue
@@ -42,7 +42,7 @@ class Command(SubcommandsCommand):
             due = ago(line.due_since, now) if line.due_since else ""
             counts = str(line.ready), str(line.scheduled), str(line.running), due, str(line.workers)
             table.append((line.name, line.badge.word, *counts, _why(line)))
-        self.print_list(options, [_facts(line) for line in lines], table)
+        self.print_result(options, [_facts(line) for line in lines], as_table(table))
 
     def _pause(self, options: dict[str, Any]) -> None:
         self._act("pause", options)

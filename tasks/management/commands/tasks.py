@@ -112,7 +112,7 @@ class Command(SubcommandsCommand):
         at = now()
         head = ("ID", "STATE", "NAME", "QUEUE", "ATTEMPTS", "WHEN", "HOLDER")
         table = [head, *(columns_of(task, at) for task in tasks)]
-        self.print_list(options, [facts_of(task) for task in tasks], table)
+        self.print_result(options, [facts_of(task) for task in tasks], as_table(table))
 
     def _show(self, options: dict[str, Any]) -> None:
         task = find(options["id"])
