@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
@@ -22,7 +22,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import now
 
 from leasing import audit
-from leasing.admin.base import AdminOfAny, ReadOnlyAdmin
+from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.columns import NOTHING
 from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_column, column, related, short_column
@@ -35,12 +35,6 @@ from leasing.models.api_token import TokenState, known_scopes
 from leasing.validation.names import TOKEN
 from leasing.web.access import is_read_only
 from leasing.web.badges import TOKEN_BADGES
-
-if TYPE_CHECKING:
-    FormOfToken = forms.ModelForm[ApiToken]
-else:
-    # Django's own class takes no type arguments at run time.
-    FormOfToken = forms.ModelForm
 
 #: Until a token expires, unless the form says otherwise.
 LIFETIME = timedelta(days=365)
@@ -75,7 +69,7 @@ class QueuesField(forms.CharField):
         return sorted({name.strip() for name in text.split(",") if name.strip()})
 
 
-class TokenForm(FormOfToken):
+class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
     """Make a token. Its meaning is checked by ``clean`` of the model."""
 
     scopes = forms.MultipleChoiceField(
@@ -148,7 +142,7 @@ class ApiTokenAdmin(ReadOnlyAdmin):
         return FormOfUser
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return not is_read_only() and AdminOfAny.has_add_permission(self, request)
+        return not is_read_only() and admin.ModelAdmin.has_add_permission(self, request)
 
     def save_model(
         self, request: HttpRequest, obj: ApiToken, form: forms.ModelForm[ApiToken], change: bool

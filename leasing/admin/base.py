@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -35,12 +35,6 @@ from leasing.web import navigation
 from leasing.web.access import READ_ONLY, is_read_only, why_not
 from leasing.web.badges import Badge, badge_of_entry
 from leasing.web.counts import COUNT_CAP
-
-if TYPE_CHECKING:
-    AdminOfAny = admin.ModelAdmin[Any]
-else:
-    # Django's own class takes no type arguments at run time.
-    AdminOfAny = admin.ModelAdmin
 
 #: Entries of the audit in the history of a row.
 AUDITED = 50
@@ -71,7 +65,7 @@ class Panel:
         return "No action needed."
 
 
-class ReadOnlyAdmin(AdminOfAny):
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Shows rows, acts on them, and edits none."""
 
     change_list_template = "leasing/admin_list.html"

@@ -20,11 +20,6 @@ from leasing.web.counts import COUNT_CAP, Capped, capped_count
 if TYPE_CHECKING:
     from leasing.admin.base import ReadOnlyAdmin
 
-    PaginatorOfAny = Paginator[Any]
-else:
-    # Django's own class takes no type arguments at run time.
-    PaginatorOfAny = Paginator
-
 #: Among how many of the newest rows a list looks for what no index finds.
 REACH = 50_000
 
@@ -36,7 +31,7 @@ def floor_of(rows: QuerySet[Any]) -> int:
     return max(0, newest - REACH) if isinstance(newest, int) else 0
 
 
-class CappedPaginator(PaginatorOfAny):
+class CappedPaginator(Paginator):  # type: ignore[type-arg]
     """A paginator that never counts a whole table, and skips no further than it counts."""
 
     @cached_property

@@ -30,11 +30,7 @@ REVOKE = "leasing.revoke_lease"
 class ForceReleaseManyForm(ForceReleaseForm):
     """The same of many: how many they are has to be typed."""
 
-    def clean_typed(self) -> str:
-        typed: str = self.cleaned_data["typed"]
-        if typed != self._name:
-            raise forms.ValidationError("This is not the number of rows.", code="mismatch")
-        return typed
+    mismatch = "This is not the number of rows."
 
 
 class RevokeAction(OperatorAction):

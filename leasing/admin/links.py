@@ -117,12 +117,9 @@ def badge_column(
     return column(description, lambda row: badge_text(badge_of(row)))
 
 
-def short_column(
-    name: str, description: str = "", ordering: str | None = None
-) -> Callable[[Any, Any], SafeString | str]:
-    """Return a column with the attribute ``name`` of a row, shortened; its heading is the name by
-    default."""
-    return column(description or name, lambda row: short(getattr(row, name)), ordering)
+def short_column(name: str, ordering: str | None = None) -> Callable[[Any, Any], SafeString | str]:
+    """Return a column with the attribute ``name`` of a row, shortened."""
+    return column(name, lambda row: short(getattr(row, name)), ordering)
 
 
 def json_column(name: str, description: str = "") -> Callable[[Any, Any], SafeString | str]:

@@ -117,6 +117,9 @@ class ForceReleaseForm(RevokeForm):
         error_messages={"required": "Type the name to confirm."},
     )
 
+    #: The error of another text.
+    mismatch = "This is not the name."
+
     def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._name = label(name)
@@ -125,5 +128,5 @@ class ForceReleaseForm(RevokeForm):
     def clean_typed(self) -> str:
         typed: str = self.cleaned_data["typed"]
         if typed != self._name:
-            raise forms.ValidationError("This is not the name.", code="mismatch")
+            raise forms.ValidationError(self.mismatch, code="mismatch")
         return typed

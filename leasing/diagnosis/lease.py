@@ -37,7 +37,6 @@ class Explanation(Diagnosis):
 def explain(
     row: Leasable,
     now: datetime,
-    ending: LeaseEvent | None = None,
     events: Iterable[LeaseEvent] = (),
 ) -> Explanation:
     """Explain why the lease of ``row`` is as it is.
@@ -45,13 +44,11 @@ def explain(
     Args:
         row: The row, with the columns of its lease.
         now: The moment, by the database's clock.
-        ending: The event that ended its latest term, if the ledger has one: it distinguishes a
-            revocation from a release.
-        events: Its latest events, the newest first. They contain the ending if ``ending`` is not
-            given, and show if holder after holder lets the lease expire.
+        events: Its latest events, the newest first. They distinguish a revocation from a release,
+            and show if holder after holder lets the lease expire.
     """
     events = list(events)
-    ending = ending or next((event for event in events if event.kind in _ENDINGS), None)
+    ending = next((event for event in events if event.kind in _ENDINGS), None)
     badge = badge_of_lease(row, now)
     state = row.lease_state(now)
     if state == LeaseState.FREE:

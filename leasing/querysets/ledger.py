@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any, NoReturn, TypeVar
 
 from django.db import models
@@ -33,12 +33,11 @@ class LedgerQuerySet(RoutedQuerySet[Row]):
         objs: Iterable[Row],
         batch_size: int | None = None,
         ignore_conflicts: bool = False,
-        update_conflicts: bool = False,
-        update_fields: Collection[str] | None = None,
-        unique_fields: Collection[str] | None = None,
+        *args: Any,
+        **kw: Any,
     ) -> list[Row]:
-        """As Django's, but for updates."""
-        if update_conflicts:
+        """As Django's, but for updates, which all further arguments are about."""
+        if any([*args, *kw.values()]):
             refuse_change(self.model)
         return super().bulk_create(objs, batch_size, ignore_conflicts)
 

@@ -109,6 +109,7 @@ def moment(value: datetime | None, now: datetime) -> SafeString:
 
 
 register.simple_tag(why_not)
+register.simple_tag(humanize.stamp)
 
 
 @register.simple_tag
@@ -148,12 +149,6 @@ def deadline(
 
 
 @register.simple_tag
-def stamp(value: datetime) -> str:
-    """``value`` as date and time."""
-    return humanize.stamp(value)
-
-
-@register.simple_tag
 def fact(value: Any, now: datetime) -> SafeString | str:
     """A value of an explanation: a moment ticks, anything else is text."""
     if isinstance(value, datetime):
@@ -171,18 +166,8 @@ def breakable(name: str) -> SafeString:
 
 
 register.filter("label", label)
-
-
-@register.filter
-def span(value: timedelta | float) -> str:
-    """A length of time in words."""
-    return humanize.span(value)
-
-
-@register.filter
-def plural(count: int, one: str) -> str:
-    """``count`` with the noun ``one``, in the plural where it has to be."""
-    return humanize.plural(count, one)
+register.filter("span", humanize.span)
+register.filter("plural", humanize.plural)
 
 
 @register.filter

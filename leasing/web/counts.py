@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
@@ -12,9 +12,6 @@ from django.db.models import Case, IntegerField, Q, Value, When
 
 from leasing.conf import leasing_settings
 from leasing.db.statements import cached_statement
-
-if TYPE_CHECKING:
-    from leasing.web.cursors import Order
 
 COUNT_CAP = 10_000
 #: Among how many rows of a list its search counts.
@@ -65,18 +62,9 @@ class Tally:
     cap: int = COUNT_CAP
 
 
-def capped_count(
-    rows: models.QuerySet[Any], cap: int = COUNT_CAP, order: Order | None = None
-) -> Capped:
-    """Return the number of ``rows``, looking at ``cap`` + 1 of them at most; see ``Tally``.
-
-    Args:
-        rows: The rows, whose own order is dropped.
-        cap: The number up to which they are counted.
-        order: The order whose index is read; None: any.
-    """
-    ordered = rows.order_by(*order.by) if order else rows.order_by()
-    return Capped(ordered.values("pk")[: cap + 1].count(), cap)
+def capped_count(rows: models.QuerySet[Any], cap: int = COUNT_CAP) -> Capped:
+    """Return the number of ``rows``, in any order, looking at ``cap`` + 1 of them at most."""
+    return Capped(rows.order_by().values("pk")[: cap + 1].count(), cap)
 
 
 def count_together(tallies: Mapping[Key, Tally]) -> dict[Key, dict[str, Capped]]:

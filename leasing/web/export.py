@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final
 
 from asgiref.sync import sync_to_async
@@ -41,12 +42,12 @@ class Column:
 
 def plain(*names: str) -> list[Column]:
     """Columns that are attributes of the rows."""
-    return [Column(name, _reader(name)) for name in names]
+    return [Column(name, attrgetter(name)) for name in names]
 
 
 def secret(permission: str, *names: str) -> list[Column]:
     """Columns for those alone who have ``permission``."""
-    return [Column(name, _reader(name), permission) for name in names]
+    return [Column(name, attrgetter(name), permission) for name in names]
 
 
 def export(
@@ -142,13 +143,6 @@ def _values(row: Any, columns: Sequence[Column]) -> list[Any]:
 class _Encoder(DjangoJSONEncoder):
     def default(self, o: Any) -> Any:
         return o.total_seconds() if isinstance(o, timedelta) else super().default(o)
-
-
-def _reader(name: str) -> Callable[[Any], Any]:
-    def read(row: Any) -> Any:
-        return getattr(row, name)
-
-    return read
 
 
 async def _from_thread(parts: Iterator[str]) -> AsyncIterator[str]:

@@ -13,7 +13,7 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from leasing import audit
-from leasing.admin.base import AdminOfAny, ReadOnlyAdmin
+from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.links import badge_text, json_column, link, related, short
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
@@ -110,19 +110,19 @@ class ScheduleAdmin(ReadOnlyAdmin):
         ]
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return not is_read_only() and AdminOfAny.has_add_permission(self, request)
+        return not is_read_only() and admin.ModelAdmin.has_add_permission(self, request)
 
     def has_change_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
         if is_read_only() or (obj and obj.declared):
             return False
-        return AdminOfAny.has_change_permission(self, request, obj)
+        return admin.ModelAdmin.has_change_permission(self, request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
         if is_read_only():
             return False
         # Code that runs would only declare it again.
         is_living = obj is not None and obj.declared and not is_orphaned(obj, _now())
-        return not is_living and AdminOfAny.has_delete_permission(self, request, obj)
+        return not is_living and admin.ModelAdmin.has_delete_permission(self, request, obj)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """The schedules alone: their slots go with them, and may be very many."""
