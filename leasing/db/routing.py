@@ -151,6 +151,13 @@ def _is_fresh(rows: Any) -> bool:
     )
 
 
+class RoutedManager(models.Manager[Row]):
+    """For our models that have no queryset of their own."""
+
+    def get_queryset(self) -> RoutedQuerySet[Row]:
+        return RoutedQuerySet(self.model, using=self._db, hints=self._hints)  # type: ignore[attr-defined]
+
+
 def is_ours(model: type[models.Model]) -> bool:
     """Return True if ``model`` is of this distribution."""
     concrete: Any = model._meta.concrete_model

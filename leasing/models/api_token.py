@@ -107,14 +107,6 @@ class ApiToken(models.Model):
         if any(errors.values()):
             raise ValidationError({field: text for field, text in errors.items() if text})
 
-    def covers_resource(self, resource: str) -> bool:
-        """Return True if the named lease of ``resource`` may be used with this token."""
-        return resource.startswith(self.prefix)
-
-    def covers_queue(self, queue: str) -> bool:
-        """Return True if tasks of ``queue`` may be used with this token."""
-        return not self.queues or queue in self.queues
-
 
 class TokenGrant(models.Model):
     """A grant that was made through a token with a bound, or room that is reserved for one."""

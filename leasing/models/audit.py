@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import F
 
 from leasing.db.deletion import delete_all
-from leasing.db.routing import RoutedQuerySet
+from leasing.db.routing import RoutedManager
 from leasing.functions import DbNow, after
 from leasing.models.event import MAX_KEY, MAX_LABEL
 from leasing.models.guarded import Ledger
@@ -69,7 +69,7 @@ class AuditEntry(Ledger):
 
     objects: ClassVar = AuditEntryQuerySet.as_manager()
     #: For Django itself, and for code that has to change rows of the ledger.
-    base_objects: ClassVar = RoutedQuerySet.as_manager()
+    base_objects: ClassVar = RoutedManager()
 
     class Meta:
         base_manager_name = "base_objects"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.db.models import F
 
-from leasing.db.routing import RoutedQuerySet
+from leasing.db.routing import RoutedManager
 from leasing.functions import DbNow
 from leasing.models.guarded import Ledger
 from leasing.models.leasable import Leasable
@@ -54,7 +54,7 @@ class LeaseEvent(Ledger):
 
     objects: ClassVar = LeaseEventQuerySet.as_manager()
     #: For Django itself, and for code that has to change rows of the ledger.
-    base_objects: ClassVar = RoutedQuerySet.as_manager()
+    base_objects: ClassVar = RoutedManager()
 
     class Meta:
         base_manager_name = "base_objects"

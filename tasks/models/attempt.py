@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import Q
 
-from leasing.db.routing import RoutedQuerySet
+from leasing.db.routing import RoutedManager
 from leasing.functions import DbNow
 from leasing.models import Ledger
 from leasing.querysets.ledger import LedgerQuerySet
@@ -50,7 +50,7 @@ class TaskAttempt(Ledger):
 
     objects: ClassVar = AttemptQuerySet.as_manager()
     #: For Django itself, and for code that has to change rows of the ledger.
-    base_objects: ClassVar = RoutedQuerySet.as_manager()
+    base_objects: ClassVar = RoutedManager()
 
     class Meta:
         base_manager_name = "base_objects"
@@ -119,7 +119,7 @@ class TaskStep(models.Model):
     output = models.JSONField(null=True, default=None)
     finished_at = models.DateTimeField(db_default=DbNow())
 
-    objects: ClassVar = RoutedQuerySet.as_manager()
+    objects: ClassVar = RoutedManager()
 
     class Meta:
         base_manager_name = "objects"

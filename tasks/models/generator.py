@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from leasing.db.routing import RoutedQuerySet
+from leasing.db.routing import RoutedManager
 from leasing.fencing import FencedModel
 from leasing.functions import DbNow
 
@@ -28,7 +28,7 @@ class GeneratorDesiredState(FencedModel):
     acknowledged_by = models.CharField(max_length=200, blank=True, default="")
     acknowledged_at = models.DateTimeField(null=True, default=None)
 
-    objects: ClassVar = RoutedQuerySet.as_manager()  # type: ignore[assignment]
+    objects: ClassVar = RoutedManager()  # type: ignore[assignment]
 
     class Meta:
         base_manager_name = "objects"

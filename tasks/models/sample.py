@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from django.db import models
 
-from leasing.db.routing import RoutedQuerySet
+from leasing.db.routing import RoutedManager
 from leasing.humanize import stamp
 
 
@@ -45,7 +45,7 @@ class Sample(models.Model):
     expirations = models.PositiveIntegerField(default=0)
     releases = models.PositiveIntegerField(default=0)
 
-    objects: ClassVar = RoutedQuerySet.as_manager()
+    objects: ClassVar = RoutedManager()
 
     class Meta:
         base_manager_name = "objects"
