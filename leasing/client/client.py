@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from leasing.client.calls import LeaseCalls
@@ -12,7 +13,7 @@ from leasing.client.closing import AsyncClient, Client
 from leasing.client.store import ServiceStore
 from leasing.client.transport import AsyncTransport, Token, Transport
 from leasing.hold.hold import Hold, HoldCallback
-from leasing.runtime.aio import Steps, adrive, drive
+from leasing.runtime.aio import adrive, drive
 from leasing.store import Grant, Renewals
 
 Seconds = float | timedelta
@@ -50,12 +51,8 @@ class _Holding:
             on_lost: Called once with the hold when it is lost, on a thread.
             on_yield: Called once with the hold when somebody of higher priority asks for it.
         """
-
-        def acquire() -> Steps[Grant]:
-            return self._calls.acquire(resource, holder, ttl, wait, stopping)
-
-        acquire.resource = resource  # type: ignore[attr-defined]  # for the hold's repr
-        return Hold(self._store, acquire, on_lost=on_lost, on_yield=on_yield)
+        steps = partial(self._calls.acquire, resource, holder, ttl, wait, stopping)
+        return Hold(self._store, steps, resource=resource, on_lost=on_lost, on_yield=on_yield)
 
 
 class LeaseClient(Client, _Holding):
@@ -133,14 +130,8 @@ class AsyncLeaseClient(AsyncClient, _Holding):
         *,
         wait: Seconds | None = 0.0,
     ) -> Grant:
-        """``LeaseClient.acquire``. If the caller is cancelled, what was acquired is released.
-
-        Args:
-            resource: The name of the resource.
-            holder: The name of the holder; None: that of this process.
-            ttl: Seconds of the lease; None: as the service is configured.
-            wait: Seconds to wait while someone else holds it; None: for ever.
-        """
+        """``LeaseClient.acquire``, without ``stopping``: if the caller is cancelled, what was
+        acquired is released."""
         return await adrive(self._calls.acquire(resource, holder, ttl, wait))
 
     async def renew(self, grant: Grant) -> Grant:

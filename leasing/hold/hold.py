@@ -42,19 +42,24 @@ class Hold:
     ``on_lost`` and ``on_yield`` are called once, with the hold, on a thread of the keeper.
     """
 
-    __slots__ = ("__weakref__", "_acquire", "_keeper", "_on_lost", "_on_yield", "_store", "_term")
+    __slots__ = (
+        *("__weakref__", "_acquire", "_keeper", "_on_lost", "_on_yield", "_store", "_term"),
+        "_wanted",
+    )
 
     def __init__(
         self,
         store: Store,
         acquire: Acquire | None = None,
         *,
+        resource: str = "of a lease",
         on_lost: HoldCallback | None = None,
         on_yield: HoldCallback | None = None,
         keeper: Keeper = keeper,
     ) -> None:
         self._store = store
         self._acquire = acquire
+        self._wanted = resource
         self._on_lost = on_lost
         self._on_yield = on_yield
         self._keeper = keeper
@@ -70,8 +75,7 @@ class Hold:
     def __repr__(self) -> str:
         held = self._term
         if held is None:
-            resource = label(getattr(self._acquire, "resource", "of a lease"))
-            return f"<Hold {resource}: not entered>"
+            return f"<Hold {label(self._wanted)}: not entered>"
         grant = held.grant
         who = f"holder {grant.holder}, token {grant.fencing_token}"
         return f"<Hold {label(grant.resource)}: {who}, {held.state}>"

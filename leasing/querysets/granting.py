@@ -100,7 +100,7 @@ class GrantingRows(HolderRows[Row]):
 
             unless_in = None if separate else self.db
             steps = partial(memory.taking, take, resource, wait, stopping, unless_in)
-            return Hold(memory, steps, on_lost=on_lost, on_yield=on_yield)
+            return Hold(memory, steps, resource=resource, on_lost=on_lost, on_yield=on_yield)
 
         acquire = Acquisition(
             type(self),
@@ -117,7 +117,7 @@ class GrantingRows(HolderRows[Row]):
         store = self.store(terms)
         if separate:
             store = SeparateRowStore(store.model, store.using)
-        return Hold(store, acquire, on_lost=on_lost, on_yield=on_yield)
+        return Hold(store, acquire, resource=resource, on_lost=on_lost, on_yield=on_yield)
 
     def store(self, terms: Terms) -> RowStore:
         """Return the store that renews the grants of these rows."""

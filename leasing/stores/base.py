@@ -30,7 +30,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Never, Unpack
@@ -91,13 +90,7 @@ class BaseStore(ABC):
     @abstractmethod
     def take_back(self, resource: str, reason: str, by: str) -> Incumbent | None:
         """End the grant of ``resource``, whoever has it, and raise its token. Return its holder
-        with the new token; None if there is none.
-
-        Args:
-            resource: The name of the resource.
-            reason: Why, for the holder and the ledger.
-            by: The operator.
-        """
+        with the new token; None if there is none. Arguments are those of ``NamedStore.revoke``."""
 
     @abstractmethod
     def current(self, resource: str) -> Incumbent | None:
@@ -170,7 +163,7 @@ class BaseStore(ABC):
                 raise UnsupportedByStore(f"{self} does not know the term {name!r}.")
         unless_in = None if separate else leasing_settings.DATABASE
         steps = partial(self.acquiring, resource, asked, wait, stopping, unless_in=unless_in)
-        return Hold(self, Acquisition(resource, steps), on_lost=on_lost, on_yield=on_yield)
+        return Hold(self, steps, resource=resource, on_lost=on_lost, on_yield=on_yield)
 
     def taking(
         self,
@@ -180,14 +173,10 @@ class BaseStore(ABC):
         stopping: threading.Event | None,
         unless_in: str | None,
     ) -> Steps[Grant]:
-        """Return the steps of ``acquiring``.
+        """Return the steps of ``acquiring``. The other arguments are those of that.
 
         Args:
             take: Grants the resource now, or raises LeaseHeld.
-            resource: The resource that waiters of this process are notified of.
-            wait: Seconds to wait for the current holder; None: for ever.
-            stopping: An event that ends the waiting with LeaseTimeout.
-            unless_in: The alias of a database inside whose transactions it is refused.
         """
 
         def attempt() -> Grant:
@@ -277,17 +266,6 @@ class BaseStore(ABC):
     def _waiters(self) -> str:
         """The name under which callers of this process wait, in place of a database."""
         return repr(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Acquisition:
-    """The work of a hold when it is entered."""
-
-    resource: str
-    steps: Callable[[], Steps[Grant]]
-
-    def __call__(self) -> Steps[Grant]:
-        return self.steps()
 
 
 def _row(**columns: Any) -> Any:
