@@ -37,15 +37,6 @@ class Section:
     page: Page[Any]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The number of leases of all models in each state ("all" too), and of those in the wanted
-    state that were renewed."""
-
-    states: Mapping[str, Capped]
-    renewed: Capped
-
-
 def sections(wanted: Mapping[str, Any], cursor: Cursor | None) -> list[Section]:
     """Return the leases that are ``wanted``: of every model that has any, and named ones. Raises
     InvalidCursor."""
@@ -74,18 +65,20 @@ def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | N
         cursor: The beginning of the page; None: the first page.
     """
     title = "Named leases" if model is Lease else str(model._meta.verbose_name_plural).capitalize()
-    rows = _shown(model, wanted)
-    return Section(title, page_of(rows, cursor, order=_order(model), search=_search(wanted)))
+    rows, order = _listed(model, wanted).only(*_columns(model)), Order(model.leases_listed_by)
+    return Section(title, page_of(rows, cursor, order=order, search=_search(wanted)))
 
 
 def exported(wanted: Mapping[str, Any]) -> Iterator[Sequence[Leasable]]:
     """The leases of all models that are ``wanted``, some at a time."""
     for model in leasable_models():
-        yield from chunks_of(_listed(model, wanted), _order(model), _search(wanted))
+        order = Order(model.leases_listed_by)
+        yield from chunks_of(_listed(model, wanted), order, _search(wanted))
 
 
-def counts(wanted: Mapping[str, Any]) -> Counts:
-    """Count the leases of all models that are ``wanted``: one statement."""
+def counts(wanted: Mapping[str, Any]) -> tuple[dict[str, Capped], Capped]:
+    """Return the number of leases of all models that are ``wanted``, in each state ("all" too), and
+    of those in the wanted state that were renewed. One statement counts them."""
     tallies: dict[Any, Tally] = {}
     for model in leasable_models():
         tallies[model] = Tally(
@@ -104,18 +97,13 @@ def counts(wanted: Mapping[str, Any]) -> Counts:
         both = read[model] | read[model, "held"]
         found = {name: found[name] + each for name, each in both.items()}
     renewed = found.pop(RENEWED_ONES)
-    return Counts(found, renewed)
+    return found, renewed
 
 
 def _listed(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:
     """The leases of ``model`` among which the wanted ones are."""
     rows = _rows(model, wanted)
     return _held(model, rows) if wanted["state"] == LeaseState.ACTIVE else rows
-
-
-def _shown(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:
-    """``_listed``, with what a list shows."""
-    return _listed(model, wanted).only(*_columns(model))
 
 
 def _columns(model: type[Leasable]) -> tuple[str, ...]:
@@ -136,10 +124,6 @@ def _held(model: type[Leasable], rows: Any) -> Any:
     """Return the part of ``rows`` that has the active ones: a model with a state of its own has an
     index on it."""
     return rows if model is Lease else rows.holding()
-
-
-def _order(model: type[Leasable]) -> Order:
-    return Order(model.leases_listed_by)
 
 
 def _search(wanted: Mapping[str, Any]) -> Q | None:

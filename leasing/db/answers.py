@@ -12,7 +12,6 @@ depends on them (``leasing.keeper``). Connections of psycopg 3 alone can be watc
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from leasing.db.dialects import hang_up_raw
 from leasing.runtime.clock import system_clock
 from leasing.runtime.event_lines import log
-from leasing.runtime.threads import note_replaced, start_thread
+from leasing.runtime.threads import LastingThread
 
 #: Seconds that an answer may take now; None: as long as it likes.
 Limit = Callable[[], float | None]
@@ -100,30 +99,21 @@ class AnswerWatch:
         """Begin again. In a forked child: the connections are the parent's."""
         self._wakes = threading.Condition()
         self._lines: WeakSet[Line] = WeakSet()
-        self._thread: threading.Thread | None = None
+        self._thread: LastingThread | None = None
 
     def add(self, line: Line) -> None:
         """Look after ``line`` for as long as its connection is there."""
         with self._wakes:
             self._lines.add(line)
             self._wakes.notify()
-            self._start()
+        self.tend()
 
     def tend(self) -> None:
-        """Start its thread again, if that has ended before its work."""
+        """Start its thread, also again if that has ended before its work."""
         with self._wakes:
             if self._lines:
-                self._start()
-
-    def _start(self) -> None:
-        before = self._thread
-        if before is not None and before.is_alive():
-            return
-        # Where there can be no thread more the next call tries again.
-        with contextlib.suppress(RuntimeError):
-            self._thread = start_thread(THREAD, self._work)
-            if before is not None:
-                note_replaced(THREAD)
+                self._thread = self._thread or LastingThread(THREAD, self._work)
+                self._thread.tend()
 
     def _work(self) -> None:
         while self._look():

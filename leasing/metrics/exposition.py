@@ -23,18 +23,10 @@ def registry_of_process() -> CollectorRegistry:
     if not instruments.is_shared():
         return REGISTRY
     registry = CollectorRegistry()
-    registry.register(_Shared())
+    registry.register(OfServer(""))
     for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, *instruments.states()):
         registry.register(collector)
     return registry
-
-
-class _Shared:
-    """Collect the counts of all processes of this server."""
-
-    def collect(self) -> Iterator[Metric]:
-        collector: Any = MultiProcessCollector
-        yield from collector(None).collect()
 
 
 class OfDatabase:
@@ -45,11 +37,16 @@ class OfDatabase:
 
 
 class OfServer:
-    """Collect this package's counts of all processes of this server; the site may show its own
-    elsewhere."""
+    """Collect the counts of all processes of this server whose names have one of ``prefixes``."""
+
+    def __init__(self, *prefixes: str) -> None:
+        self._prefixes = prefixes
 
     def collect(self) -> Iterator[Metric]:
-        yield from (metric for metric in _Shared().collect() if metric.name.startswith(OURS))
+        collector: Any = MultiProcessCollector
+        for metric in collector(None).collect():
+            if metric.name.startswith(self._prefixes):
+                yield metric
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
@@ -58,6 +55,6 @@ def exposition(accept: str) -> tuple[bytes, str]:
     registry = CollectorRegistry()
     registry.register(OfDatabase())
     if instruments.is_shared():
-        registry.register(OfServer())
+        registry.register(OfServer(*OURS))  # the site may show its own elsewhere
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type

@@ -58,12 +58,9 @@ class ProcessMetrics:
     def histogram(
         self, name: str, help: str, *labels: str, buckets: Sequence[float] = DURATIONS
     ) -> Histogram:
-        """Return a new histogram of this registry.
+        """Return a new histogram of this registry. The other arguments are those of ``counter``.
 
         Args:
-            name: Its name.
-            help: Its description.
-            labels: The names of its labels.
             buckets: The upper bounds, in its unit: seconds for the default ones.
         """
         return Histogram(name, help, labels, registry=self._registry, buckets=buckets)
@@ -88,56 +85,51 @@ class LeaseMetrics(ProcessMetrics):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
-        counter, histogram = self.counter, self.histogram
-        of_model = "model"
+        counter, histogram, model = self.counter, self.histogram, "model"
         self.acquires = counter(
-            "leasing_acquires_total", "Calls of acquire, by outcome.", of_model, "outcome"
+            "leasing_acquires_total", "Calls of acquire, by outcome.", model, "outcome"
         )
         self.acquire_wait = histogram(
             "leasing_acquire_wait_seconds",
             "Duration of acquire, with its waiting.",
-            *(of_model, "outcome"),
+            model,
+            "outcome",
         )
         self.renewals = counter(
-            "leasing_renewals_total", "Renewals, one for each lease.", of_model, "outcome"
+            "leasing_renewals_total", "Renewals, one for each lease.", model, "outcome"
         )
         self.renew_duration = histogram(
-            "leasing_renew_duration_seconds",
-            "Duration of one request that renews leases.",
-            of_model,
+            "leasing_renew_duration_seconds", "Duration of one request that renews leases.", model
         )
         self.slack = histogram(
             "leasing_renewal_slack_ratio",
             "Share of the ttl that was left when a renewal was answered.",
-            of_model,
+            model,
             buckets=RATIOS,
         )
         self.losses = counter(
             "leasing_losses_total",
             "Terms that ended before their holder released them.",
-            of_model,
-            "reason",
+            *(model, "reason"),
         )
         self.expirations = counter(
-            "leasing_expirations_total",
-            "Terms that expired, counted by their successors.",
-            of_model,
+            "leasing_expirations_total", "Terms that expired, counted by their successors.", model
         )
         self.gap = histogram(
             "leasing_takeover_gap_seconds",
             "From an expiry to the takeover.",
-            of_model,
+            model,
             buckets=TERMS,
         )
-        self.releases = counter("leasing_releases_total", "Released leases.", of_model)
+        self.releases = counter("leasing_releases_total", "Released leases.", model)
         self.revocations = counter(
-            "leasing_revocations_total", "Leases that operators revoked.", of_model
+            "leasing_revocations_total", "Leases that operators revoked.", model
         )
         self.preemptions = counter(
-            "leasing_preemptions_total", "Holders that were asked to yield.", of_model
+            "leasing_preemptions_total", "Holders that were asked to yield.", model
         )
         self.rejections = counter(
-            "leasing_fence_rejections_total", "Refused late writes.", of_model, "verb"
+            "leasing_fence_rejections_total", "Refused late writes.", model, "verb"
         )
         self.transitions = counter(
             "leasing_leader_transitions_total",

@@ -12,10 +12,11 @@ from leasing.dashboard import lease_lists
 from leasing.dashboard.exports import LEASES
 from leasing.dashboard.forms import LeaseFilter
 from leasing.web.access import page
+from leasing.web.counts import Capped
 from leasing.web.export import export
-from leasing.web.polling import SharedReading, answer, read_list
+from leasing.web.polling import answer, read_list
 
-VIEW = "leasing.view_lease"
+VIEW, TEMPLATE = "leasing.view_lease", "leasing/list.html"
 
 
 @page(VIEW)
@@ -33,10 +34,11 @@ def lease_list(request: HttpRequest) -> HttpResponse:
         }
 
     def count() -> dict[str, Any]:
-        counts = lease_lists.counts(form.cleaned_data)
-        return {"tabs": _tabs(form.cleaned_data, counts), "renewed_count": counts.renewed}
+        counts, renewed = lease_lists.counts(form.cleaned_data)
+        return {"tabs": _tabs(form.cleaned_data, counts), "renewed_count": renewed}
 
-    return _answer(request, form, read_list(request, form, read, count))
+    reading = read_list(request, form, read, count)
+    return answer(request, TEMPLATE, {"form": form}, reading)
 
 
 @page(VIEW)
@@ -44,15 +46,9 @@ def lease_export(request: HttpRequest, form: str) -> HttpResponseBase:
     """The leases of all sections as a file, by the same filter."""
     asked = LeaseFilter(request.GET)
     if not asked.is_valid():
-        return _answer(request, asked)
+        return answer(request, TEMPLATE, {"form": asked})
     wanted = asked.cleaned_data
     return export(request, lease_lists.exported(wanted), LEASES, form, f"leases-{wanted['state']}")
-
-
-def _answer(
-    request: HttpRequest, form: LeaseFilter, reading: SharedReading | None = None
-) -> HttpResponse:
-    return answer(request, "leasing/list.html", {"form": form}, reading)
 
 
 def _worth_showing(sections: list[lease_lists.Section]) -> list[lease_lists.Section]:
@@ -61,12 +57,12 @@ def _worth_showing(sections: list[lease_lists.Section]) -> list[lease_lists.Sect
     return worth or sections[:1]
 
 
-def _tabs(wanted: dict[str, Any], counts: lease_lists.Counts) -> list[dict[str, Any]]:
+def _tabs(wanted: dict[str, Any], counts: dict[str, Capped]) -> list[dict[str, Any]]:
     return [
         {
             "state": None if state == lease_lists.ALL else state,
             "label": label,
-            "count": counts.states[state],
+            "count": counts[state],
             "is_current": state == wanted["state"],
         }
         for state, label in LeaseFilter.STATES
