@@ -98,15 +98,11 @@ def recording(
 def record(
     by: User, verb: str, model: type[models.Model], *, changed: int, **what: Any
 ) -> AuditEntry:
-    """Record an action that is done.
+    """Record an action that is done. The other arguments are those of ``recording``.
 
     Args:
-        by: A user, or a name.
-        verb: The action.
-        model: The model of the rows.
         changed: The number of rows that changed.
-        what: ``skipped``, the reasons why others were not changed; and the arguments of
-            ``recording``.
+        what: ``skipped``, the reasons why others were not changed, and further arguments.
     """
     skipped = what.pop("skipped", {})
     with recording(by, verb, model, **what) as act:

@@ -88,12 +88,11 @@ def in_room(
     request: HttpRequest, steps: Steps[Row], request_id: uuid.UUID | None = None
 ) -> Steps[Row]:
     """Return steps by which one row is granted for ``request``, and which may wait for it. They
-    keep its room while they wait; when they are stopped, they give it back.
+    keep its room while they wait; when they are stopped, they give it back. The other arguments are
+    those of ``room_for``.
 
     Args:
-        request: The client's request, which its route has let in.
         steps: The steps of the grant, which bring its row.
-        request_id: The id of a request that may be sent again: it finds the room that it had.
     """
     token = _bounded_token(request)
     if token is None:

@@ -97,13 +97,13 @@ class Token(Principal):
         return f"This token does not have the scope {permission}."
 
     def check_resource(self, resource: str) -> None:
-        if not self.token.covers_resource(resource):
+        if not resource.startswith(self.token.prefix):
             raise HttpError(
                 403, f"This token is for resources that begin with {self.token.prefix!r} only."
             )
 
     def check_queue(self, queue: str) -> None:
-        if not self.token.covers_queue(queue):
+        if not self.uses_queue(queue):
             raise HttpError(
                 403,
                 f"This token is for tasks of these queues only: {', '.join(self.token.queues)}.",

@@ -87,15 +87,7 @@ class LeaseCalls:
         wait: float | timedelta | None = 0.0,
         stopping: threading.Event | None = None,
     ) -> Steps[Grant]:
-        """Acquire ``resource``. Raises LeaseHeld, or LeaseTimeout at the end of a wait.
-
-        Args:
-            resource: The name of the resource.
-            holder: The name of the holder; None: that of this process.
-            ttl: Seconds of the lease; None: as the service is configured.
-            wait: Seconds to wait while someone else holds it; None: for ever.
-            stopping: An event that ends the wait with LeaseTimeout.
-        """
+        """Acquire ``resource``: see ``LeaseClient.acquire``. Raises LeaseHeld, LeaseTimeout."""
         asked: dict[str, Any] = {
             "resource": check_name(resource, "resource"),
             "holder": default_holder() if holder is None else check_name(holder, "holder"),

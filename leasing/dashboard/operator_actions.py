@@ -184,12 +184,9 @@ class OperatorAction:
         via: str,
         by_filter: Any = None,
     ) -> Outcome:
-        """Do it, and record it in the audit.
+        """Do it, and record it in the audit. The other arguments are those of ``outlook``.
 
         Args:
-            rows: The rows that the operator may see.
-            keys: The keys of those that were selected, each with the number of its grants; None in
-                place of the number: any.
             said: The fields of the cleaned form.
             user: The operator.
             via: The way by which it was sent: "page", "admin" or "command".

@@ -106,13 +106,9 @@ class LeasableQuerySet(GrantingRows[Row]):
         **unknown: Never,
     ) -> Hold:
         """Return a context manager that acquires ``row``, renews it while the block runs, and
-        releases it at the end. Errors are those of ``acquire``.
+        releases it at the end. Errors and the other arguments are those of ``acquire``.
 
         Args:
-            row: The row to lease.
-            holder: The name of the holder; this process by default.
-            ttl: Seconds until the deadline; the setting TTL by default.
-            wait: Seconds to wait for the holder, None for ever; the setting WAIT by default.
             separate: True to permit it inside a transaction, over a connection of its own. It is
                 released when the transaction commits, and expires after a rollback.
             on_lost: Called once, on a thread of the keeper, when the hold is lost.

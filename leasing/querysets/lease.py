@@ -264,7 +264,9 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
     def _grant_all(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]] | None:
         """Grant all of ``names`` or none. Return None if another try may succeed."""
-        granted = self._grant_all_in_one(names, terms)
+        granted = None
+        if self._is_granted_in_one:
+            granted = postgres.grant_all(self._everything(), terms, "resource", names)
         if granted is None:
             granted = self._grant_all_locked(names, terms)
         if len(granted) == len(names):
@@ -276,12 +278,6 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         for lease in known:
             self._refuse_if_held(lease, terms)
         return None
-
-    def _grant_all_in_one(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]] | None:
-        """Grant all of ``names`` or none, in one statement; None if the database has none."""
-        if not self._is_granted_in_one:
-            return None
-        return postgres.grant_all(self._everything(), terms, "resource", names)
 
     def _grant_all_locked(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]]:
         """Grant all of ``names`` or none, in several statements."""

@@ -130,14 +130,8 @@ def chunks_of(
     search: Q | None = None,
     size: int = 500,
 ) -> Iterator[Sequence[Record]]:
-    """Yield rows as the pages show them, some at a time, for an export.
-
-    Args:
-        rows: The rows of the list.
-        order: The order of the list.
-        search: A condition for the rows; None: all rows.
-        size: The number of rows in one query.
-    """
+    """Yield rows as the pages show them, ``size`` at a time, for an export. Arguments are those of
+    ``page_of``."""
     cursor: Cursor | None = None
     while True:
         page = page_of(rows, cursor, size, order, search)
