@@ -29,29 +29,8 @@ class RetryPolicy(Protocol):
         the number of the failed attempt; the first is 1."""
 
 
-def backoff(
-    attempt: int,
-    *,
-    base: float,
-    cap: float,
-    uniform: Callable[[float, float], float] = random.uniform,
-) -> float:
-    """Return the seconds to wait after an attempt failed or was lost.
-
-    The bound doubles with each attempt, and the pause is drawn uniformly below it ("full jitter"),
-    so that tasks that failed together are not retried together.
-
-    Args:
-        attempt: The number of the attempt; the first is 1.
-        base: The first bound.
-        cap: The greatest bound.
-        uniform: Draws a number between two others.
-    """
-    return uniform(0.0, _bound(attempt, base, cap))
-
-
-def _bound(attempt: int, base: float, cap: float) -> float:
-    return min(cap, base * 2.0 ** min(attempt - 1, 60))
+#: Draws a number between two others, evenly.
+draw: Callable[[float, float], float] = random.uniform
 
 
 def usual(error: BaseException, attempt: int) -> float:
@@ -60,15 +39,20 @@ def usual(error: BaseException, attempt: int) -> float:
 
 
 def usual_pause(attempt: int) -> float:
-    """Return the seconds to wait after this ``attempt`` by TASK_QUEUE["BACKOFF"]."""
-    bounds = task_settings.BACKOFF
-    return backoff(attempt, base=bounds["base"], cap=bounds["cap"])
+    """Return the seconds to wait after this ``attempt`` failed or was lost, by
+    TASK_QUEUE["BACKOFF"]: drawn from all of the bound ("full jitter"), so that tasks that failed
+    together are not retried together."""
+    return draw(0.0, longest_pause(attempt))
 
 
 def longest_pause(attempt: int) -> float:
-    """Return the greatest result of ``usual_pause``."""
+    """Return the greatest result of ``usual_pause``, which doubles with each attempt."""
     bounds = task_settings.BACKOFF
     return _bound(attempt, bounds["base"], bounds["cap"])
+
+
+def _bound(attempt: int, base: float, cap: float) -> float:
+    return min(cap, base * 2.0 ** min(attempt - 1, 60))
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest_django import Settings
 
-from tasks.retry import backoff
+from tasks import retry
+from tasks.retry import Exponential, longest_pause, usual_pause
 
 
 def bound(attempt: int, base: float = 1.0, cap: float = 3600.0) -> float:
-    return backoff(attempt, base=base, cap=cap, uniform=lambda low, high: high)
+    return Exponential(base, cap, jitter=0)(ValueError(), attempt)
 
 
 @pytest.mark.parametrize(
@@ -18,7 +22,7 @@ def bound(attempt: int, base: float = 1.0, cap: float = 3600.0) -> float:
     [(1, 1), (2, 2), (3, 4), (4, 8), (12, 2048), (13, 3600), (32_767, 3600)],
 )
 def test_the_bound_doubles_with_each_attempt_up_to_the_cap(attempt: int, seconds: float) -> None:
-    assert bound(attempt) == seconds
+    assert bound(attempt) == longest_pause(attempt) == seconds
 
 
 def test_the_bound_begins_with_the_base() -> None:
@@ -33,9 +37,14 @@ def test_no_base_is_no_pause() -> None:
     assert bound(9, base=0) == 0
 
 
-def test_the_pause_is_drawn_from_nothing_up_to_the_bound() -> None:
-    assert backoff(3, base=1, cap=60, uniform=lambda low, high: low) == 0
-    assert backoff(3, base=1, cap=60, uniform=lambda low, high: high) == 4
+def test_the_pause_is_drawn_from_nothing_up_to_the_bound(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TASK_QUEUE = {"BACKOFF": {"base": 1, "cap": 60}}
+    monkeypatch.setattr(retry, "draw", lambda low, high: low)
+    assert usual_pause(3) == 0
+    monkeypatch.setattr(retry, "draw", lambda low, high: high)
+    assert usual_pause(3) == 4
 
 
 @given(
@@ -44,8 +53,11 @@ def test_the_pause_is_drawn_from_nothing_up_to_the_bound() -> None:
     cap=st.floats(0, 1e6),
 )
 def test_no_pause_is_negative_or_beyond_the_cap(attempt: int, base: float, cap: float) -> None:
-    assert 0 <= backoff(attempt, base=base, cap=cap) <= cap
+    assert 0 <= Exponential(base, cap)(ValueError(), attempt) <= cap
 
 
-def test_pauses_differ_so_that_tasks_that_failed_together_come_back_apart() -> None:
-    assert len({backoff(5, base=1, cap=60) for _ in range(20)}) > 1
+def test_pauses_differ_so_that_tasks_that_failed_together_come_back_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retry, "draw", random.uniform)  # as outside of tests
+    assert len({usual_pause(5) for _ in range(20)}) > 1

@@ -13,7 +13,6 @@ from leasing.exceptions import LeaseLost
 from tasks import retry
 from tasks.exceptions import GiveUp
 from tasks.models import AttemptOutcome, Task, TaskStatus
-from tasks.retry import backoff
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.logs import logged
@@ -26,17 +25,6 @@ class Refused(Exception):
     """An error that a handler may raise."""
 
 
-@pytest.fixture
-def longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the longest pause there may be."""
-
-    def at_most(attempt: int, **bounds: float) -> float:
-        return backoff(attempt, **bounds, uniform=lambda low, high: high)
-
-    monkeypatch.setattr(retry, "backoff", at_most)
-
-
-@pytest.mark.usefixtures("longest_pause")
 def test_a_failed_attempt_is_tried_again_after_a_pause(
     database_clock: DatabaseClock, settings: Settings
 ) -> None:
@@ -56,7 +44,6 @@ def test_a_failed_attempt_is_tried_again_after_a_pause(
     assert list(Task.objects.scheduled()) == [task]
 
 
-@pytest.mark.usefixtures("longest_pause")
 def test_the_pause_doubles_with_each_attempt_up_to_the_cap(
     database_clock: DatabaseClock, settings: Settings
 ) -> None:
@@ -81,10 +68,7 @@ def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
         drawn.append((low, high))
         return low
 
-    def shortest(attempt: int, **bounds: float) -> float:
-        return backoff(attempt, **bounds, uniform=lowest)
-
-    monkeypatch.setattr(retry, "backoff", shortest)
+    monkeypatch.setattr(retry, "draw", lowest)
     task = TaskFactory(state="running")
 
     Task.objects.fail(task, "no luck")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from leasing.models import LeaseState
 from tasks import retry
 from tasks.models import AttemptOutcome, Task, TaskStatus
 from tasks.querysets import recovery
-from tasks.retry import backoff
 from tests.factories import TaskFactory, claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire, just_before_the_update
@@ -97,8 +95,7 @@ def test_each_lost_task_waits_a_pause_of_its_own_as_if_it_had_failed(
 ) -> None:
     settings.TASK_QUEUE = {"BACKOFF": {"base": 10.0, "cap": 600.0}}
     draws = iter([0.1, 0.5, 1.0])
-    drawn = partial(backoff, uniform=lambda low, high: next(draws) * high)
-    monkeypatch.setattr(retry, "backoff", drawn)
+    monkeypatch.setattr(retry, "draw", lambda low, high: next(draws) * high)
     tasks = TaskFactory.create_batch(3, state="running", ttl=30)
     Task.objects.filter(pk=tasks[2].pk).update(attempts=4)
     database_clock.advance(31)
