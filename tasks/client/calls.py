@@ -93,11 +93,6 @@ class Claimed:
     #: The numbers of its further checkpoints.
     numbers: Iterator[int] = field(default_factory=lambda: count(1), repr=False, compare=False)
 
-    @property
-    def proof(self) -> dict[str, Any]:
-        """The fields by which a batch names it."""
-        return {"id": self.task.id, "lease_key": self.grant.key.lease_key}
-
 
 @dataclass(slots=True)
 class _Row:
@@ -199,12 +194,7 @@ class TaskCalls:
     def heartbeat_many(
         self, proofs: Sequence[Proof], timeout: float | None = None
     ) -> Steps[Renewals]:
-        """Renew the leases of many tasks.
-
-        Args:
-            proofs: The proofs of their grants.
-            timeout: Seconds until all must be answered; no request is sent again then.
-        """
+        """Renew the leases of many tasks. Arguments are those of ``LeaseCalls.renew_many``."""
         portions = _portions(proof_of(each) for each in proofs)
 
         def ask(portion: list[bytes], timeout: float | None) -> Request:
@@ -238,7 +228,7 @@ class TaskCalls:
     ) -> Steps[Refused]:
         refused: Refused = {}
         left = [each for each, _ in items]
-        for portion in _portions({**each.proof, **said} for each, said in items):
+        for portion in _portions({**proof_of(each.grant.key), **said} for each, said in items):
             batch, left = left[: len(portion)], left[len(portion) :]
             request = Request("PUT", f"/tasks/{verb}", batch_of("tasks", portion))
             answer: Answer = yield from self._sending(request, patience=patience)
@@ -273,7 +263,7 @@ class TaskCalls:
         request = Request("PUT", f"/tasks/{claimed.task.id}/{verb}", body)
         answer: Answer = yield from self._sending(request)
         if answer.status in (200, 404, 409):
-            raise _lost(claimed.task.resource, answer.message)
+            raise _lost(claimed, answer.message)
         if answer.status != 202:
             raise RequestRefused(answer.status, answer.message)
 
@@ -297,15 +287,8 @@ def claiming(
     ttl: float | None = None,
     wait: float = 0.0,
 ) -> Request:
-    """Return a request that claims tasks. Sent again, it finds what it has claimed.
-
-    Args:
-        processor: The name of the holder.
-        limit: The number of tasks, at most.
-        queues: The queues to claim from; None: all that the token allows.
-        ttl: Seconds of the leases; None: as the service is configured.
-        wait: Seconds to wait for a task, at most.
-    """
+    """Return a request that claims tasks for the holder called ``processor``. Sent again, it finds
+    what it has claimed. Arguments are those of ``TaskClient.claim``."""
     body: dict[str, Any] = {"processor": processor, "limit": min(limit, MAX_TASKS)}
     if queues is not None:
         body["queues"] = list(queues)
@@ -371,13 +354,12 @@ def _refusal(claimed: Claimed, result: Any) -> Exception | None:
         return None
     text = str(result.get("error") or result.get("message") or "")
     if status in (200, 404, 409):
-        return _lost(claimed.task.resource, text)
+        return _lost(claimed, text)
     return RequestRefused(status, text)
 
 
-def _lost(resource: str, text: str) -> LeaseLost:
-    number = resource.removeprefix(TASKS)
-    return LeaseLost(resource, reason_of(f"task:{number}", text))
+def _lost(claimed: Claimed, text: str) -> LeaseLost:
+    return LeaseLost(claimed.task.resource, reason_of(f"task:{claimed.task.id}", text))
 
 
 def _portions(items: Iterable[Mapping[str, Any]]) -> list[list[bytes]]:

@@ -207,7 +207,9 @@ class Worker:
                     return
                 self._sleep(LOOK_EVERY)
             elif pause or clock() - began_at < sent.wait / 2:
-                self.stopping.wait((pause or self._idle_pause(sent)) * random.uniform(0.75, 1.25))
+                # A service that let the request wait was asked for long enough.
+                idle = pause or (0.0 if sent.wait else POLL_EVERY)
+                self.stopping.wait(idle * random.uniform(0.75, 1.25))
         if request is not None:
             self._recall(request)
 
@@ -218,10 +220,6 @@ class Worker:
             self._changed.wait_for(
                 lambda: self.stopping.is_set() or len(self._in_hand) <= held // 2, pause
             )
-
-    def _idle_pause(self, sent: Request) -> float:
-        # A service that let the request wait was asked for long enough.
-        return 0.0 if sent.wait else POLL_EVERY
 
     def _pause(self, error: Exception, at_least: float = 0.0) -> None:
         pause = max(self._streak.failed(error), at_least * random.uniform(1.0, 1.25))
