@@ -25,20 +25,19 @@ class UniqueWhereSet(models.UniqueConstraint):
         path = f"{type(self).__module__}.{type(self).__qualname__}"
         return path, (), {"field": self.fields[0], "name": self.name}
 
+    def _form(self, schema_editor: Any) -> Any:
+        """Return the constraint that is made in a database."""
+        is_partial = schema_editor.connection.features.supports_partial_indexes
+        return super() if is_partial else self.plain
+
     def constraint_sql(self, model: Any, schema_editor: Any) -> Any:
-        if _is_partial(schema_editor):
-            return super().constraint_sql(model, schema_editor)
-        return self.plain.constraint_sql(model, schema_editor)
+        return self._form(schema_editor).constraint_sql(model, schema_editor)
 
     def create_sql(self, model: Any, schema_editor: Any) -> Any:
-        if _is_partial(schema_editor):
-            return super().create_sql(model, schema_editor)
-        return self.plain.create_sql(model, schema_editor)
+        return self._form(schema_editor).create_sql(model, schema_editor)
 
     def remove_sql(self, model: Any, schema_editor: Any) -> Any:
-        if _is_partial(schema_editor):
-            return super().remove_sql(model, schema_editor)
-        return self.plain.remove_sql(model, schema_editor)
+        return self._form(schema_editor).remove_sql(model, schema_editor)
 
     def validate(self, *args: Any, **options: Any) -> None:
         self.plain.validate(*args, **options)
@@ -53,7 +52,3 @@ class UniqueWhereSet(models.UniqueConstraint):
     def check(self, model: Any, connection: Any) -> Any:
         plain: Any = self.plain
         return plain.check(model, connection)
-
-
-def _is_partial(schema_editor: Any) -> bool:
-    return bool(schema_editor.connection.features.supports_partial_indexes)
