@@ -16,6 +16,14 @@ def check_interval(value: float | timedelta, what: str) -> timedelta:
         raise ValueError(str(error)) from None
 
 
+def check_limit(value: float | timedelta, what: str) -> timedelta:
+    """``check_interval`` for a time that must be longer than none."""
+    limit = check_interval(value, what)
+    if not limit:
+        raise ValueError(f"{what} must be more than 0 seconds.")
+    return limit
+
+
 def check_delay(value: float | timedelta, what: str = "A delay") -> timedelta:
     """``value``, in seconds if it is a number, as a timedelta. ``what`` names it in the error.
 

@@ -28,6 +28,7 @@ from leasing.runtime.suggestions import suggestion
 from leasing.validation.names import check_name
 from leasing.validation.options import option_names, unexpected
 from tasks import hints
+from tasks.delays import check_limit
 from tasks.exceptions import UnknownTask
 from tasks.log import log
 from tasks.parameters import Parameters
@@ -112,28 +113,21 @@ class EndReport:
 
 @dataclass(frozen=True)
 class Handler:
-    """Registered code: ``function(ctx, **data)``, plain or async."""
+    """Registered code: ``function(ctx, **data)``, plain or async. What else is said of it are the
+    arguments of ``handler``, which describes them."""
 
     name: str
     function: Callable[..., Any]
     queue: str = "default"
     max_attempts: int | None = None
-    #: Decides about the next attempt: see ``tasks.retry``. None is the setting BACKOFF.
     retry: RetryPolicy | None = None
-    #: The time that one attempt may run. None: no limit.
     timeout: timedelta | None = None
-    #: The time that it may run without reporting progress. None: no limit.
     progress_timeout: timedelta | None = None
-    #: At most ``concurrency_limit`` of the tasks with the same key run at a time. The key is a
-    #: format string over the task's data; empty: no limit.
     concurrency_key: str = ""
     concurrency_limit: int | None = None
-    #: True to run it in a process of its own rather than on a thread.
     process: bool = False
-    #: Called with each task of this name that has succeeded, failed or been cancelled, once that is
-    #: stored, in the process that stores it. May be called with a ``Completed`` instead of the row.
+    #: May be called with a ``Completed`` instead of the row, in the process that stores the end.
     on_end: OnEnd | None = None
-    #: Former names of its tasks, which it runs too. What is enqueued gets the name.
     aliases: tuple[str, ...] = ()
 
     #: True if the function is a coroutine function.
@@ -265,8 +259,10 @@ def handler(
             queue,
             max_attempts,
             retry,
-            _duration(timeout, "timeout"),
-            _duration(progress_timeout, "progress_timeout"),
+            None if timeout is None else check_limit(timeout, "The timeout"),
+            None
+            if progress_timeout is None
+            else check_limit(progress_timeout, "The progress_timeout"),
             concurrency_key,
             (concurrency_limit or 1) if concurrency_key else None,
             process,
@@ -308,15 +304,6 @@ def _register(new: Handler) -> None:
     for name, known in list(_handlers.items()):
         if known.name == new.name and known is not new:  # registered again with fewer aliases
             del _handlers[name]
-
-
-def _duration(value: float | timedelta | None, what: str) -> timedelta | None:
-    if value is None:
-        return None
-    duration = value if isinstance(value, timedelta) else timedelta(seconds=value)
-    if duration <= timedelta(0):
-        raise ValueError(f"The {what} must be more than 0 seconds.")
-    return duration
 
 
 def find(name_or_function: str | Callable[..., Any]) -> Handler:

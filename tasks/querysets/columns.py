@@ -11,7 +11,7 @@ from leasing.validation.moments import check_moment
 from leasing.validation.names import check_name
 from tasks import registry
 from tasks.conf import task_settings
-from tasks.delays import check_interval
+from tasks.delays import check_interval, check_limit
 from tasks.payload import check_arguments, dumped_data
 from tasks.producer import ManyOptions
 from tasks.querysets.base import check_between, check_queue
@@ -93,22 +93,15 @@ def new_tasks(
         "queue": check_queue(queue or handler.queue),
         "priority": check_between(priority, -32768, 32767, "priority"),
         "max_attempts": check_between(max_attempts, 1, 32767, "max_attempts"),
-        "timeout": handler.timeout if timeout is None else _duration(timeout, "timeout"),
+        "timeout": handler.timeout if timeout is None else check_limit(timeout, "The timeout"),
         "progress_timeout": (
             handler.progress_timeout
             if progress_timeout is None
-            else _duration(progress_timeout, "progress_timeout")
+            else check_limit(progress_timeout, "The progress_timeout")
         ),
         **_start(scheduled_at, delay),
     }
     return NewTasks(handler, columns, concurrency_key, concurrency_limit)
-
-
-def _duration(value: float | timedelta, what: str) -> timedelta:
-    duration = check_interval(value, f"The {what}")
-    if not duration:
-        raise ValueError(f"The {what} must be more than 0 seconds.")
-    return duration
 
 
 def _start(scheduled_at: datetime | None, delay: float | timedelta | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from django.db import models
 from django.db.models import Case, F, Q, Value, When
 
 from leasing.functions import DbNow, after
-from tasks.delays import check_interval
+from tasks.delays import check_limit
 
 
 class UniqueFor(models.TextChoices):
@@ -56,9 +56,7 @@ def lifetime(unique_for: str | float | timedelta) -> dict[str, Any]:
                 'unique_for must be "waiting", "running", "finished", or a window in seconds.'
             )
         return {"unique_for": UniqueFor(unique_for).value}
-    window = check_interval(unique_for, "The window of a unique key")
-    if not window:
-        raise ValueError("The window of a unique key must be more than 0 seconds.")
+    window = check_limit(unique_for, "The window of a unique key")
     return {"unique_for": UniqueFor.WINDOW.value, "unique_until": after(window)}
 
 
