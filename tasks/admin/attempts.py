@@ -37,6 +37,11 @@ def related_to(model: str, name: str) -> SafeString | str:
     return link(short(name), f"admin:{model}_changelist", query="?" + urlencode({"q": name}))
 
 
+def task_of(row: Any) -> SafeString | str:
+    """The task of ``row`` as a link to it."""
+    return link(f"task:{row.task_id}", "admin:leasing_tasks_task_change", row.task_id)
+
+
 class OfTaskAdmin(ReadOnlyAdmin):
     """Rows about a task."""
 
@@ -48,10 +53,7 @@ class OfTaskAdmin(ReadOnlyAdmin):
     def view_on_site(self, row: Any) -> str | None:
         return site_url("leasing_tasks:detail", row.task_id)
 
-    of_task = column(
-        "task",
-        lambda row: link(f"task:{row.task_id}", "admin:leasing_tasks_task_change", row.task_id),
-    )
+    of_task = column("task", task_of)
 
 
 @admin.register(TaskAttempt)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
+from operator import methodcaller
 from typing import Any, ClassVar
 
 from django.contrib import admin
@@ -21,10 +21,6 @@ from tasks.dashboard.badges import badge_of_queue, badge_of_worker
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
 from tasks.generator import has_row
 from tasks.models import GeneratorDesiredState, Queue, Sample, Task, Worker, WorkerState
-
-
-def _in_state(state: str, rows: Any) -> Any:
-    return rows.filter(state=state)
 
 
 @admin.register(Queue)
@@ -54,7 +50,7 @@ class QueueAdmin(ReadOnlyAdmin):
 class WorkerStateFilter(StateFilter):
     """A filter by the state of the process, judged by its last heartbeat."""
 
-    states = {each: partial(_in_state, each) for each in WorkerState.values}
+    states = {each: methodcaller("filter", state=each) for each in WorkerState.values}
 
 
 @admin.register(Worker)

@@ -14,11 +14,12 @@ from django.utils.safestring import SafeString
 
 from leasing import audit
 from leasing.admin.base import ReadOnlyAdmin
-from leasing.admin.links import badge_text, json_column, link, related, short
+from leasing.admin.links import badge_column, column, json_column, link, related, short
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
 from leasing.humanize import stamp
 from leasing.web.access import is_read_only
+from tasks.admin.attempts import task_of
 from tasks.dashboard.forms import DataField
 from tasks.dashboard.schedule_actions import SCHEDULE_ACTIONS
 from tasks.dashboard.schedule_status import ACTIVE, ScheduleStatus, is_orphaned, status_of
@@ -159,28 +160,16 @@ class ScheduleAdmin(ReadOnlyAdmin):
             related(request, "Queue", Queue, {"q": schedule.queue}) if schedule.queue else "",
         ]
 
-    @admin.display(description="when")
-    def when(self, schedule: Schedule) -> str:
-        return short(self._status(schedule).rule)
-
-    @admin.display(description="state")
-    def badge(self, schedule: Schedule) -> SafeString:
-        return badge_text(self._status(schedule).badge)
-
-    @admin.display(description="why")
-    def why(self, schedule: Schedule) -> str:
-        return self._status(schedule).why or "–"
-
+    when = column("when", lambda schedule: short(_status(schedule).rule))
+    badge = badge_column(lambda schedule: _status(schedule).badge)
+    why = column("why", lambda schedule: _status(schedule).why or "–")
     shown_task_data = json_column("task_data", "arguments")
-
-    @admin.display(description="next due times")
-    def moments(self, schedule: Schedule) -> SafeString:
-        upcoming = self._status(schedule).upcoming
-        return format_html_join("", "{}<br>", ((stamp(each),) for each in upcoming))
-
-    def _status(self, schedule: Schedule) -> ScheduleStatus:
-        now: datetime | None = getattr(schedule, "now", None)
-        return status_of(schedule, now) if now else ScheduleStatus(ACTIVE)
+    moments = column(
+        "next due times",
+        lambda schedule: format_html_join(
+            "", "{}<br>", ((stamp(each),) for each in _status(schedule).upcoming)
+        ),
+    )
 
 
 @admin.register(ScheduleSlot)
@@ -195,17 +184,18 @@ class ScheduleSlotAdmin(ReadOnlyAdmin):
     indexed_filters = frozenset({"schedule__id__exact", "task__id__exact"})
     fields = ("of_schedule", "at", "of_task", "skipped", "run_by", "enqueued_at")
 
-    @admin.display(description="schedule")
-    def of_schedule(self, slot: ScheduleSlot) -> SafeString | str:
-        return link(
+    of_schedule = column(
+        "schedule",
+        lambda slot: link(
             short(slot.schedule.name), "admin:leasing_tasks_schedule_change", slot.schedule_id
-        )
+        ),
+    )
+    of_task = column("task", lambda slot: task_of(slot) if slot.task_id else "–")
 
-    @admin.display(description="task")
-    def of_task(self, slot: ScheduleSlot) -> SafeString | str:
-        if slot.task_id is None:
-            return "–"
-        return link(f"task:{slot.task_id}", "admin:leasing_tasks_task_change", slot.task_id)
+
+def _status(schedule: Schedule) -> ScheduleStatus:
+    now: datetime | None = getattr(schedule, "now", None)
+    return status_of(schedule, now) if now else ScheduleStatus(ACTIVE)
 
 
 def _note(request: HttpRequest, verb: str, rows: list[Schedule]) -> None:

@@ -26,6 +26,11 @@ from tasks.diagnosis import diagnose
 from tasks.models import Queue, ScheduleSlot, Task, TaskAttempt, TaskStep, Worker
 
 
+def _when(task: Any) -> SafeString | str:
+    word, moment = moment_of(task, task.now)
+    return format_html("{} {}", word, stamped(moment)) if moment else NOTHING
+
+
 class TaskStateFilter(StateFilter):
     """By the states of the operator's list, in its words."""
 
@@ -128,12 +133,7 @@ class TaskAdmin(LeasableAdmin):
     called = short_column("name")
     of_id = column("task", lambda task: f"task:{task.pk}", ordering="id")
     badge = badge_column(lambda task: badge_of_task(task, task.now))
-
-    @admin.display(description="when")
-    def when(self, task: Any) -> str:
-        word, moment = moment_of(task, task.now)
-        return format_html("{} {}", word, stamped(moment)) if moment else NOTHING
-
+    when = column("when", _when)
     tries = column("attempts", lambda task: f"{task.attempts} of {task.max_attempts}")
     worker = column("worker", lambda task: worker_of(task.holder))
     in_queue = column("queue", lambda task: related_to("leasing_tasks_queue", task.queue))

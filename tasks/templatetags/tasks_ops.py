@@ -14,7 +14,7 @@ from leasing.templatetags.leasing_ops import badge, deadline, moment
 from leasing.web.badges import Badge
 from tasks.dashboard.badges import ATTEMPT_BADGES, badge_of_task, badge_of_worker
 from tasks.dashboard.charts import Chart
-from tasks.dashboard.line_chart import Drawing, draw, said
+from tasks.dashboard.line_chart import draw, said
 from tasks.models import (
     AttemptOutcome,
     GeneratorDesiredState,
@@ -26,6 +26,7 @@ from tasks.models import (
 
 register = template.Library()
 register.filter("said", said)
+register.simple_tag(draw, name="drawn")
 
 #: The longest time to an acknowledgement by the process that was holding the lease; a later one
 #: came with another holder.
@@ -54,12 +55,6 @@ def task_when(task: Task, now: datetime) -> SafeString:
 def worker_badge(worker: Worker) -> SafeString:
     """The badge of a worker that was read ``with_state()``."""
     return badge(badge_of_worker(worker))
-
-
-@register.simple_tag
-def drawn(chart: Chart) -> Drawing | None:
-    """``chart`` as lines; None when there is nothing to draw."""
-    return draw(chart)
 
 
 @register.filter
