@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
@@ -10,7 +10,7 @@ from leasing.api.bodies import WHOLE, Name, Request, Sparse, Text
 from leasing.api.keys import HoldersRequest
 from leasing.api.schemas import MAX_REASON
 from leasing.validation.requests import MAX_TASKS
-from tasks.api.holders import RETRY, output_field
+from tasks.api.holders import HasError, HasOutput
 from tasks.delays import LONGEST_DELAY
 
 
@@ -20,17 +20,12 @@ class One(HoldersRequest):
     id: Annotated[int, WHOLE] = Field(ge=1, le=2**63 - 1, examples=[17])
 
 
-class Completion(One):
+class Completion(One, HasOutput):
     """The outcome of a task."""
 
-    task_output: Any = output_field()
 
-
-class Failure(One):
+class Failure(One, HasError):
     """The error with which an attempt of a task failed."""
-
-    error: Text = Field(min_length=1, examples=["the printer is out of paper"])
-    retry: bool = RETRY
 
 
 class Return(One):

@@ -181,7 +181,7 @@ class Batch(Generic[Item]):
         self._items = items
         self._refused: dict[int, Refusal] = {}
         processor = None if body.processor is None else check_name(body.processor, "processor")
-        found = {task.pk: task for task in read(request, {each.id for each in items}, columns)}
+        found = {task.pk: task for task in _read(request, {each.id for each in items}, columns)}
         #: Those that the request may write, by their keys.
         self.held: dict[int, Task] = {}
         #: The places of these in the request.
@@ -190,7 +190,7 @@ class Batch(Generic[Item]):
             task = found.get(each.id)
             if each.id in self.held:
                 self._refused[place] = 400, f"Task {each.id} is named twice."
-            elif refusal := refusal_to(each, task, processor):
+            elif refusal := _refusal_to(each, task, processor):
                 self._refused[place] = refusal
             else:
                 assert task is not None
@@ -243,15 +243,9 @@ class Batch(Generic[Item]):
         return [(each.id, self._refused.get(place)) for place, each in enumerate(self._items)]
 
 
-def read(request: HttpRequest, keys: set[int], columns: Sequence[str]) -> Iterable[Task]:
+def _read(request: HttpRequest, keys: set[int], columns: Sequence[str]) -> Iterable[Task]:
     """Return the tasks with these keys that the client may use, with the database's clock as
-    ``now``.
-
-    Args:
-        request: The client's request.
-        keys: The keys.
-        columns: The columns to read; none: all but the payload.
-    """
+    ``now``; without ``columns``, all but the payload of each."""
     rows = tasks_of(request)
     if columns and serves(rows.db) and principal_of(request).queues is None:
 
@@ -267,14 +261,8 @@ def read(request: HttpRequest, keys: set[int], columns: Sequence[str]) -> Iterab
     return found
 
 
-def refusal_to(item: One, task: Task | None, processor: str | None) -> Refusal | None:
-    """Return why a request may not write a task; None: it may.
-
-    Args:
-        item: What the request says of it.
-        task: The task; None: it is not there.
-        processor: The name of the holder that the request is from.
-    """
+def _refusal_to(item: One, task: Task | None, processor: str | None) -> Refusal | None:
+    """Return why a request may not write a task; None: it may."""
     if item.lease_key is None and processor is None:
         return 400, "Give the processor, or the lease_key."
     try:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from django.http import Http404, HttpRequest
 from ninja import Router, Status
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from leasing.api.access import Access
 from leasing.api.bodies import WHOLE, Between, Error, Name, Notice, Request, Text
@@ -106,9 +106,10 @@ class Holder(HoldersRequest):
         return self
 
 
-def output_field() -> Any:
-    """Return the field of an output, in both spellings."""
-    return Field(
+class HasOutput(BaseModel):
+    """The outcome of a task, in both spellings."""
+
+    task_output: Any = Field(
         None,
         validation_alias=AliasChoices("task_output", "taskOutput"),
         description="Any JSON.",
@@ -116,23 +117,21 @@ def output_field() -> Any:
     )
 
 
-class Complete(Holder):
-    """The outcome of a task."""
-
-    task_output: Any = output_field()
-
-
-#: The field that says if a task that failed may run again.
-RETRY: Any = Field(
-    True, description="False if another attempt would fail too: the task fails for good."
-)
-
-
-class Fail(Holder):
-    """The error with which an attempt of a task failed."""
+class HasError(BaseModel):
+    """The error with which an attempt of a task failed, and if it may run again."""
 
     error: Text = Field(min_length=1, examples=["the printer is out of paper"])
-    retry: bool = RETRY
+    retry: bool = Field(
+        True, description="False if another attempt would fail too: the task fails for good."
+    )
+
+
+class Complete(Holder, HasOutput):
+    """The outcome of a task."""
+
+
+class Fail(Holder, HasError):
+    """The error with which an attempt of a task failed."""
 
 
 class Progress(Holder):
@@ -220,7 +219,7 @@ def heartbeat_task(request: HttpRequest, task_id: str, body: Holder) -> Status[A
     def heartbeat(task: Task) -> TaskOut:
         return shown_to_holder(request, tasks().heartbeat(task))
 
-    return by_holder(request, task_id, body, heartbeat)
+    return _by_holder(request, task_id, body, heartbeat)
 
 
 @router.put("/tasks/{task_id}/complete", auth=may_change, response=_ANSWERS)
@@ -232,7 +231,7 @@ def complete_task(request: HttpRequest, task_id: str, body: Complete) -> Status[
             tasks().complete(task, body.task_output, unexpired=True)
         return shown(request, task, task.holder)
 
-    return by_holder(request, task_id, body, complete)
+    return _by_holder(request, task_id, body, complete)
 
 
 @router.put("/tasks/{task_id}/fail", auth=may_change, response=_ANSWERS)
@@ -243,7 +242,7 @@ def fail_task(request: HttpRequest, task_id: str, body: Fail) -> Status[Any]:
         failed = tasks().fail(task, failure(body.error, body.retry), unexpired=True)
         return shown(request, failed, task.holder)
 
-    return by_holder(request, task_id, body, fail)
+    return _by_holder(request, task_id, body, fail)
 
 
 @router.put("/tasks/{task_id}/progress", auth=may_change, response=_ANSWERS)
@@ -254,7 +253,7 @@ def report_progress(request: HttpRequest, task_id: str, body: Progress) -> Statu
     def progress(task: Task) -> TaskOut:
         return shown(request, tasks().progress(task, body.progress), task.holder)
 
-    return by_holder(request, task_id, body, progress)
+    return _by_holder(request, task_id, body, progress)
 
 
 @router.put("/tasks/{task_id}/checkpoint", auth=may_change, response=_ANSWERS)
@@ -266,7 +265,7 @@ def store_checkpoint(request: HttpRequest, task_id: str, body: Checkpoint) -> St
         stored = tasks().checkpoint(task, body.state, progress=body.progress, number=body.number)
         return shown(request, stored, task.holder)
 
-    return by_holder(request, task_id, body, checkpoint)
+    return _by_holder(request, task_id, body, checkpoint)
 
 
 def failure(error: str, retry: bool) -> str | GiveUp:
@@ -279,18 +278,11 @@ def is_completed(task: Task, output: Any) -> bool:
     return task.status == TaskStatus.SUCCEEDED and is_same_json(task.task_output, output)
 
 
-def by_holder(
+def _by_holder(
     request: HttpRequest, task_id: str, body: Holder, verb: Callable[[Task], TaskOut]
 ) -> Status[Any]:
     """Call a verb on a task for the holder that has it, with the grant it has. The verb itself
-    records its refusal.
-
-    Args:
-        request: The holder's request.
-        task_id: The id of the task, from the address.
-        body: The body of the request.
-        verb: Writes the task and returns the answer; it may raise LeaseLost.
-    """
+    records its refusal."""
     processor = None if body.processor is None else check_name(body.processor, "processor")
     try:
         task: Task | None = find(request, task_id)

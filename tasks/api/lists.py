@@ -73,7 +73,7 @@ def list_tasks(
         conditions.append(Q(name__in=registry.all_names(check_name(name, "name"))))
     rows, order = in_state(status or "all", tasks()), STATES[status or "all"].order
     search = search_of(request, *conditions)
-    return page(request, cursor, limit, Source(rows, order, search))
+    return _page(request, cursor, limit, Source(rows, order, search))
 
 
 @list_route(router, "/tasks/started", may_see, TaskList, get_task=task_at("/tasks/0/id"))
@@ -85,7 +85,7 @@ def list_started_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = ""
         Source(rows, order, search_of(request))
         for rows, order in ((tasks().running(), NEWEST_FIRST), (again, SOONEST_FIRST))
     )
-    return page(request, cursor, limit, running, waiting, merged_by=is_running)
+    return _page(request, cursor, limit, running, waiting, merged_by=is_running)
 
 
 @list_route(router, "/tasks/processed", may_see, TaskList, get_task=task_at("/tasks/0/id"))
@@ -95,7 +95,7 @@ def list_processed_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = 
         Source(in_state(each, tasks()), LATEST_ENDED_FIRST, search_of(request))
         for each in ("succeeded", "failed", "cancelled")
     ]
-    return page(request, cursor, limit, *ended, merged_by=attrgetter("processed_at"))
+    return _page(request, cursor, limit, *ended, merged_by=attrgetter("processed_at"))
 
 
 @list_route(router, "/tasks/stuck", may_see, StuckList, get_task=task_at("/tasks/0/task/id"))
@@ -146,21 +146,13 @@ def is_running(task: Task) -> bool:
     return task.status == TaskStatus.RUNNING
 
 
-def page(
+def _page(
     request: HttpRequest,
     cursor: str,
     limit: int,
     *sources: Source[Any],
     merged_by: Callable[[Any], Any] | None = None,
 ) -> TaskList:
-    """Return a page of tasks.
-
-    Args:
-        request: The client's request.
-        cursor: The cursor of the page; empty: the first page.
-        limit: The number of tasks, at most.
-        sources: The tasks among which they are.
-        merged_by: What several sources are merged by: see ``page_at``.
-    """
+    """Return a page of tasks: see ``page_at``."""
     found, following = page_at(cursor, limit, *sources, merged_by=merged_by)
     return TaskList(tasks=[shown(request, task) for task in found], next=following)

@@ -53,13 +53,13 @@ class Reschedule(Reasoned):
 def cancel_task(request: HttpRequest, task_id: str, body: Reason) -> TaskOut:
     """End a waiting task at once, and ask the holder of a running one to stop: until it does,
     `status` stays running and `cancel_requested_at` is set."""
-    return act(request, task_id, ACTIONS["cancel"], {"reason": body.reason})
+    return _act(request, task_id, ACTIONS["cancel"], {"reason": body.reason})
 
 
 @router.put("/tasks/{task_id}/retry", auth=Access(ACTIONS["retry"].permission), response=ANSWERS)
 def retry_task(request: HttpRequest, task_id: str, body: Reasoned) -> TaskOut:
     """Set a failed or cancelled task ready, with one more attempt if all were used."""
-    return act(request, task_id, ACTIONS["retry"], {"reason": body.reason})
+    return _act(request, task_id, ACTIONS["retry"], {"reason": body.reason})
 
 
 @router.put(
@@ -76,25 +76,18 @@ def reschedule_task(request: HttpRequest, task_id: str, body: Reschedule) -> Tas
         raise HttpError(400, "Give a queue, a time, or both.")
     if body.queue:
         principal_of(request).check_queue(check_name(body.queue, "queue"))
-    return act(request, task_id, ACTIONS["reschedule"], said)
+    return _act(request, task_id, ACTIONS["reschedule"], said)
 
 
 @router.put("/tasks/{task_id}/revoke", auth=Access(REVOCATION.permission), response=ANSWERS)
 def revoke_task(request: HttpRequest, task_id: str, body: Reason) -> TaskOut:
     """Take a running task from its holder now, as recovery does after the deadline. A late result
     of that holder is refused."""
-    return act(request, task_id, REVOCATION, {"reason": body.reason})
+    return _act(request, task_id, REVOCATION, {"reason": body.reason})
 
 
-def act(request: HttpRequest, task_id: str, action: OperatorAction, said: Said) -> TaskOut:
+def _act(request: HttpRequest, task_id: str, action: OperatorAction, said: Said) -> TaskOut:
     """Do an action to one task, and return the task. Raises Http404; HttpError 409 where it would
-    change nothing.
-
-    Args:
-        request: The operator's request.
-        task_id: The id of the task, from the address.
-        action: The action.
-        said: The fields of its form.
-    """
+    change nothing."""
     perform(request, action, tasks(), find(request, task_id).pk, said)
     return shown(request, find(request, task_id))

@@ -81,24 +81,17 @@ def list_queues(request: HttpRequest) -> QueueList:
 @router.put("/queues/{path:name}/pause", auth=may_pause, response=ANSWERS)
 def pause_queue(request: HttpRequest, name: str, body: Reason) -> QueueOut:
     """Pause a queue: nothing is claimed from it until it is resumed. Running tasks continue."""
-    return act(request, name, "pause", {"reason": body.reason})
+    return _act(request, name, "pause", {"reason": body.reason})
 
 
 @router.put("/queues/{path:name}/resume", auth=may_resume, response=ANSWERS)
 def resume_queue(request: HttpRequest, name: str, body: Reasoned) -> QueueOut:
     """Resume a queue."""
-    return act(request, name, "resume", {"reason": body.reason})
+    return _act(request, name, "resume", {"reason": body.reason})
 
 
-def act(request: HttpRequest, name: str, verb: str, said: Said) -> QueueOut:
-    """Do an action to the queue of that name, and return the queue. Raises Http404.
-
-    Args:
-        request: The operator's request.
-        name: The name of the queue, from the address.
-        verb: The name of the action.
-        said: The fields of its form.
-    """
+def _act(request: HttpRequest, name: str, verb: str, said: Said) -> QueueOut:
+    """Do an action to the queue of that name, and return the queue. Raises Http404."""
     principal_of(request).check_queue(name)
     rows = Queue.objects.home()
     if name in task_settings.QUEUES:

@@ -91,13 +91,13 @@ def list_schedules(request: HttpRequest, limit: Limit = 100, cursor: At = "") ->
 @router.put("/schedules/{path:name}/pause", auth=may_change, response=ANSWERS)
 def pause_schedule(request: HttpRequest, name: str, body: Reasoned) -> ScheduleOut:
     """Pause a schedule: it enqueues nothing until it is resumed."""
-    return act(request, name, "pause", body)
+    return _act(request, name, "pause", body)
 
 
 @router.put("/schedules/{path:name}/resume", auth=may_change, response=ANSWERS)
 def resume_schedule(request: HttpRequest, name: str, body: Reasoned) -> ScheduleOut:
     """Resume a schedule at its next due time. Times during the pause are skipped."""
-    return act(request, name, "resume", body)
+    return _act(request, name, "resume", body)
 
 
 @router.post(
@@ -107,7 +107,7 @@ def resume_schedule(request: HttpRequest, name: str, body: Reasoned) -> Schedule
 )
 def run_schedule(request: HttpRequest, name: str, body: Reasoned) -> Status[ScheduleOut]:
     """Run a schedule once, now, in addition to its rule. `last_task` is the id of the new task."""
-    return Status(201, act(request, name, "run_now", body))
+    return Status(201, _act(request, name, "run_now", body))
 
 
 def schedules_of(request: HttpRequest) -> Any:
@@ -120,15 +120,8 @@ def schedules_of(request: HttpRequest) -> Any:
     return rows.filter(Q(queue__in=queues) | Q(queue="", task_name__in=theirs))
 
 
-def act(request: HttpRequest, name: str, verb: str, body: Reasoned) -> ScheduleOut:
-    """Do an action to the schedule of that name, and return the schedule. Raises Http404.
-
-    Args:
-        request: The operator's request.
-        name: The name of the schedule, from the address.
-        verb: The name of the action.
-        body: The reason for it.
-    """
+def _act(request: HttpRequest, name: str, verb: str, body: Reasoned) -> ScheduleOut:
+    """Do an action to the schedule of that name, and return the schedule. Raises Http404."""
     rows = schedules_of(request)
     named = rows.filter(name=name).with_last()
     schedule = named.first() if name.isprintable() else None
