@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -66,23 +66,8 @@ class Slot:
         return Q(**{f"{column}__gte": self.begins_at, f"{column}__lt": self.ends_at})
 
 
-@dataclass
-class Counted:
-    """The columns of each queue's sample; those of leases apart from tasks under ""."""
-
-    queues: defaultdict[str, Columns] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(int))
-    )
-
-    def add(self, queue: str, column: str, count: int) -> None:
-        """Count events of a slot.
-
-        Args:
-            queue: The name of the queue; empty for leases apart from tasks.
-            column: The column of the sample.
-            count: The number of events.
-        """
-        self.queues[queue][column] += count
+#: The columns of each queue's sample; those of leases apart from tasks under "".
+Counted = defaultdict[str, Columns]
 
 
 def depths(queues: Iterable[str]) -> dict[str, dict[str, int]]:
@@ -174,20 +159,20 @@ def _latest(rows: models.QuerySet[Any], column: str) -> Subquery:
 
 def count(slot: Slot) -> dict[str, Columns]:
     """The columns of each queue in ``slot``; a fixed number of queries."""
-    counted = Counted()
+    counted: Counted = defaultdict(lambda: defaultdict(int))
     _enqueued(slot, counted)
     claimed = _claimed(slot, counted)
     _ended(slot, counted)
     _attempts(slot, counted)
     _waits(slot, counted, claimed)
     _events(slot, counted)
-    return {queue: dict(columns) for queue, columns in counted.queues.items()}
+    return {queue: dict(columns) for queue, columns in counted.items()}
 
 
 def _enqueued(slot: Slot, counted: Counted) -> None:
     new = _since(Task.objects.home(), "created_at", slot).filter(slot.holds("created_at"))
     for queue, number in new.order_by().values_list("queue").annotate(Count("pk")):
-        counted.add(queue, "enqueued", number)
+        counted[queue]["enqueued"] += number
 
 
 def _claimed(slot: Slot, counted: Counted) -> int:
@@ -195,7 +180,7 @@ def _claimed(slot: Slot, counted: Counted) -> int:
     tasks = Task.objects.home().filter(slot.holds("acquired_at"))
     total = 0
     for queue, number in tasks.order_by().values_list("queue").annotate(Count("pk")):
-        counted.add(queue, "claimed", number)
+        counted[queue]["claimed"] += number
         total += number
     return total
 
@@ -204,9 +189,9 @@ def _ended(slot: Slot, counted: Counted) -> None:
     tasks = Task.objects.home().ended().filter(slot.holds("processed_at"))
     read = tasks.order_by().values_list("queue", "status").annotate(Count("pk"))
     for queue, status, number in read:
-        counted.add(queue, ENDS[status], number)
+        counted[queue][ENDS[status]] += number
         if status == TaskStatus.SUCCEEDED:
-            counted.add(queue, "releases", number)
+            counted[queue]["releases"] += number
 
 
 def _attempts(slot: Slot, counted: Counted) -> None:
@@ -231,7 +216,7 @@ def _attempts(slot: Slot, counted: Counted) -> None:
     for row in read:
         queue = row.pop("task__queue")
         for column, number in row.items():
-            counted.add(queue, column, number)
+            counted[queue][column] += number
 
 
 def _waits(slot: Slot, counted: Counted, claimed: int) -> None:
@@ -252,8 +237,8 @@ def _waits(slot: Slot, counted: Counted, claimed: int) -> None:
             waits[queue].append((claimed_at - due_at).total_seconds())
     for queue, lengths in waits.items():
         lengths.sort()
-        counted.queues[queue]["wait_p50"] = percentile(lengths, 0.50)
-        counted.queues[queue]["wait_p95"] = percentile(lengths, 0.95)
+        counted[queue]["wait_p50"] = percentile(lengths, 0.50)
+        counted[queue]["wait_p95"] = percentile(lengths, 0.95)
 
 
 def percentile(lengths: list[float], share: float) -> float:
@@ -269,7 +254,7 @@ def _events(slot: Slot, counted: Counted) -> None:
         releases=Count("pk", filter=Q(kind__in=[EventKind.RELEASED, EventKind.REVOKED])),
     )
     for column, number in found.items():
-        counted.add("", column, number)
+        counted[""][column] += number
 
 
 def _counted_events() -> models.QuerySet[LeaseEvent]:
