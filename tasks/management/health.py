@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,23 +69,16 @@ def serve_fleet(options: Mapping[str, Any], parent: Parent) -> None:
 
 def _tell(options: Mapping[str, Any], health: Callable[[], Health], loop: Loop) -> None:
     address, port, file = (options[f"health_{each}"] for each in ("address", "port", "file"))
-    with _refused(options):
+    try:
         if file is not None:
             HealthFile(file, health, loop)
         if port is not None:
             server = HealthServer(address, port, health, loop)
             log.health_served(address=address, port=server.port)
-
-
-@contextmanager
-def _refused(options: Mapping[str, Any]) -> Iterator[None]:
-    """A block in which OSError ends the command with a sentence."""
-    try:
-        yield
     except OSError as error:
-        what = f"touch the health file {options['health_file']}"
+        what = f"touch the health file {file}"
         if error.filename is None:
-            what = f"serve probes at {options['health_address']} port {options['health_port']}"
+            what = f"serve probes at {address} port {port}"
         raise CommandError(f"Cannot {what}: {error.strerror}.") from error
 
 

@@ -44,19 +44,16 @@ class Command(SubcommandsCommand):
             table.append((line.name, line.badge.word, *counts, _why(line)))
         self.print_result(options, [_facts(line) for line in lines], as_table(table))
 
-    def _pause(self, options: dict[str, Any]) -> None:
-        self._act("pause", options)
-
-    def _resume(self, options: dict[str, Any]) -> None:
-        self._act("resume", options)
-
-    def _act(self, name: str, options: dict[str, Any]) -> None:
+    def _act(self, options: dict[str, Any]) -> None:
+        name = options["action"]
         try:
             rows = Queue.objects.home().known(*options["names"])
         except UnknownQueue as error:
             raise CommandError(str(error)) from error
         outcome = perform(QUEUE_ACTIONS[name], rows, options["names"], options)
         self.print_result(options, *report(outcome, "queue", f"{name}d"))
+
+    _pause = _resume = _act
 
 
 def _why(line: QueueLine) -> str:

@@ -48,13 +48,12 @@ class Command(SubcommandsCommand):
             options, [_facts(each, status) for each, status in found], as_table(table)
         )
 
-    def _pause(self, options: dict[str, Any]) -> None:
-        _, outcome = self._act("pause", options)
-        self.print_result(options, *report(outcome, "schedule", "paused"))
+    def _stop_or_go_on(self, options: dict[str, Any]) -> None:
+        name = options["action"]
+        _, outcome = self._act(name, options)
+        self.print_result(options, *report(outcome, "schedule", f"{name}d"))
 
-    def _resume(self, options: dict[str, Any]) -> None:
-        _, outcome = self._act("resume", options)
-        self.print_result(options, *report(outcome, "schedule", "resumed"))
+    _pause = _resume = _stop_or_go_on
 
     def _run(self, options: dict[str, Any]) -> None:
         rows, outcome = self._act("run_now", options)
