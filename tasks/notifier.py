@@ -99,9 +99,6 @@ class NotifyLimiter:
 
 limiter = NotifyLimiter()
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=limiter.forget)
-
 
 class WaitedFor:
     """The tasks whose end is waited for in some process, by the resources of their leases, as far
@@ -133,7 +130,8 @@ class WaitedFor:
 waited_for = WaitedFor()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=waited_for.forget)
+    for each in (limiter, waited_for):
+        os.register_at_fork(after_in_child=each.forget)
 
 
 class Queued(Protocol):

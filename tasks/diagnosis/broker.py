@@ -52,12 +52,7 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
 
 def published(task: Task, now: datetime, facts: list[tuple[str, str]]) -> Diagnosis:
     """Diagnose a task that has a message, and for which a Celery worker has a free slot.
-
-    Args:
-        task: The task, which is due.
-        now: The database's clock.
-        facts: Names and values that the diagnosis shows.
-    """
+    Arguments are those of ``unpublished``, and the database's clock."""
     assert task.published_at is not None
     since = now - task.published_at
     facts = [*facts, ("Published", f"{span(since)} ago")]

@@ -67,14 +67,8 @@ def _on_time(task: Task, now: datetime) -> Diagnosis:
 
 
 def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -> Diagnosis:
-    """Diagnose a task whose heartbeats arrive, but no progress.
-
-    Args:
-        task: The task.
-        now: The database's clock.
-        idle: The time without progress.
-        around: The workers and what they hold.
-    """
+    """Diagnose a task whose heartbeats arrive, but no progress for the time ``idle``. Further
+    arguments are those of ``held``."""
     headline = (
         f"Stalled: {task.holder} sends heartbeats but has reported no progress for {span(idle)}."
     )

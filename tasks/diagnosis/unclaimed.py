@@ -17,17 +17,7 @@ def diagnosed(
     facts: list[tuple[str, str]],
     actions: Sequence[Action] = (RESCHEDULE, CANCEL),
 ) -> Diagnosis:
-    """Return a diagnosis of a task without a holder.
-
-    Args:
-        code: The code of the situation.
-        severity: One of SEVERITIES.
-        headline: Why it is as it is.
-        next_: The next event if nobody does anything.
-        until: Until when it stays as it is.
-        facts: Further facts: pairs of a name and a value.
-        actions: What an operator can do.
-    """
+    """Return a diagnosis of a task without a holder. Arguments are those of ``Diagnosis``."""
     return Diagnosis(
         code, severity, headline, next_, until=until, facts=facts, actions=list(actions)
     )

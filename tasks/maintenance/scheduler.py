@@ -123,13 +123,7 @@ def _serve(key: int, name: str, overdue: timedelta) -> int:
     """Serve one schedule; what is wrong with it stops no other.
 
     During a rolling deploy it may be one of a release that has another handler or queue: then the
-    processes of that release serve it, and it is an error only if none has after a while.
-
-    Args:
-        key: The schedule.
-        name: Its name.
-        overdue: How long it has been due.
-    """
+    processes of that release serve it, and it is an error only if none has after a while."""
     taken = 0
     try:
         for _ in range(BATCHES):

@@ -6,7 +6,6 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
 from django.db import IntegrityError, connections, transaction
 from django.db.models import Case, F, Q, When
 from django.db.models.expressions import DatabaseDefault
@@ -20,7 +19,7 @@ from tasks import registry, signals
 from tasks.exceptions import KeyBusy
 from tasks.notifier import notify
 from tasks.payload import is_same_json
-from tasks.querysets.base import TaskRows, TaskStatus
+from tasks.querysets.base import TaskRows, TaskStatus, step_model
 from tasks.querysets.columns import NewTask
 from tasks.querysets.sql import insert
 from tasks.querysets.unique import OnDuplicate
@@ -156,9 +155,7 @@ def _replace(rows: TaskRows, task: Task, *, keep_time: bool) -> Task | None:
         if present is None or not waiting.update(**_replacing(task, keep_time)):
             return None
         if present.grants:  # what it did for the old data, in attempts that were refunded too
-            apps.get_model("leasing_tasks", "TaskStep")._default_manager.using(rows.db).filter(
-                task_id=present.pk
-            ).delete()
+            step_model()._default_manager.using(rows.db).filter(task_id=present.pk).delete()
         present.refresh_from_db(using=rows.db)
     rows._tell(signals.replaced, present)
     notify(rows.db, [present])

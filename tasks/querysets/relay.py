@@ -111,8 +111,7 @@ def _running_by_key(rows: TaskRows, keys: set[str]) -> Counter[str]:
 
 
 def mark_published(rows: TaskRows, keys: Sequence[int], patience: float) -> list[int]:
-    """Note that messages for ``keys`` are about to be sent. Returns, in their order, those
-    for which that is so: within the caller's transaction, which proves its term."""
+    """Note that messages for ``keys`` are about to be sent. Returns those, in their order."""
     late = Q(published_at__lte=after(-timedelta(seconds=patience)))
     due = rows.filter(pk__in=keys).ready().filter(NO_MESSAGE | late)
     locked = set(lock(due.order_by("pk"), skip_locked=True).values_list("pk", flat=True))
@@ -121,6 +120,5 @@ def mark_published(rows: TaskRows, keys: Sequence[int], patience: float) -> list
 
 
 def unpublish(rows: TaskRows, keys: Sequence[int]) -> int:
-    """Note that no message for ``keys`` is under way: it was not sent, or it came while the
-    task could not be claimed. Returns how many of them are still to be claimed."""
+    """Note that no message for ``keys`` is under way. Returns how many are still to be claimed."""
     return rows.filter(pk__in=keys, status=TaskStatus.READY).update(published_at=None)

@@ -226,9 +226,7 @@ def _in_order(task: Task) -> tuple[Any, ...]:
 
 
 def progress(rows: TaskRows, task: Task, value: Any) -> Task:
-    """Store ``value``, any JSON, as how far ``task`` is; None leaves what was stored and
-    says only that it moves. One statement. Raises LeaseLost, NotSerializable.
-    """
+    """Store how far ``task`` is, by one statement."""
     said = _said(value)
     if not rows._of_grant(task).update(progressed_at=DbNow(), **said):
         raise rows._refuse(task, "progress")
@@ -239,12 +237,8 @@ def progress(rows: TaskRows, task: Task, value: Any) -> Task:
 def checkpoint(
     rows: TaskRows, task: Task, state: Any, progress: Any, number: int | None = None
 ) -> Task:
-    """Store ``state``, any JSON, for later attempts to go on from, and ``progress`` with it.
-
-    It never falls back: an attempt that lost its task is refused, and what is sent again with an
-    earlier ``number`` than the latest is left alone. One statement. Raises LeaseLost,
-    NotSerializable.
-    """
+    """Store ``state`` and ``progress``, by one statement. What is sent again with an earlier
+    ``number`` than the latest is left alone."""
     said = {"checkpoint": check_json(state, "checkpoint"), **_said(progress)}
     newer = mine = rows._of_grant(task)
     count: Combinable = F("checkpoints") + 1
@@ -267,11 +261,7 @@ def step(rows: TaskRows, task: Task, name: str) -> TaskStep | None:
 
 
 def finish_step(rows: TaskRows, task: Task, name: str, output: Any, progress: Any) -> TaskStep:
-    """Store that the step called ``name`` is done, its ``output``, and ``progress`` with
-    it. The first to be stored counts, and is returned.
-
-    Raises LeaseLost, NotSerializable, InvalidResource (the name).
-    """
+    """Store the ``output`` of the step called ``name``, unless one is stored."""
     check_name(name, "name of the step")
     said = _said(progress)
     # As later attempts will read it: a tuple comes back as a list.

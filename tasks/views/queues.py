@@ -42,14 +42,7 @@ def resume(request: HttpRequest) -> HttpResponse:
 
 
 def _act(request: HttpRequest, name: str, form: Form, done: str) -> HttpResponse | None:
-    """Do an action to the queue that ``form`` names. Returns None if that is not valid.
-
-    Args:
-        request: The operator's request.
-        name: The name of the action.
-        form: The form that was sent.
-        done: The state of the queue afterwards, for the message.
-    """
+    """Do an action to the queue that ``form`` names. Returns None if that is not valid."""
     if not form.is_valid():
         return None
     queue, action = form.cleaned_data["queue"], QUEUE_ACTIONS[name]
