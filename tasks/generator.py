@@ -75,15 +75,14 @@ def generator_status(*, if_used: bool = False) -> GeneratorStatus:
     It is read only from the database, so every instance gives the same answer. With ``if_used``
     the lease is not read where nobody ever started or stopped the generator.
     """
-    using = leasing_settings.DATABASE
-    desired = GeneratorDesiredState.objects.using(using).first()
+    desired = GeneratorDesiredState.objects.first()
     store = "" if has_row() else task_settings.GENERATOR_STORE
     lease = None
     if store:
         holder = _present_acknowledger(desired)
     else:
         if desired is not None or not if_used:
-            rows = Lease.objects.using(using).with_state()
+            rows = Lease.objects.home().with_state()
             lease = rows.filter(resource=task_settings.GENERATOR_LEASE).first()
         holder = lease.holder if lease and lease.state == LeaseState.ACTIVE else ""
 
@@ -112,14 +111,14 @@ def _present_acknowledger(desired: GeneratorDesiredState | None) -> str:
         return ""
     if not desired.wanted and desired.acknowledged_revision == desired.revision:
         return ""  # it has left: it acknowledged the stop
-    generators = Worker.objects.using(leasing_settings.DATABASE).present().generators()
+    generators = Worker.objects.home().present().generators()
     is_present = generators.filter(name=desired.acknowledged_by).exists()
     return desired.acknowledged_by if is_present else ""
 
 
 def is_used() -> bool:
     """Return True if somebody ever started or stopped it, or an instance of it ever ran."""
-    return GeneratorDesiredState.objects.using(leasing_settings.DATABASE).exists()
+    return GeneratorDesiredState.objects.exists()
 
 
 def _stopped_message(desired: GeneratorDesiredState | None, holder: str) -> str:
@@ -145,21 +144,15 @@ def start_generator(by: str = "", reason: str = "", via: str = "") -> GeneratorS
 
 def stop_generator(by: str = "", reason: str = "", via: str = "") -> GeneratorStatus:
     """Set the desired state to stopped. When this returns, no more tasks will be generated.
-
-    Args:
-        by: The operator.
-        reason: The reason, for the audit.
-        via: The way it was requested, for the audit.
-    """
+    Arguments are those of ``start_generator``."""
     _set_desired(False, by, reason, via)
     return generator_status()
 
 
 def start_unless_asked() -> None:
     """Set the desired state to running, if nobody ever set it."""
-    using = leasing_settings.DATABASE
-    with transaction.atomic(using=using):
-        if _locked_desired(using).revision == 0:
+    with transaction.atomic(using=leasing_settings.DATABASE):
+        if _locked_desired().revision == 0:
             _write_desired(True, "run_generator", "started with the first generator")
 
 
@@ -174,12 +167,11 @@ def _set_desired(wanted: bool, by: str, reason: str, via: str) -> None:
 
 def _write_desired(wanted: bool, by: str, reason: str) -> bool:
     """Write the desired state. Returns whether it was another."""
-    using = leasing_settings.DATABASE
-    with transaction.atomic(using=using):
-        desired = _locked_desired(using)
+    with transaction.atomic(using=leasing_settings.DATABASE):
+        desired = _locked_desired()
         if desired.revision and desired.wanted == wanted:
             return False
-        GeneratorDesiredState.objects.using(using).update(
+        GeneratorDesiredState.objects.update(
             wanted=wanted,
             revision=F("revision") + 1,
             changed_by=by[:200],
@@ -189,8 +181,8 @@ def _write_desired(wanted: bool, by: str, reason: str) -> bool:
     return True
 
 
-def _locked_desired(using: str) -> GeneratorDesiredState:
-    rows = GeneratorDesiredState.objects.using(using)
+def _locked_desired() -> GeneratorDesiredState:
+    rows = GeneratorDesiredState.objects
     desired: GeneratorDesiredState | None = lock(rows.all()).first()
     if desired is not None:
         return desired
@@ -230,11 +222,7 @@ class Generator:
         if self._follows:
             self._withdraw(acknowledged_by=self.name)
             self._follows = False
-        if (
-            not GeneratorDesiredState.objects.using(leasing_settings.DATABASE)
-            .filter(wanted=True)
-            .exists()
-        ):
+        if not GeneratorDesiredState.objects.filter(wanted=True).exists():
             return LOOK_EVERY
         store = stores[task_settings.GENERATOR_STORE]
         options: HoldOptions = {
@@ -270,7 +258,7 @@ class Generator:
         hold.ensure()
         using = leasing_settings.DATABASE
         with transaction.atomic(using=using):
-            desired = _locked_desired(using)
+            desired = _locked_desired()
             if (
                 desired.fence != hold.fencing_token
                 or desired.acknowledged_revision != desired.revision
@@ -282,7 +270,7 @@ class Generator:
                     acknowledged_at=DbNow(),
                 )
             if desired.wanted and size:
-                Task.objects.using(using).enqueue_many(
+                Task.objects.home().enqueue_many(
                     SLEEP, [self._data() for _ in range(size)], queue=self.queue
                 )
         return desired.wanted
@@ -290,7 +278,7 @@ class Generator:
     def _withdraw(self, **whose: Any) -> None:
         """Take back an acknowledgement once its term has ended: nobody generates until the next
         begins. That of a stop stays."""
-        GeneratorDesiredState.objects.using(leasing_settings.DATABASE).filter(**whose).exclude(
+        GeneratorDesiredState.objects.filter(**whose).exclude(
             wanted=False, acknowledged_revision=F("revision")
         ).update(acknowledged_revision=0, acknowledged_by="", acknowledged_at=None)
 

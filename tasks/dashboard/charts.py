@@ -10,12 +10,20 @@ from typing import Any, Final
 
 from django.db.models import Count, F, Max, Q, Sum
 
-from leasing.conf import leasing_settings
 from tasks.models import Sample
 
 #: Points that a line has at most: several slots share one where there are more.
 MAX_POINTS: Final = 120
 MINUTE: Final = 60.0
+#: Counts that are told a minute, of tasks and of leases.
+TASK_COUNTS: Final = ("enqueued", "completed", "failed", "retried", "recovered")
+LEASE_COUNTS: Final = ("renewals", "expirations", "releases")
+COUNTS: Final = (*TASK_COUNTS, *LEASE_COUNTS)
+DEPTHS: Final = ("ready", "scheduled", "running")
+#: The number of slots that are over when another worker samples for one that is gone.
+BRIDGED: Final = 2
+#: Each worker adds its renewals to the row of no queue, whether anybody samples or not.
+SAMPLED: Final = ~Q(queue="")
 
 
 @dataclass(frozen=True)
@@ -85,42 +93,16 @@ def series(
     def line(name: str, column: str, bridged: int = 0) -> Line:
         return Line(name, [None if each is None else each[column] for each in found], bridged)
 
+    per_minute = "per minute"
     waits = [line("p50", "wait_p50"), line("p95", "wait_p95")]
+    depths = [line(name, name, BRIDGED) for name in DEPTHS]
+    tasks, leases = ([line(name, name) for name in names] for names in (TASK_COUNTS, LEASE_COUNTS))
     return [
-        Chart(
-            "rate",
-            "Tasks per minute",
-            "per minute",
-            moments,
-            [
-                line(name, name)
-                for name in ("enqueued", "completed", "failed", "retried", "recovered")
-            ],
-        ),
+        Chart("rate", "Tasks per minute", per_minute, moments, tasks),
         Chart("wait", "Waiting time", "s", moments, waits),
-        Chart(
-            "depth", "Queue depth", "tasks", moments, [line(name, name, BRIDGED) for name in DEPTHS]
-        ),
-        Chart(
-            "leases",
-            "Leases per minute",
-            "per minute",
-            moments,
-            [line(name, name) for name in ("renewals", "expirations", "releases")],
-        ),
+        Chart("depth", "Queue depth", "tasks", moments, depths),
+        Chart("leases", "Leases per minute", per_minute, moments, leases),
     ]
-
-
-#: Counts that are told a minute.
-COUNTS: Final = (
-    *("enqueued", "completed", "failed", "retried", "recovered"),
-    *("renewals", "expirations", "releases"),
-)
-DEPTHS: Final = ("ready", "scheduled", "running")
-#: The number of slots that are over when another worker samples for one that is gone.
-BRIDGED: Final = 2
-#: Each worker adds its renewals to the row of no queue, whether anybody samples or not.
-SAMPLED: Final = ~Q(queue="")
 
 
 def _width(since: datetime, until: datetime, points: int) -> int:
@@ -131,7 +113,7 @@ def _width(since: datetime, until: datetime, points: int) -> int:
 
 def _read(first: int, last: int, width: int, queue: str | None) -> dict[int, dict[str, Any]]:
     """Return the values of each point, by its beginning."""
-    samples = Sample.objects.using(leasing_settings.DATABASE)
+    samples = Sample.objects.all()
     if queue is not None:
         samples = samples.filter(queue=queue)
     sums: dict[str, Any] = {f"sum_{name}": Sum(name) for name in (*COUNTS, *DEPTHS)}

@@ -15,12 +15,13 @@ from leasing.conf import leasing_settings
 from leasing.functions import DbNow
 from leasing.web.cache import shared
 from leasing.web.counts import Tally, count_often
-from tasks.dashboard import listing, worker_rows
+from tasks.dashboard import listing
 from tasks.dashboard.badges import GENERATOR_BADGES, SEVERITY_BADGES
 from tasks.dashboard.charts import Chart, series
 from tasks.dashboard.health import SWEPT_WITHIN, Figures, assess
 from tasks.dashboard.line_chart import trimmed
 from tasks.dashboard.queue_rows import Queues, read_queues
+from tasks.dashboard.worker_rows import by_fleet, state_of, with_tasks
 from tasks.generator import GeneratorStatus, generator_status
 from tasks.log import log
 from tasks.maintenance.invariants import UnknownName
@@ -63,7 +64,7 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
     status = part("generator", lambda: generator_status(if_used=True))
     figures = part("tasks", lambda: _figures(queues, status, workers, now, fresh=fresh), Figures())
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
-    rows = part("workers’ tasks", lambda: _with_tasks(at_work[:WORKERS_SHOWN]), [])
+    rows = part("workers’ tasks", lambda: by_fleet(with_tasks(at_work[:WORKERS_SHOWN])), [])
     health = assess(figures, failed)
     return {
         "charts": part("charts", lambda: _charts(now, span, fresh=fresh)),
@@ -94,25 +95,21 @@ def _apart() -> Any:
 
 def _workers() -> list[Worker]:
     """Return the workers that were seen lately, those in trouble first."""
-    seen_lately = Worker.objects.using(leasing_settings.DATABASE).filter(
+    seen_lately = Worker.objects.home().filter(
         stopped_at=None, last_seen_at__gte=DbNow() - GONE_SHOWN_FOR
     )
     rows = list(seen_lately.with_state().defer("handlers").order_by("-pk")[:1_000])
-    return sorted(rows, key=lambda row: worker_rows.state_of(row) == WorkerState.LIVE)
-
-
-def _with_tasks(workers: list[Worker]) -> list[worker_rows.WorkerRow]:
-    return worker_rows.by_fleet(worker_rows.with_tasks(workers))
+    return sorted(rows, key=lambda row: state_of(row) == WorkerState.LIVE)
 
 
 def _present(workers: list[Worker]) -> list[Worker]:
-    return [worker for worker in workers if worker_rows.state_of(worker) != WorkerState.GONE]
+    return [worker for worker in workers if state_of(worker) != WorkerState.GONE]
 
 
 def _charts(now: datetime, span: str, *, fresh: bool) -> list[Chart]:
     """Return the charts up to the latest slot that is over: the one under way has no sample yet."""
     # Of the slot under way there are renewals already, in a row of no queue.
-    samples = Sample.objects.using(leasing_settings.DATABASE).exclude(queue="")
+    samples = Sample.objects.exclude(queue="")
     latest = samples.order_by("-slot").values_list("slot", flat=True).first()
     until = datetime.fromtimestamp(int(now.timestamp()) // Sample.SLOT * Sample.SLOT, now.tzinfo)
     begin = until - timedelta(seconds=SPANS[span])
@@ -152,8 +149,8 @@ def _figures(
         ],
         workers=sum(bool(worker.slots) for worker in present),
         sweepers=sum(worker.sweeps for worker in present),
-        gone=[w.name for w in workers if worker_rows.state_of(w) == WorkerState.GONE],
-        late=[w.name for w in workers if worker_rows.state_of(w) == WorkerState.LATE],
+        gone=[w.name for w in workers if state_of(w) == WorkerState.GONE],
+        late=[w.name for w in workers if state_of(w) == WorkerState.LATE],
         overdue_schedules=counts["schedules"]["overdue"],
         unknown=_unknown(queues, fresh=fresh),
         **_desired(status, now),
@@ -171,7 +168,7 @@ def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, int]:
 def _tallies() -> dict[str, Tally]:
     running = Task.objects.home().running().order_by()
     too_long = Q(expires_at__lte=DbNow() - SWEPT_WITHIN)
-    schedules = Schedule.objects.using(leasing_settings.DATABASE).filter(
+    schedules = Schedule.objects.home().filter(
         paused_at=None, next_at__lt=DbNow() - Schedule.OVERDUE_AFTER
     )
     return {

@@ -89,9 +89,9 @@ def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) 
     millionth task costs nothing. Unless ``fresh``, the choice may be a minute old.
     """
     using = leasing_settings.DATABASE
-    known = {queue.name: queue for queue in Queue.objects.using(using)[:QUEUES_SHOWN]}
+    known = {queue.name: queue for queue in Queue.objects.home()[:QUEUES_SHOWN]}
     if workers is None:
-        workers = Worker.objects.using(using).present().only("queues")
+        workers = Worker.objects.home().present().only("queues")
     serving: dict[str, int] = {}
     for worker in workers:
         for name in worker.queues:
@@ -147,7 +147,7 @@ def _counted() -> Any:
 def _sampled() -> Any:
     """The depth of each queue, as it was sampled, and the slot of that."""
     # Of the slot under way there are renewals already, in a row of no queue.
-    samples = Sample.objects.using(leasing_settings.DATABASE).exclude(queue="")
+    samples = Sample.objects.exclude(queue="")
     latest = samples.order_by("-slot").values("slot")[:1]
     due = _waiting().filter(queue=OuterRef("queue"), scheduled_at__lte=DbNow())
     first = [

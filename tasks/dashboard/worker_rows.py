@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from leasing.conf import leasing_settings
 from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import Task, TaskAttempt, Worker, WorkerState
 
@@ -148,7 +147,7 @@ def siblings_of(worker: Worker) -> list[WorkerRow]:
     number."""
     if worker.fleet is None:
         return []
-    rows: Any = Worker.objects.using(leasing_settings.DATABASE).defer("handlers")
+    rows: Any = Worker.objects.home().defer("handlers")
     mine = rows.filter(fleet=worker.fleet, stopped_at=None).exclude(pk=worker.pk)
     return [WorkerRow(each, []) for each in mine.with_state().order_by("fleet_index", "pk")]
 
@@ -158,7 +157,7 @@ def _read_handlers(workers: list[Worker]) -> None:
     left = {worker.pk: worker for worker in workers if "handlers" in worker.get_deferred_fields()}
     if not left:
         return
-    rows = Worker.objects.using(leasing_settings.DATABASE).filter(pk__in=left)
+    rows = Worker.objects.home().filter(pk__in=left)
     found = dict(rows.values_list("pk", "handlers"))
     for pk, worker in left.items():
         worker.handlers = found.get(pk, {})  # none if its row is gone meanwhile

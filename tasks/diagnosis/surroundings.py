@@ -96,22 +96,20 @@ def look_around(
         now: The database's clock, where it was read already.
         fresh: False if the answer may be up to SHARED_FOR old.
     """
-    using = leasing_settings.DATABASE
     tasks = list(tasks)
     around = shared("surroundings", _everyone, fresh=fresh)
-    now = now or database_now(using)
-    put_off = _put_off([task for task in tasks if _may_be_put_off(task, now)], using)
-    return replace(around, now=now, losses=_losses(tasks, using), put_off=put_off)
+    now = now or database_now(leasing_settings.DATABASE)
+    put_off = _put_off([task for task in tasks if _may_be_put_off(task, now)])
+    return replace(around, now=now, losses=_losses(tasks), put_off=put_off)
 
 
 def _everyone() -> Surroundings:
-    using = leasing_settings.DATABASE
-    present = Worker.objects.using(using).present().with_state().order_by("id")[:MAX_WORKERS]
+    present = Worker.objects.home().present().with_state().order_by("id")[:MAX_WORKERS]
     workers = {worker.name: worker for worker in present}
     # What a former process of the same name left occupies no slot of this one.
-    since = Worker.objects.using(using).filter(name=OuterRef("holder")).values("started_at")
+    since = Worker.objects.home().filter(name=OuterRef("holder")).values("started_at")
     own = Count("id", filter=Q(acquired_at__gte=Subquery(since)))
-    running = Task.objects.using(using).running()
+    running = Task.objects.home().running()
     rows = running.values("holder", "name", "concurrency_key", "queue")
     valid = Count("id", filter=Q(expires_at__gt=DbNow()))
     held: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -127,13 +125,13 @@ def _everyone() -> Surroundings:
         now=EPOCH,
         workers=workers,
         held=dict(held),
-        paused={queue.name: queue for queue in Queue.objects.using(using).paused()},
+        paused={queue.name: queue for queue in Queue.objects.home().paused()},
         by_key={key: dict(holders) for key, holders in by_key.items()},
         held_queues=frozenset(held_queues),
     )
 
 
-def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:
+def _losses(tasks: Iterable[Task]) -> dict[int, list[str]]:
     """Return the holders that recently lost each of ``tasks``, the latest first, for tasks that
     have not ended and were lost at least FLAPS times."""
     often = [
@@ -141,7 +139,7 @@ def _losses(tasks: Iterable[Task], using: str) -> dict[int, list[str]]:
     ]
     if not often:
         return {}
-    lately = TaskAttempt.objects.using(using).filter(
+    lately = TaskAttempt.objects.home().filter(
         task__in=often, outcome__in=_LOST, ended_at__gt=after(-FLAPPING_WITHIN)
     )
     found: defaultdict[int, list[str]] = defaultdict(list)
@@ -158,11 +156,11 @@ def _may_be_put_off(task: Task, now: datetime) -> bool:
     return is_later and task.grants > task.attempts  # a claim was not counted
 
 
-def _put_off(tasks: list[Task], using: str) -> dict[int, str]:
+def _put_off(tasks: list[Task]) -> dict[int, str]:
     """Return why the latest attempt of each of ``tasks`` put it off."""
     if not tasks:
         return {}
-    attempts = TaskAttempt.objects.using(using).filter(task__in=[task.pk for task in tasks])
+    attempts = TaskAttempt.objects.home().filter(task__in=[task.pk for task in tasks])
     latest: dict[int, tuple[str, str]] = {}
     rows = attempts.order_by("-pk").values_list("task", "outcome", "error")
     for key, outcome, error in rows[:MAX_ATTEMPTS_READ]:

@@ -146,7 +146,8 @@ class HolderGone(Invariant):
 
     def violations(self) -> TaskQuerySet:
         absent = [WorkerState.GONE.value, WorkerState.STOPPED.value]
-        gone = _workers().with_state().filter(state__in=absent)
+        workers: Any = Worker.objects.home().with_state()
+        gone = workers.filter(state__in=absent)
         held = _tasks().running().filter(expires_at__gt=DbNow())
         return held.filter(holder__in=gone.values("name"))
 
@@ -210,7 +211,7 @@ class Unplanned(Invariant):
     remedy = "next due time set"
 
     def violations(self) -> ScheduleQuerySet:
-        schedules: ScheduleQuerySet = Schedule._default_manager.using(leasing_settings.DATABASE)
+        schedules: ScheduleQuerySet = Schedule._default_manager.home()
         return schedules.filter(paused_at=None, next_at=None)
 
     def repair(self) -> int:
@@ -226,7 +227,7 @@ class NoWorker(Invariant):
     what = "due, in a queue that is not paused and that no worker serves"
 
     def violations(self) -> TaskQuerySet:
-        paused = Queue._default_manager.using(leasing_settings.DATABASE).paused()
+        paused = Queue._default_manager.home().paused()
         # Remote workers send no heartbeats: they are seen while they hold tasks.
         held = _tasks().running().unexpired().order_by()
         unserved = self.candidates().exclude(queue__in=list(_served()))
@@ -342,15 +343,11 @@ def _tasks() -> TaskQuerySet:
     return tasks
 
 
-def _workers() -> Any:
-    return Worker.objects.using(leasing_settings.DATABASE)
-
-
 def _served() -> dict[str, set[str]]:
     """The queues that workers serve who were seen lately, and the names that these have code
     for."""
     served: dict[str, set[str]] = {}
-    for worker in _workers().present().only("queues", "handlers"):
+    for worker in Worker.objects.home().present().only("queues", "handlers"):
         for queue in worker.queues:
             served.setdefault(queue, set()).update(worker.handlers)
     return served

@@ -83,7 +83,7 @@ def fill(activity: Activity, names: Collection[str]) -> int:
 
 def queues() -> set[str]:
     """The names of the queues that there are."""
-    rows = Queue.objects.using(leasing_settings.DATABASE)
+    rows = Queue.objects.home()
     return {*task_settings.QUEUES, *rows.values_list("name", flat=True)}
 
 
@@ -115,10 +115,9 @@ def prune() -> int:
     age = task_settings.SAMPLE_RETENTION
     if age is None:
         return 0
-    using = leasing_settings.DATABASE
     kept = age if isinstance(age, timedelta) else timedelta(seconds=age)
-    first = Slot.before(database_now(using) - kept).number
-    return Sample.objects.using(using).filter(slot__lt=first).delete()[0]
+    first = Slot.before(database_now(leasing_settings.DATABASE) - kept).number
+    return Sample.objects.filter(slot__lt=first).delete()[0]
 
 
 class Tally:
@@ -134,13 +133,10 @@ class Tally:
         new = renewals - self._added
         if new <= 0:
             return 0
-        using = leasing_settings.DATABASE
-        slot = Slot.before(database_now(using)).number + Sample.SLOT
-        mine = Sample.objects.using(using).filter(slot=slot, queue="")
+        slot = Slot.before(database_now(leasing_settings.DATABASE)).number + Sample.SLOT
+        mine = Sample.objects.filter(slot=slot, queue="")
         if not mine.update(renewals=F("renewals") + new):
-            Sample.objects.using(using).bulk_create(
-                [Sample(slot=slot, queue="")], ignore_conflicts=True
-            )
+            Sample.objects.bulk_create([Sample(slot=slot, queue="")], ignore_conflicts=True)
             mine.update(renewals=F("renewals") + new)
         self._added = renewals
         return new

@@ -10,7 +10,6 @@ from typing import Any
 from django.db.models import Count, F, Min, Q
 from django.db.models.functions import Coalesce
 
-from leasing.conf import leasing_settings
 from leasing.functions import DbNow, database_now
 from leasing.metrics.database import Figure
 from leasing.metrics.family import Family
@@ -46,7 +45,7 @@ def figures() -> Sequence[Figure]:
 
 def _names() -> set[str]:
     """Every queue that is known: those without tasks have figures of 0."""
-    known = Queue.objects.using(leasing_settings.DATABASE).values_list("name", flat=True)
+    known = Queue.objects.home().values_list("name", flat=True)
     return {*task_settings.QUEUES, *known}
 
 
@@ -108,8 +107,7 @@ def _failed() -> list[Family]:
 
 
 def _workers() -> list[Family]:
-    using = leasing_settings.DATABASE
-    seen: list[Any] = list(Worker.objects.using(using).with_state())
+    seen: list[Any] = list(Worker.objects.home().with_state())
     by_state = Family("tasks_workers", "Processes that were seen within a day.", "role", "state")
     for role in WorkerRole:
         for state in WorkerState:
@@ -120,7 +118,7 @@ def _workers() -> list[Family]:
     recovering.add(sum(each.sweeps for each in at_work))
     served = Family("tasks_queue_workers", "Live workers that serve the queue.", QUEUE)
     paused = Family("tasks_queue_paused", "1: an operator paused it.", QUEUE)
-    stopped = set(Queue.objects.using(using).paused().values_list("name", flat=True))
+    stopped = set(Queue.objects.home().paused().values_list("name", flat=True))
     for queue in sorted(_names()):
         served.add(sum(queue in each.queues for each in at_work), queue)
         paused.add(queue in stopped, queue)
@@ -128,7 +126,7 @@ def _workers() -> list[Family]:
 
 
 def _schedules() -> list[Family]:
-    schedules = Schedule.objects.using(leasing_settings.DATABASE)
+    schedules = Schedule.objects.home()
     late = schedules.filter(paused_at=None, next_at__lt=DbNow() - Schedule.OVERDUE_AFTER)
     what = "Schedules with a slot that has passed and was not served."
     return [Family("tasks_schedules_overdue", what).add(late.count())]
@@ -151,6 +149,6 @@ def _outbox() -> list[Family]:
     failing.add(counted["failing"])
     oldest.add(max(0.0, (database_now(rows.db) - since).total_seconds()) if since else 0.0)
     if task_settings.CELERY_QUEUES or counted["count"]:
-        leases = Lease.objects.using(leasing_settings.DATABASE)
+        leases = Lease.objects.home()
         relays.add(leases.filter(resource=RELAY).active().exists())
     return [relays, messages, failing, oldest]

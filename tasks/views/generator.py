@@ -54,9 +54,8 @@ def _set(
 
 
 def _generator(request: HttpRequest, status: int = 200, **forms: ReasonForm) -> HttpResponse:
-    using = leasing_settings.DATABASE
     seen = generator_status()
-    instances = Worker.objects.using(using).present().generators().with_state().order_by("name")
+    instances = Worker.objects.home().present().generators().with_state().order_by("name")
     may_see_audit = request.user.has_perm("leasing.view_auditentry")
     context = {
         "status": seen,
@@ -78,12 +77,12 @@ def _generator(request: HttpRequest, status: int = 200, **forms: ReasonForm) -> 
         "may_see_audit": may_see_audit,
         "may_see_leases": request.user.has_perm("leasing.view_lease"),
         "may_see_workers": request.user.has_perm("leasing_tasks.view_worker"),
-        "now": database_now(using),
+        "now": database_now(leasing_settings.DATABASE),
     }
     return answer(request, "leasing_tasks/generator.html", context, status=status)
 
 
 def _commands() -> list[AuditEntry]:
     """Return the latest starts and stops of it."""
-    entries = AuditEntry.objects.using(leasing_settings.DATABASE)
+    entries = AuditEntry.objects.home()
     return list(entries.filter(model=GeneratorDesiredState._meta.label_lower)[:COMMANDS_SHOWN])

@@ -8,7 +8,6 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
-from leasing.conf import leasing_settings
 from leasing.humanize import span
 from leasing.web.access import page
 from leasing.web.counts import capped_count
@@ -75,7 +74,7 @@ def workers(request: HttpRequest) -> HttpResponse:
 @page(VIEW)
 def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
     """One worker: whether it lives, what it does now, what it did lately."""
-    rows = Worker.objects.using(leasing_settings.DATABASE).with_state()
+    rows = Worker.objects.home().with_state()
 
     def read(now: datetime) -> dict[str, Any]:
         worker = get_object_or_404(rows, pk=pk)
@@ -96,7 +95,7 @@ def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _in_state(state: str) -> Any:
-    rows: Any = Worker.objects.using(leasing_settings.DATABASE).defer("handlers")
+    rows: Any = Worker.objects.home().defer("handlers")
     if state == "present":
         return rows.present().with_state()
     return rows.with_state().filter(state=state)
