@@ -73,6 +73,11 @@ class Waiter:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(event.set)
 
+    def end(self) -> None:
+        """Have the waiter look once more, and then give up. Call it from any thread."""
+        self.until = clock()
+        self.notify()
+
     def wait(self) -> None:
         """Pause until notified, or until it is time for another poll."""
         end = system_clock() + self._next_pause()

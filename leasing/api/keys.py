@@ -160,14 +160,32 @@ def request_id(request: HttpRequest, body: BaseModel) -> uuid.UUID | None:
     """Return the ``request_id`` of terms for a ``request`` with the header Idempotency-Key; None
     without one. Another client, address or ``body`` has another, but for the seconds that it waits.
     Raises HttpError 400."""
+    given = _key_of(request)
+    if given is None:
+        return None
+    asked = body.model_dump(mode="json", exclude={"wait"})
+    return _digest(caller(request), request.method, request.path, given, asked)
+
+
+def wait_id(request: HttpRequest) -> uuid.UUID | None:
+    """Return the id of the wait of a ``request`` with the header Idempotency-Key; None without one.
+    The same client has the same one for every request with this key to the same address. Raises
+    HttpError 400."""
+    given = _key_of(request)
+    return None if given is None else _digest(caller(request), "wait", request.path, given)
+
+
+def _key_of(request: HttpRequest) -> str | None:
     given = request.META.get("HTTP_IDEMPOTENCY_KEY")
     if given is None:
         return None
     given = given.strip().removeprefix('"').removesuffix('"')
     if not _UUID.fullmatch(given):
         raise HttpError(400, f"{HEADER} must be a UUID.")
-    asked = body.model_dump(mode="json", exclude={"wait"})
-    parts = [caller(request), request.method, request.path, given.lower(), asked]
+    return str(given.lower())
+
+
+def _digest(*parts: Any) -> uuid.UUID:
     digest = blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).digest()
     return uuid.UUID(bytes=digest, version=5)
 

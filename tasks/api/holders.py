@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from django.http import Http404, HttpRequest
 from ninja import Router, Status
+from ninja.errors import HttpError
 from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from leasing.api.access import Access
@@ -22,7 +23,14 @@ from leasing.api.bodies import WHOLE, Between, Error, Name, Notice, Request, Tex
 from leasing.api.bounds import room_for
 from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
-from leasing.api.keys import IDEMPOTENT, HoldersRequest, check_lease_key, request_id
+from leasing.api.keys import (
+    HEADER,
+    IDEMPOTENT,
+    HoldersRequest,
+    check_lease_key,
+    request_id,
+    wait_id,
+)
 from leasing.api.principals import principal_of
 from leasing.api.waiting import Wait, answer_with
 from leasing.exceptions import LeaseLost
@@ -32,7 +40,7 @@ from leasing.validation.requests import MAX_TASKS
 from tasks.api.rows import find, tasks
 from tasks.api.schemas import ClaimedTask, ClaimedTasks, HeldTask, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_claimer, shown_to_holder
-from tasks.api.waiting import claiming
+from tasks.api.waiting import claiming, end_wait
 from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStatus
 from tasks.payload import is_same_json
@@ -196,11 +204,29 @@ def claim_next_task(request: HttpRequest, body: Claim) -> Any:
     # A request that may be sent again keeps what it claimed: the one that repeats it finds it.
     undo = _keep if again else partial(tasks().give_back_many, reason=HUNG_UP, begun=False)
     attempt = Undoable(claim, undo)
-    return answer_with(request, body.wait, partial(claiming, attempt, queues), answer)
+    return answer_with(
+        request, body.wait, partial(claiming, attempt, queues, wait_id(request)), answer
+    )
 
 
 def _keep(claimed: list[Task]) -> None:
     """Leave the tasks to the client."""
+
+
+@router.delete(
+    "/tasks/next",
+    auth=may_change,
+    response=answers({200: Notice}, 400),
+    openapi_extra=IDEMPOTENT,
+)
+def end_claim(request: HttpRequest) -> Notice:
+    """End the wait of the claim that was sent with the same Idempotency-Key: it is answered at
+    once, with what it has claimed or with nothing."""
+    waits = wait_id(request)
+    if waits is None:
+        raise HttpError(400, f"{HEADER}: required")
+    end_wait(waits)
+    return Notice(message="No claim with this Idempotency-Key waits any longer.")
 
 
 _REFUSED: dict[int, Any] = {200: Notice, 409: Notice | Error}

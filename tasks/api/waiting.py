@@ -1,11 +1,13 @@
 """Waiting for tasks to claim, as clients of the API do: looks with growing pauses up to a second,
-which an enqueue ends early: by a call within the process, and on PostgreSQL by a notification.
+which an enqueue ends early: by a call within the process, and on PostgreSQL by a notification. So
+does its client, which ends the wait itself once it was asked to stop.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,14 +23,19 @@ from tasks.notifier import CHANNEL, limiter
 
 @dataclass(eq=False)
 class Claimer:
-    """A caller that waits for tasks of some ``queues``; None: of all."""
+    """A caller that waits for tasks of some ``queues``; None: of all. Its client can end the wait
+    by ``wait_id``; None: it cannot."""
 
     queues: Sequence[str] | None
+    wait_id: uuid.UUID | None
     waiter: Waiter
 
     def hear(self, message: str) -> None:
-        """Wake the caller, if ``message`` is of an enqueue for it: one may stand for many tasks."""
+        """Wake the caller, if ``message`` is of an enqueue for it: one may stand for many tasks. Or
+        end its wait, if its client says so."""
         what, _, which = message.partition(" ")
+        if what == "end" and which == str(self.wait_id):
+            self.waiter.end()
         if what == "queue" and (self.queues is None or which.partition(" ")[2] in self.queues):
             self.waiter.notify()
 
@@ -42,14 +49,17 @@ class Claimers:
         self._listener = Listener(using, self._hear, self._is_wanted, self._lock, CHANNEL)
 
     @contextmanager
-    def waiting(self, queues: Sequence[str] | None, until: float) -> Iterator[Waiter]:
+    def waiting(
+        self, queues: Sequence[str] | None, until: float, wait_id: uuid.UUID | None = None
+    ) -> Iterator[Waiter]:
         """A waiter that is woken by enqueues while the block runs.
 
         Args:
             queues: The queues whose tasks it waits for; None: all.
             until: The moment on the caller's clock at which the wait ends.
+            wait_id: The id by which ``end_wait`` ends it earlier; None: nothing does.
         """
-        claimer = Claimer(queues, Waiter(until))
+        claimer = Claimer(queues, wait_id, Waiter(until))
         with self._lock:
             self._waiting.append(claimer)
             self._listener.start()
@@ -81,17 +91,26 @@ def claimers(using: str) -> Claimers:
     return _claimers.setdefault(using, Claimers(using))
 
 
-def claiming(claim: Undoable, queues: Sequence[str] | None, wait: float) -> Steps[Any]:
+def end_wait(wait_id: uuid.UUID) -> None:
+    """End the wait with this id, in whichever process of the service it is."""
+    limiter.notify(leasing_settings.DATABASE, f"end {wait_id}")
+
+
+def claiming(
+    claim: Undoable, queues: Sequence[str] | None, wait_id: uuid.UUID | None, wait: float
+) -> Steps[Any]:
     """Steps that claim tasks, for a driver, and bring what is claimed; empty: nothing in time.
 
     Args:
         claim: Claims what there is now.
         queues: The queues that it claims from; None: all.
+        wait_id: The id by which ``end_wait`` ends the wait earlier; None: nothing does.
         wait: Seconds to wait for tasks, at most.
     """
     if not wait:
         return (yield claim)
-    with claimers(leasing_settings.DATABASE).waiting(queues, clock() + wait) as waiter:
+    until = clock() + wait
+    with claimers(leasing_settings.DATABASE).waiting(queues, until, wait_id) as waiter:
         while True:
             claimed = yield claim
             if claimed or not waiter.left:

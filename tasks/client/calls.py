@@ -182,6 +182,11 @@ class TaskCalls:
             yield Rest(pause, stopping)
         raise AssertionError("the pauses have no end")
 
+    def end_wait(self, request: Request) -> Steps[None]:
+        """Have the service answer the claim ``request``, which waits there, at once. If it has not
+        arrived there yet, nothing happens."""
+        yield from self._sending(Request("DELETE", request.path, key=request.key), patience=0.0)
+
     @staticmethod
     def _give_back_unclaimed(transport: Transport, answer: Answer) -> None:
         """Give back what nobody waits for any more."""

@@ -5,6 +5,7 @@ Threads
     task-N     call plain handlers; task-loop runs coroutines
     results    stores outcomes, as many with one request as there are
     keeper     renews all tasks that this process holds with one request, and tells of losses
+    end-claim  once the worker is asked to stop, has the service answer the claim that waits there
 
 What happens when it fails
     The service is away: nothing new is claimed, results wait and are sent again. A task is lost
@@ -13,6 +14,10 @@ What happens when it fails
     The worker dies: the service recovers its tasks when their leases expire.
     A handler blocks the event loop: its tasks are given back after their ttl.
     A result comes too late: the service refuses it, and the log says so.
+
+The connection of a claim that waits is never closed to end the wait. Behind a thread of WSGI the
+service would not see it, and might claim afterwards, for nobody: the task would spend its ttl and
+an attempt. So the worker asks for the answer, and waits for it.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -37,8 +43,10 @@ from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
 from leasing.runtime.outage import Streak
 from leasing.runtime.shutdown import on_stop_signal
+from leasing.runtime.threads import start_thread
 from leasing.validation.names import check_duration, check_name, default_holder
 from leasing.validation.requests import MAX_TASKS
+from leasing.waiting import pauses
 from tasks.client.calls import Claimed, claiming
 from tasks.client.client import TaskClient
 from tasks.client.completer import Completer
@@ -130,6 +138,8 @@ class Worker:
         self._pace_at = clock()
         self._streak = Streak()
         self._has_claimed = False
+        #: The claim on its way that may wait at the service.
+        self._waiting: Request | None = None
 
     # The caller's thread
 
@@ -148,6 +158,9 @@ class Worker:
         if self._stopped_at is None:
             self._stopped_at = clock()
         self.stopping.set()
+        if self._waiting is not None:
+            with suppress(RuntimeError):  # there can be no thread more: the claim waits its time
+                start_thread("task-end-claim", self._end_wait)
         for execution in list(self._in_hand):
             execution.context.notified.set()
         with self._changed:
@@ -178,8 +191,11 @@ class Worker:
                     self.name, min(room, MAX_TASKS), queues=self._queues, ttl=self._ttl, wait=wait
                 )
             held = len(self._in_hand)
+            self._waiting = request if request.wait else None
+            if self.stopping.is_set():
+                break  # ``stop`` may have come too early to see that it waits
             try:
-                claimed, pause = drive(self._calls.claim(request, self.stopping))
+                claimed, pause = self._claim(request)
             except ServiceError as error:
                 if isinstance(error, RequestRefused) and request.wait:
                     allowed = wait_allowed(error)
@@ -212,6 +228,29 @@ class Worker:
                 self.stopping.wait(idle * random.uniform(0.75, 1.25))
         if request is not None:
             self._recall(request)
+
+    def _claim(self, request: Request) -> tuple[list[Claimed], float]:
+        try:
+            return drive(self._calls.claim(request, self.stopping))
+        finally:
+            with self._changed:
+                self._waiting = None
+                self._changed.notify_all()
+
+    def _end_wait(self) -> None:
+        """Ask for the answer of the claim that waits, until it is there: it may be on its way to
+        the service yet."""
+        for pause in pauses():
+            with self._changed:
+                request = self._waiting
+            if request is None:
+                return
+            try:
+                drive(self._calls.end_wait(request))
+            except ServiceError:
+                return  # nothing is lost: the claim ends with its wait
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is None, pause)
 
     def _await_room(self, pause: float, held: int) -> None:
         """Wait until half of the ``held`` tasks have ended, ``pause`` seconds at most: they may be

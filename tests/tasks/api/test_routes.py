@@ -507,7 +507,7 @@ def test_the_desired_state_remembers_who_made_it(client: Client, admin_client: C
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("GET", "/tasks/next", "POST"),
+        ("GET", "/tasks/next", "DELETE, POST"),
         ("POST", "/tasks/started", "GET"),
         ("POST", "/tasks/1/complete", "PUT"),
         ("DELETE", "/tasks", "GET, POST"),

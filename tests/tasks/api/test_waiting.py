@@ -94,6 +94,41 @@ def test_an_enqueue_of_another_process_wakes_them(on_postgresql: None) -> None:
         wait_for(is_woken)
 
 
+def test_its_client_ends_a_wait_and_only_its_own(
+    client: Client, other_session: OtherSession
+) -> None:
+    mine, others = ({"HTTP_IDEMPOTENCY_KEY": str(uuid.uuid4())} for _ in range(2))
+    answer = other_session.start(
+        lambda: call(client, "POST", "/tasks/next", NEXT, **mine, **THREADED)
+    )
+    wait_for(lambda: waiters() == 1)
+
+    assert call(client, "DELETE", "/tasks/next", **others).status == 200
+    (claimer,) = claimers("default")._waiting
+    assert claimer.waiter.left > 0
+    assert call(client, "DELETE", "/tasks/next", **mine).status == 200
+
+    assert "no task to run" in answer.result(PATIENCE).body["message"]
+
+
+def test_a_wait_in_another_process_is_ended_too(client: Client, on_postgresql: None) -> None:
+    key = uuid.uuid4()
+
+    def is_ended() -> bool:
+        with connection.cursor() as cursor:  # again, until it listens
+            cursor.execute("SELECT pg_notify('leasing_tasks_notify', %s)", [f"end {key}"])
+        return not waiter.left
+
+    with claimers("default").waiting(None, clock() + PATIENCE, key) as waiter:
+        wait_for(is_ended)
+
+
+@pytest.mark.once
+def test_the_end_of_a_wait_is_asked_for_with_a_key(client: Client) -> None:
+    answer = call(client, "DELETE", "/tasks/next")
+    assert (answer.status, answer.body) == (400, {"error": "Idempotency-Key: required"})
+
+
 # In an event loop
 
 
@@ -134,6 +169,19 @@ def test_a_client_that_hangs_up_gets_no_task() -> None:
 
     with calls_in_turn():
         in_loop(body)
+
+
+@pytest.mark.once
+def test_a_client_ends_its_wait_in_a_loop() -> None:
+    key = {"Idempotency-Key": str(uuid.uuid4())}
+
+    async def body(client: AsyncClient) -> None:
+        request = asked(client, **key)
+        await until(lambda: waiters() == 1)
+        assert (await client.delete("/api/tasks/next", headers=key)).status_code == 200
+        assert (await request).status_code == 200
+
+    in_loop(body)
 
 
 @pytest.mark.once

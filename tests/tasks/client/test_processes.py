@@ -152,6 +152,17 @@ def test_a_stopped_worker_returns_its_tasks(place: Place) -> None:
     assert set(Task.objects.values_list("status", "attempts")) == {("ready", 0)}
 
 
+def test_a_worker_that_waits_for_tasks_stops_at_once(place: Place) -> None:
+    place.serve()
+    enqueued(1)
+    worker = place.work("--wait", "30", steps=0)
+    wait_for(succeeded(1), timeout=60, process=worker)
+
+    worker.terminate()
+
+    assert worker.wait(15) == 0
+
+
 def test_what_is_wrong_is_said_at_once(place: Place, tmp_path: Path) -> None:
     place.serve()
     (tmp_path / "token").write_text("leasing_wrong")

@@ -14,9 +14,12 @@ import pytest
 from pytest_django import Settings
 
 from leasing.client import AccessDenied
+from leasing.client.messages import Request
 from leasing.models import ApiToken
 from leasing.runtime.clock import clock
+from tasks.api.waiting import claimers
 from tasks.client import Context, Handlers, TaskClient, Worker
+from tasks.client.calls import claiming
 from tasks.exceptions import GiveUp, Snooze
 from tasks.models import Task, TaskAttempt
 from tests.processes import wait_for
@@ -521,20 +524,105 @@ def test_a_worker_that_fills_its_token_itself_goes_on_once_its_tasks_end(
     assert denied.is_set()
 
 
+def stops_while_it_waits(service: Service, worker: Worker) -> None:
+    """Stop ``worker`` while its claim waits at the service, and wait for its end."""
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    wait_for(lambda: claimers("default")._waiting)
+
+    worker.stop()
+    thread.join(20)
+
+    assert not thread.is_alive()
+
+
+def test_a_worker_that_stops_has_its_claim_answered_at_once(
+    service: Service, remote: TaskClient, handlers: Handlers
+) -> None:
+    handlers.handler("jobs.echo")(echo)
+
+    stops_while_it_waits(service, Worker(remote, handlers, wait=30))
+
+    assert [each.method for each in service.network.requests].count("DELETE") == 1
+
+
+def test_a_claim_that_had_not_arrived_when_its_worker_was_stopped_is_ended_too(
+    service: Service, remote: TaskClient, handlers: Handlers
+) -> None:
+    handlers.handler("jobs.echo")(echo)
+    worker = Worker(remote, handlers, wait=30)
+    asked = threading.Event()
+
+    def slow(send: Callable[[], httpx.Response], request: httpx.Request) -> httpx.Response:
+        worker.stop()
+        assert asked.wait(20)
+        return send()
+
+    def note(send: Callable[[], httpx.Response], request: httpx.Request) -> httpx.Response:
+        response = send()
+        response.read()
+        asked.set()
+        return response
+
+    service.network.faults = [slow, note]
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    thread.join(20)
+
+    assert not thread.is_alive()
+
+
+def test_a_worker_that_is_stopped_just_before_it_claims_does_not_wait(
+    service: Service, remote: TaskClient, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers.handler("jobs.echo")(echo)
+    worker = Worker(remote, handlers, wait=30)
+
+    def stopped(*args: Any, **options: Any) -> Request:
+        worker.stop()
+        return claiming(*args, **options)
+
+    monkeypatch.setattr("tasks.client.worker.claiming", stopped)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    thread.join(20)
+
+    assert not thread.is_alive()
+
+
 def test_a_task_that_is_handed_out_to_a_worker_that_stops_is_given_back(
     service: Service, remote: TaskClient, handlers: Handlers
 ) -> None:
     handlers.handler("jobs.echo")(echo)
     worker = Worker(remote, handlers, wait=5)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    wait_for(lambda: any(b'"wait"' in each.content for each in service.network.requests))
 
-    worker.stop()
-    enqueued()
-    thread.join(30)
+    def late(send: Callable[[], httpx.Response], request: httpx.Request) -> httpx.Response:
+        enqueued()
+        response = send()
+        response.read()
+        worker.stop()
+        return response
 
-    assert not thread.is_alive()
+    service.network.faults = [late]
+    worker.run()
+
+    assert (row().status, row().attempts, row().grants) == ("ready", 0, 1)
+
+
+def test_a_task_is_given_back_if_the_answer_of_an_ended_claim_is_lost(
+    service: Service, remote: TaskClient, handlers: Handlers
+) -> None:
+    handlers.handler("jobs.echo")(echo)
+    worker = Worker(remote, handlers, wait=5)
+
+    def lost(send: Callable[[], httpx.Response], request: httpx.Request) -> httpx.Response:
+        enqueued()
+        worker.stop()
+        return swallowed(send, request)
+
+    service.network.at, service.network.faults = "/tasks/next", [lost]
+    worker.run()
+
     assert (row().status, row().attempts, row().grants) == ("ready", 0, 1)
 
 
