@@ -2,7 +2,9 @@
 
 Probes ask often, and nobody has to sign in for the answer. So requests share one that is a second
 old, one of them at a time asks the database, and none waits for a database that hangs: the
-connection is a private one on a thread of its own, which is abandoned.
+connection is a private one on a thread of its own. While a question is not answered, no other is
+asked, so that an outage costs one thread, however long it is: the question ends with the connection
+(``leasing.db.answers``), or with what keeps that from being opened.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ class Readiness(NamedTuple):
 
 
 _asking = threading.Lock()
+#: The connection of the latest question.
+_latest: SideConnection | None = None
 
 
 def read_readiness() -> Readiness:
@@ -41,9 +45,14 @@ def read_readiness() -> Readiness:
 
 
 def _read() -> Readiness:
+    global _latest
     using = leasing_settings.DATABASE
+    away = f"The database {using!r} is not reachable."
+    if _latest is not None and _latest.is_busy:
+        return Readiness(away, "it has not answered an earlier question yet")
+    _latest = SideConnection(using, seconds=ANSWER_WITHIN)
     try:
-        with SideConnection(using, seconds=ANSWER_WITHIN) as connection:
+        with _latest as connection:
             return Readiness(connection.run(find_unapplied))
     except Error as error:
-        return Readiness(f"The database {using!r} is not reachable.", str(error).strip())
+        return Readiness(away, str(error).strip())

@@ -49,8 +49,15 @@ class SideConnection:
         self._seconds = 2 * patience() if seconds is None else seconds
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        #: The latest call.
+        #: The latest call, and the thread that makes it.
         self._future: Future[Any] | None = None
+        self._asked: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True while the thread of the latest call goes on, even if the call was given
+        up."""
+        return self._asked is not None and self._asked.is_alive()
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +76,7 @@ class SideConnection:
         if self._thread is None:
             self._begin()
         future: Future[Result] = Future()
-        self._future = future
+        self._future, self._asked = future, self._thread
         self._jobs.put((future, partial(copy_context().run, call)))
         if not self._is_done(future):
             self._leave(future, call)

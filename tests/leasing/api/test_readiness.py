@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from leasing.api.readiness import read_readiness
 from leasing.db import unapplied
 from leasing.web import cache
 from tests.api_calls import call
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -55,25 +57,33 @@ def test_why_the_database_cannot_be_reached_is_for_the_log_alone(
     assert record.getMessage() == f"Not ready: {AWAY} connection to server at 10.0.0.7 failed"
 
 
-@pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The database does not answer; returned is a list with an entry for each question."""
-    asked: list[str] = []
-    end = threading.Event()
+class Hanging:
+    """A database that does not answer until ``end`` is set."""
 
-    def hang() -> str:
-        asked.append("")
-        end.wait(30)
+    def __init__(self) -> None:
+        self.end = threading.Event()
+        #: An entry for each question.
+        self.asked: list[str] = []
+
+    def ask(self) -> str:
+        self.asked.append("")
+        self.end.wait(30)
         return ""
 
-    monkeypatch.setattr(readiness, "find_unapplied", hang)
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    database = Hanging()
+    monkeypatch.setattr(readiness, "find_unapplied", database.ask)
     monkeypatch.setattr(readiness, "ANSWER_WITHIN", 0.2)
-    yield asked
-    end.set()
+    monkeypatch.setattr(readiness, "_latest", None)
+    yield database
+    database.end.set()
+    cache.forget()
 
 
 def test_a_database_that_hangs_is_asked_once_for_many_probes(
-    client: Client, hanging: list[str], monkeypatch: pytest.MonkeyPatch
+    client: Client, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readiness, "SHARED_FOR", 60.0)
     with ThreadPoolExecutor(5) as probes:
@@ -81,9 +91,40 @@ def test_a_database_that_hangs_is_asked_once_for_many_probes(
 
     assert answers == [AWAY] * 5
     assert call(client, "GET", "/readyz").body == {"error": AWAY}
-    assert len(hanging) == 1
+    assert len(hanging.asked) == 1
     assert call(client, "GET", "/healthz").status == 200
 
-    cache.forget()  # as a second later
-    assert call(client, "GET", "/readyz").status == 503
-    assert len(hanging) == 2
+
+def test_a_database_that_hangs_for_long_costs_one_thread_and_is_asked_again_once_it_answers(
+    client: Client, hanging: Hanging
+) -> None:
+    for _ in range(3):
+        cache.forget()  # as a second later
+        assert call(client, "GET", "/readyz").body == {"error": AWAY}
+    assert len(hanging.asked) == 1
+
+    hanging.end.set()
+
+    def is_ready() -> bool:
+        cache.forget()
+        return call(client, "GET", "/readyz").status == 200
+
+    wait_for(is_ready)
+    assert len(hanging.asked) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_an_answer_to_its_parent(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_readiness().missing == AWAY
+    monkeypatch.setattr(readiness, "find_unapplied", str)
+    cache.forget()
+
+    child = os.fork()
+    if not child:
+        threading.Timer(20, os._exit, [2]).start()
+        os._exit(0 if not read_readiness().missing else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
