@@ -40,7 +40,6 @@ from tasks.api.batch_schemas import (
 from tasks.api.errors import refusal_of
 from tasks.api.holders import failure, is_completed, may_change, why_not_held
 from tasks.api.rows import tasks, tasks_of
-from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStatus
 from tasks.querysets.claimed import COLUMNS, OF_TERM, ClaimedTask
 
@@ -124,7 +123,7 @@ def fail_tasks(request: HttpRequest, body: Failures) -> EndedMany:
     attempt."""
     batch = Batch(request, body, body.tasks)
 
-    def error_of(task: Task) -> str | GiveUp:
+    def error_of(task: Task) -> str:
         said = batch.said(task)
         return failure(said.error, said.retry)
 

@@ -41,9 +41,9 @@ from tasks.api.rows import find, tasks
 from tasks.api.schemas import ClaimedTask, ClaimedTasks, HeldTask, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_claimer, shown_to_holder
 from tasks.api.waiting import claiming, end_wait
-from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStatus
 from tasks.payload import is_same_json
+from tasks.querysets.failure import FinalError
 
 #: Why tasks are given back whose claimer did not wait for the answer.
 HUNG_UP = "its client hung up"
@@ -294,9 +294,9 @@ def store_checkpoint(request: HttpRequest, task_id: str, body: Checkpoint) -> St
     return _by_holder(request, task_id, body, checkpoint)
 
 
-def failure(error: str, retry: bool) -> str | GiveUp:
+def failure(error: str, retry: bool) -> str:
     """Return the error of a holder, as the verb takes it. Without ``retry`` it is the last."""
-    return error if retry else GiveUp(error)
+    return error if retry else FinalError(error)
 
 
 def is_completed(task: Task, output: Any) -> bool:

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from tasks.models import Task, TaskAttempt
 
 
+class FinalError(str):
+    """The text of an error that a client reports, after which there is to be no other attempt."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Failure:
     """A failed attempt of ``task``, before it is stored."""
@@ -37,7 +43,7 @@ class Failure:
 
 
 def _delay(task: Task, error: BaseException | str) -> timedelta | None:
-    if isinstance(error, GiveUp):
+    if isinstance(error, GiveUp | FinalError):
         return None
     try:
         policy = registry.find(task.name).retry

@@ -129,7 +129,7 @@ def test_a_failure_may_be_the_last(remote: TaskClient) -> None:
 
     remote.fail(remote.claim()[0], "no such printer", retry=False)
 
-    assert (row().status, row().last_error) == ("failed", "GiveUp: no such printer")
+    assert (row().status, row().last_error) == ("failed", "no such printer")
 
 
 def test_a_task_is_given_back_without_spending_its_attempt(remote: TaskClient) -> None:
