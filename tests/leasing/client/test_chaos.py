@@ -1,11 +1,12 @@
 """Eight clients on few leases, over a network that loses requests and answers at random: nobody
 believes to hold what another holds, and tokens rise.
 
-CYCLES=10000 makes as many cycles, SEED=7 repeats the draws of a run.
+CYCLES=10000 makes as many cycles, in many minutes; SEED=7 repeats the draws of a run.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import threading
@@ -73,6 +74,7 @@ class Chaotic(Network):
 
 
 def test_no_two_clients_believe_to_hold_the_same(service: Service) -> None:
+    faulthandler.cancel_dump_traceback_later()  # it takes as long as there are cycles
     beliefs: defaultdict[str, list[Belief]] = defaultdict(list)
     outcomes: Counter[str] = Counter()
     left = iter(range(CYCLES))
