@@ -7,6 +7,7 @@ by one query and written together.
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -22,8 +23,9 @@ from leasing.api.principals import principal_of
 from leasing.db.postgres.rows import is_one_of, serves
 from leasing.db.questions import query_instances
 from leasing.db.statements import Several
+from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
-from leasing.store import Renewal
+from leasing.store import Reason, Renewal, Why
 from leasing.validation.names import check_name
 from tasks.api.batch_schemas import (
     Completions,
@@ -49,6 +51,9 @@ router = Router(tags=["tasks"])
 TERM = ("id", "status", "grant_id", "fencing_token", "released_at", *OF_TERM)
 
 
+#: The reason why a heartbeat came too late for a task that its holder has ended.
+ENDED = Reason(Why.ENDED, "its holder has ended it")
+
 #: The reason why a task of a batch is left alone: a status and a text.
 Refusal = tuple[int, str]
 Item = TypeVar("Item", bound=One)
@@ -65,9 +70,13 @@ def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> HeartbeatResults:
     grants = {key: task.grant_id for key, task in batch.held.items() if task.grant_id}
     renewed = tasks().renew_many(grants)
     terms: dict[int, Renewal] = dict(renewed.renewed)
+    left = [task for key, task in batch.held.items() if key not in terms]
+    ended = grants_ended_by_holders(left) if left else set()
     # The others are lost, or locked: alone a heartbeat waits for the lock, and notes its refusal.
-    for task in [task for key, task in batch.held.items() if key not in terms]:
-        if batch.call(task, tasks().heartbeat) and task.renewed_at is not None:
+    for task in left:
+        if task.grant_id in ended:
+            batch.refuse(task, LeaseLost(task.lease_resource, ENDED))
+        elif batch.call(task, tasks().heartbeat) and task.renewed_at is not None:
             task.now = task.renewed_at
             terms[task.pk] = task.renewal_now()
     return HeartbeatResults(
@@ -240,6 +249,13 @@ class Batch(Generic[Item]):
     def answers(self) -> Iterable[tuple[int, Refusal | None]]:
         """Return the keys in their order, each with why it was left alone; None: it was not."""
         return [(each.id, self._refused.get(place)) for place, each in enumerate(self._items)]
+
+
+def grants_ended_by_holders(held: Iterable[Task]) -> set[uuid.UUID | None]:
+    """Return the grants of ``held`` which their own holders have ended meanwhile: a heartbeat that
+    such a holder had on its way is no late write, of which operators would be told."""
+    rows = tasks().filter(pk__in=[task.pk for task in held]).ended_by_holders()
+    return set(rows.values_list("grant_id", flat=True))
 
 
 def _read(request: HttpRequest, keys: set[int], columns: Sequence[str]) -> Iterable[Task]:

@@ -112,6 +112,13 @@ class TaskRows(LeasableQuerySet["Task"]):
         """Tasks that nothing but an operator's retry brings back."""
         return self.filter(status__in=TaskStatus.ended())
 
+    def ended_by_holders(self) -> Self:
+        """Tasks whose latest grant was ended by its own holder, and not taken from it."""
+        attempts = attempt_model()._default_manager.using(self.db)
+        own = attempts.filter(task=OuterRef("pk"), grant_id=OuterRef("grant_id"))
+        is_reported = Exists(own.exclude(outcome="lost"))
+        return self.filter(Q(status=TaskStatus.SUCCEEDED) | Q(is_reported))
+
     def prunable(self, age: timedelta) -> Self:
         """Tasks that ended ``age`` ago or longer, and keep no unique key."""
         free = Q(unique_key=None) | Q(unique_until__lte=DbNow())

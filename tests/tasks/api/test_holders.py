@@ -387,6 +387,39 @@ def test_a_batch_of_another_form_writes_nothing(client: Client, verb: str, tasks
     assert Task.objects.values().get() == before
 
 
+@pytest.mark.parametrize(
+    ("verb", "said"), [("complete", {}), ("fail", ERROR), ("give-back", {"reason": "no paper"})]
+)
+def test_a_heartbeat_that_the_end_of_its_task_overtook_is_no_late_write(
+    client: Client, verb: str, said: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    task = claimed(client)[0]
+    ended = call(client, "PUT", f"/tasks/{verb}", {"tasks": [item(task, **said)]})
+    assert ended.body["results"][0]["status"] == 202
+
+    (result,) = put_many(client, "heartbeat", item(task))
+
+    assert (result["status"], "its holder has ended it" in result["error"]) == (409, True)
+    assert "Refused heartbeat" not in caplog.text
+    assert not TaskAttempt.objects.exclude(refused_at=None).exists()
+
+
+def test_a_heartbeat_of_a_task_that_was_taken_is_a_late_write(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = claimed(client)[0]
+    put_many(client, "fail", item(before))  # another attempt, which its holder has ended
+    make_due(row_of(before))
+    task = claim(client).body
+    Task.objects.all().revoke("in the tests", "an operator")
+
+    (result,) = put_many(client, "heartbeat", item(task))
+
+    assert result["status"] == 409
+    assert "Refused heartbeat" in caplog.text
+    assert TaskAttempt.objects.get(number=2).refused_verb == "heartbeat"
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_heartbeat_of_a_task_that_is_locked_waits_for_it(
     client: Client,
