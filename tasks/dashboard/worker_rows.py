@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from tasks.diagnosis.slots import Slots, slots_of
@@ -121,6 +122,32 @@ def with_tasks(workers: Iterable[Worker]) -> list[WorkerRow]:
         held[task.holder].append(task)
     _read_handlers([each for each in workers if held[each.name] and len(each.slots) > 1])
     return [_row_of(worker, held[worker.name]) for worker in workers]
+
+
+@dataclass(frozen=True)
+class RemoteRow:
+    """A holder that sends no heartbeats of its own, such as a remote worker: it is known by the
+    tasks that it holds."""
+
+    name: str
+    tasks: list[Task]
+
+    @property
+    def first_tasks(self) -> list[Task]:
+        """The tasks that a list of workers shows."""
+        return self.tasks[:LISTED]
+
+    @property
+    def more_tasks(self) -> int:
+        return max(0, len(self.tasks) - LISTED)
+
+
+def remote_rows() -> list[RemoteRow]:
+    """The holders of running tasks that are none of the workers, by their names."""
+    known = Worker.objects.using(leasing_settings.DATABASE).values("name")
+    running = Task.objects.home().running().exclude(holder__in=known)
+    tasks = running.only("name", "holder", "expires_at").order_by("holder", "pk")[:SHOWN]
+    return [RemoteRow(name, list(held)) for name, held in groupby(tasks, lambda task: task.holder)]
 
 
 def by_fleet(rows: Iterable[WorkerRow]) -> list[WorkerRow]:

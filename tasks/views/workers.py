@@ -59,6 +59,7 @@ def workers(request: HttpRequest) -> HttpResponse:
             "moved": shown.moved,
             "page_links": Page((), shown.newer, shown.older, shown.moved),
             "worker_rows": worker_rows.by_fleet(worker_rows.with_tasks(shown.rows)),
+            "remote_rows": worker_rows.remote_rows() if state == "present" else [],
         }
 
     context = {

@@ -60,6 +60,26 @@ def test_it_shows_what_it_works_on_and_what_it_did(viewer: Client) -> None:
     assert attempt.all(".aside")[0].numbers[0] == 1 and "no luck" in attempt.text
 
 
+def test_the_list_shows_remote_workers_by_the_tasks_that_they_hold(viewer: Client) -> None:
+    WorkerFactory(name="dora")
+    TaskFactory(state="running", holder="dora")
+    TaskFactory(state="succeeded", holder="idle")
+    held = {
+        name: [TaskFactory(state="running", holder=name) for _ in range(count)]
+        for name, count in {"remote-1": 1, "remote-2": 5}.items()
+    }
+
+    one, many = get(viewer, "/ops/workers/").all("[data-live=remote] tbody tr")
+
+    assert (one.one(".name").text, many.one(".name").text) == ("remote-1", "remote-2")
+    assert one.links == [f"/ops/tasks/{task.pk}/" for task in held["remote-1"]]
+    assert many.links == [f"/ops/tasks/{task.pk}/" for task in held["remote-2"][:3]]
+    assert many.one(".number").text == "5"
+    assert many.one(".who").text.endswith("and 2 more")
+    stopped = get(viewer, "/ops/workers/?state=stopped")
+    assert not stopped.all("[data-live=remote] tr")
+
+
 @pytest.mark.once
 def test_what_a_process_of_its_name_left_is_told_apart(viewer: Client) -> None:
     worker = WorkerFactory(name="dora")
