@@ -90,6 +90,8 @@ class Executor:
         #: be given back.
         self._took: deque[float] = deque(maxlen=PACED_BY)
         self._paced = 0
+        #: The ``id()`` of those that ran when others were given back, but for one: see ``overdue``.
+        self._uncounted: set[int] = set()
         #: Since when it has not been empty, how many had ended by then, and the seconds from one
         #: end to the next since: threads that take turns take longer than their tasks.
         self._filled_at, self._paced_before, self._each = float("-inf"), 0, 0.0
@@ -238,6 +240,9 @@ class Executor:
             return []
         self._crowded_since = None
         self._paced = 0
+        # Of the long ones one counts. They stay, and the short ones go to others: by all that ends
+        # here tasks would look long that are short.
+        self._uncounted = set(list(self._begun)[1:])
         return self.withdraw(count)
 
     def _count_overdue(self) -> int:
@@ -338,9 +343,12 @@ class Executor:
         took = now - began_at
         if probes.running:
             probes.running(execution.claimed.queue, took)
-        self._took.append(took)
         self._paced += 1
         key = id(execution)
+        if key in self._uncounted:
+            self._uncounted.discard(key)
+        else:
+            self._took.append(took)
         # In this order: what has not been stored is always to be found in one of the two.
         completer.put(outcome)
         running.pop(key, None)

@@ -399,6 +399,40 @@ def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
     assert line.executor.prefetch == 4  # a few at first, and the pace is still that of the others
 
 
+def test_long_tasks_count_once_for_all_that_is_given_back_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The short ones end elsewhere: what ends here are mostly long ones."""
+    line = Line(monkeypatch, 4)
+
+    def fill(short: int) -> None:
+        for _ in range(4):
+            line._comes()
+            line._begins()
+        for _ in range(short):
+            line._comes()
+        line.end(short)
+
+    def wait_behind_long_ones() -> None:
+        line._comes()
+        while not line.look_in_time():
+            pass
+        del line.tasks[4:]
+        line.now += 2
+        line.end_long(4)
+
+    for short in (0, 4, 4):
+        if short:
+            fill(short)
+        wait_behind_long_ones()
+    assert line.executor.prefetch > 0
+
+    for _ in range(4):
+        fill(0)
+        wait_behind_long_ones()
+    assert line.executor.prefetch == 0
+
+
 def test_a_line_that_has_emptied_is_judged_from_its_own_beginning_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
