@@ -17,6 +17,7 @@ from tasks.querysets.sql.statements import (
     MICROSECONDS,
     compiled,
     inlined,
+    shortened,
     table_of,
     update_of,
 )
@@ -172,13 +173,14 @@ def take_after_statement(rows: TaskRows, *, timed: bool, most: int, requests: in
     chosen = _CHOSEN.format(asked=asked, found=found, most=most, requests=requests)
     now = compiled(rows, DbMicroseconds())
     answer = _reported(rows, timed, due="scheduled_at", now=f"(SELECT {now})")
-    return _CLAIM_ON.format(
+    text = _CLAIM_ON.format(
         chosen=chosen,
         update=_granting(rows, _OF_CHOSEN),
         said=_SAID,
         now=now,
         answer=", ".join(answer),
     )
+    return shortened(rows, text)
 
 
 def take_one_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
@@ -248,7 +250,7 @@ def _claiming(
     answer: Sequence[str],
     now: Any,
 ) -> str:
-    return _CLAIM.format(
+    text = _CLAIM.format(
         chosen=chosen,
         update=_granting(rows, which),
         columns=", ".join(columns),
@@ -257,6 +259,7 @@ def _claiming(
         said=said,
         now=compiled(rows, now),
     )
+    return shortened(rows, text)
 
 
 def _granting(rows: TaskRows, which: str) -> str:

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from tasks.models import Task
 from tasks.querysets import worker
 from tasks.querysets.sql import claim as postgres
-from tasks.querysets.sql import cursors
+from tasks.querysets.sql import claim_text, cursors
 from tasks.querysets.sql import statements as kept
 from tests.factories import TaskFactory
 from tests.leasing.conftest import DatabaseClock
@@ -358,3 +358,23 @@ def test_statements_are_planned_anew_after_a_while(
 
     assert (before == after) == again
     assert first[0] != before[0]
+
+
+@pytest.mark.once
+def test_psycopg_parses_a_claim_once_unless_somebody_filters() -> None:
+    """It keeps what it has parsed of texts up to a length. A filter may hold any text."""
+    table = '"leasing_tasks_task"'
+    every, some = Task.objects.all(), Task.objects.exclude(name=f"FROM {table} WHERE")
+
+    for rows in (every, some):
+        texts = [
+            claim_text.take_statement(rows, timed=False, most=4096, requests=3),
+            claim_text.take_after_statement(rows, timed=False, most=4096, requests=3),
+            claim_text.take_one_statement(rows, timed=False, most=16),
+            claim_text.claim_statement(rows, most=4096),
+        ]
+        for text in texts:
+            is_short = len(text + kept.plan()) <= psycopg._queries.MAX_CACHED_STATEMENT_LENGTH
+            assert is_short or rows is some
+            assert (text.count(f"{table} AS t") > 0) == (rows is every)
+            assert (f"{table}." in text) == (rows is some)
