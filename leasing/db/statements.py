@@ -105,8 +105,10 @@ class Several(Marker):
 
     def sql(self, connection: Any) -> str:
         field: Any = self.output_field
-        # Of an array PostgreSQL must be told what it is of: the driver may not know.
-        return f"%s::{field.rel_db_type(connection)}[]"
+        # Of an array PostgreSQL must be told what it is of: the driver may not know. The length of
+        # a text is left out: PostgreSQL would apply it to every element, again for each row.
+        kind = re.sub(r"^varchar\(\d+\)$", "varchar", field.rel_db_type(connection))
+        return f"%s::{kind}[]"
 
     def preparation(self, connection: Any) -> Preparation | None:
         if type(self.output_field) in PLAIN:

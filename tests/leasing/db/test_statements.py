@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models import CharField
 from django.db.models.signals import post_init
 from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
 
 from leasing.db import postgres
 from leasing.db import statements as compiled
+from leasing.db.statements import Several
 from leasing.exceptions import LeaseHeld
 from leasing.models import Lease
 from leasing.querysets.leasable import LeasableQuerySet
@@ -272,3 +274,11 @@ def test_whoever_listens_for_instances_hears_of_granted_rows() -> None:
         post_init.disconnect(hear, sender=Lease)
 
     assert any(each is lease for each in made)
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_text_in_an_array_is_longer_than_its_column_and_stays_so() -> None:
+    short = Several("keys", CharField(max_length=3))
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT 'abc' = ANY({short.sql(connection)})", ["{abcd}"])
+        assert cursor.fetchone() == (False,)
