@@ -350,7 +350,8 @@ def all_names(name: str) -> tuple[str, ...]:
 
 def observed() -> list[str]:
     """The names of those tasks of whose success ``on_end`` is told."""
-    return [name for name, known in list(_handlers.items()) if known.reports_success]
+    each = list(_handlers.items())
+    return [name for name, known in each if known.on_end is not None and known.reports_success]
 
 
 def report_end(task: Ended) -> None:
@@ -396,7 +397,7 @@ def kinds() -> dict[str, str]:
 def kinds_in_use() -> list[Kind]:
     """The kinds of the handlers here; threads in any case, for they take what nobody knows."""
     used = {known.kind for known in list(_handlers.values())}
-    return [kind for kind in Kind if kind in used or kind is Kind.THREAD]
+    return [kind for kind in _BY_NUMBER.values() if kind in used or kind is Kind.THREAD]
 
 
 def _place(function: Callable[..., Any]) -> str:

@@ -9,7 +9,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -25,7 +25,7 @@ NONE_YET: tuple[Any, int, dict[str, Any]] = (None, 0, {})
 MAX_CURSORS, MAX_ROWS = 50, 1
 
 
-def fetch_all(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
+def fetch_all(connection: Any, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
     """Send ``sql``, a text that is kept, to PostgreSQL, and return the rows of its answer."""
     is_logged = connection.force_debug_cursor or django_setting("DEBUG")
     if is_logged or "cursor" in connection.__dict__:
@@ -44,7 +44,9 @@ def fetch_all(connection: Any, sql: str, params: Sequence[Any]) -> list[Any]:
     cursor.execute(sql, params)
     # The driver has read them by now: there is no error for Django's wrapper to translate.
     rows = (cursor.cursor if type(cursor) is CursorWrapper else cursor).fetchall()
-    if len(rows) <= MAX_ROWS and len(cursors) < MAX_CURSORS:
+    if len(rows) <= MAX_ROWS:
+        if len(cursors) >= MAX_CURSORS:
+            del cursors[next(iter(cursors))]  # of the statement that was not sent for longest
         cursors[sql] = cursor
     return rows
 

@@ -209,7 +209,9 @@ def _prepared_array(field: Any, values: Iterable[Any], connection: Any) -> Any:
 def array_of(values: list[Any]) -> Any:
     """``values`` as the text of an array, which the driver would take many times as long to make
     of a list; but for kinds whose text only it knows."""
-    kind = type(values[0]) if values else None
+    if not values:
+        return "{}"
+    kind = type(values[0])
     if kind is uuid.UUID:
         digits = b"".join([value.int.to_bytes(16) for value in values]).hex()
         return joined([digits[n : n + 32] for n in range(0, len(digits), 32)])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class TaskQuerySet(TaskRows):
     """Tasks: ``Task.objects``."""
 
-    kept_for = TaskRows.kept_for | {"enqueue", "enqueue_many"}
+    kept_for = TaskRows.kept_for | {"enqueue", "enqueue_many", "take"}
 
     # Producers
 

@@ -189,7 +189,7 @@ class Executor:
     def room(self) -> int:
         """Return the number of tasks to claim for it now."""
         inside = len(self._running)
-        if inside <= self.low:
+        if not inside or inside <= self.low:
             return self.slots + self.prefetch - inside
         if not self.is_outranked:
             return 0

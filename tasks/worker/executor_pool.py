@@ -125,7 +125,8 @@ class ExecutorPool:
         its kind. They are claimed before others or after them, by chance, so that many of either
         never keep the others waiting."""
         kinds = registry.kinds_in_use()
-        unused = [kind.number for kind in Kind if kind not in kinds]
+        used = [kind.number for kind in kinds]
+        unused = [number for number in registry.KINDS if number not in used]
         requests: list[ClaimRequest] = []
         self._asked = {}
         for kind in kinds:

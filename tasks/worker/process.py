@@ -327,8 +327,7 @@ class WorkerProcess:
     def _take(self, requests: list[ClaimRequest]) -> int:
         if not requests or self.stopping.is_set():
             return 0
-        rows = Task.objects.all()
-        claimed = rows.take(self.name, queues=self.queues, requests=requests, ttl=self.ttl)
+        claimed = Task.objects.take(self.name, queues=self.queues, requests=requests, ttl=self.ttl)
         self.executors.record_claimed(requests, claimed)
         self._looked, self._busy = True, bool(claimed)
         self._more = self.executors.have_more

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -22,7 +21,7 @@ from django.db import connections
 from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
-from leasing.db.cached_cursors import new_cursor
+from leasing.db.cached_cursors import fetch_all, new_cursor
 from leasing.db.row_reader import reader
 from leasing.db.statements import array_of, joined
 from leasing.functions import EPOCH
@@ -46,8 +45,8 @@ from tasks.querysets.sql.statements import (
     MARKS,
     cached_statement,
     key_of,
-    plan,
     plan_took,
+    planned,
     table_of,
 )
 
@@ -125,9 +124,9 @@ def _take(
         sent_at, answers = _answers(rows, statement, parameters)
         answers.sort()  # by what they begin with, in which no two are the same
         claimed, said = _claimed(rows, terms, sent_at, [answer[3:] for answer in answers])
-    counts = Counter(each.kind for each in claimed)
+    found = [each.kind for each in claimed]
     for number, request in enumerate(requests, 1):
-        request.found += sum(counts[kind] for kind in request.kinds)
+        request.found += sum(map(found.count, request.kinds))
         request.passed_over = request.passed_over or bool(said >> number & 1)
     return claimed, bool(said & 1)
 
@@ -162,11 +161,9 @@ def _answers(
     rows: TaskRows, statement: str, parameters: dict[str, Any]
 ) -> tuple[float, list[tuple[Any, ...]]]:
     """Return the moment at which the statement was sent, and its rows."""
-    statement += plan()
+    statement = planned(statement)
     sent_at = clock()
-    with connections[rows.db].cursor() as cursor:
-        cursor.execute(statement, parameters)
-        answers = cursor.fetchall()
+    answers = fetch_all(connections[rows.db], statement, parameters)
     plan_took(clock() - sent_at, len(answers))
     return sent_at, answers
 
@@ -203,9 +200,8 @@ def claim(
     most = _most(limit)
     if terms.request_id is not None:
         rows = rows.filter(_not_of_request(rows))
-    statement = (
-        cached_statement(("claim", most), rows, partial(claim_statement, most=most)) + plan()
-    )
+    make = partial(claim_statement, most=most)
+    statement = planned(cached_statement(("claim", most), rows, make))
     parameters = {**_parameters(terms, queues, limit), "limit": limit}
     sent_at = clock()
     # A hundred instances that Django reads and makes take longer than the statement.

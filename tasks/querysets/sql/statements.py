@@ -39,6 +39,8 @@ _slow_claims, _slow_at = 0, float("-inf")
 #: than _KEPT, whatever filters somebody claims with.
 statements: dict[Any, str] = {}
 _KEPT = 100
+#: Statements with the comment of ``plan`` that they were last sent with.
+_planned: dict[str, str] = {}
 
 #: A moment as a number, which is read much faster.
 MICROSECONDS = "(EXTRACT(EPOCH FROM {moment}) * 1000000)::bigint"
@@ -85,6 +87,8 @@ def key_of(rows: QuerySet[Any]) -> Any:
     query = rows.query
     if len(query.alias_map) > 1 or query.annotations or query.extra:
         return None
+    if not query.where:
+        return rows.db, None  # as most: to compare two of them takes long
     try:
         hash(query.where)
     except TypeError:
@@ -117,6 +121,18 @@ def plan() -> str:
     task that was just enqueued waits for it.
     """
     return f"-- {int(clock() // PLAN_LASTS)}.{_slow_claims}"
+
+
+def planned(statement: str) -> str:
+    """Return ``statement`` with the comment of ``plan``: the same object for as long as that is the
+    same, for by this the driver knows a statement that it has sent before."""
+    comment = plan()
+    text = _planned.get(statement, "")
+    if not text.endswith(comment):
+        if len(_planned) >= _KEPT:
+            _planned.clear()
+        text = _planned[statement] = statement + comment
+    return text
 
 
 def plan_took(seconds: float, found: int) -> None:

@@ -250,6 +250,27 @@ def test_after_a_slow_claim_claims_are_planned_anew(
     assert plans[2] == plans[3] == plans[4] == plans[5] != plans[6]
 
 
+def test_claims_of_one_plan_send_the_same_object(
+    holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "clock", holders_clock)
+    monkeypatch.setattr(kept, "clock", holders_clock)
+    sent: list[str] = []
+
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
+        sent.append(sql)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(note):
+        for seconds in (0.0, 0.0, kept.PLAN_LASTS, 0.0):
+            holders_clock.seconds += seconds
+            take(1)
+
+    assert sent[0] is sent[1]
+    assert sent[1] != sent[2]
+    assert sent[2] is sent[3]
+
+
 @pytest.mark.parametrize(("of_the_limit", "again"), [(0.9, False), (1.1, True)])
 def test_a_claim_of_many_may_take_longer(
     of_the_limit: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
