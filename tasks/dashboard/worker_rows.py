@@ -144,7 +144,7 @@ class RemoteRow:
 
 def remote_rows() -> list[RemoteRow]:
     """The holders of running tasks that are none of the workers, by their names."""
-    known = Worker.objects.using(leasing_settings.DATABASE).values("name")
+    known = Worker.objects.home().values("name")
     running = Task.objects.home().running().exclude(holder__in=known)
     tasks = running.only("name", "holder", "expires_at").order_by("holder", "pk")[:SHOWN]
     return [RemoteRow(name, list(held)) for name, held in groupby(tasks, lambda task: task.holder)]
