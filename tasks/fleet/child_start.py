@@ -24,10 +24,8 @@ from leasing.process.deadman import find_prctl
 from leasing.runtime.exit_codes import ExitCode
 from tasks.runtime.marks import Marks, size_of
 
-_START = (
-    "import pickle, sys; sys.path[:] = {path!r}; import django; django.setup(); "
-    "from tasks.fleet.child_start import enter; enter(*pickle.loads({message!r}))"
-)
+#: What a new Python process runs first, where this one cannot fork.
+SET_UP = "import sys; sys.path[:] = {path!r}; import django; django.setup(); "
 PR_SET_CHILD_SUBREAPER = 36
 #: Signals that are blocked while a process starts, until it has installed its own handlers.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
@@ -134,13 +132,15 @@ def execute(
         **{"inside": context.marks.inside, "groups": context.marks.groups},
         **{"map_file": map_file, "channel": theirs.fileno()},
     }
-    code = _START.format(path=sys.path, message=pickle.dumps((dict(options), details)))
+    message = pickle.dumps((dict(options), details))
+    code = f"import pickle; from {__name__} import enter; enter(*pickle.loads({message!r}))"
     return start_python(code, [map_file, theirs.fileno()])
 
 
 def start_python(code: str, descriptors: Iterable[int]) -> int:
-    """Start a Python process that runs ``code`` and inherits ``descriptors``. Returns its pid; the
-    caller reaps it."""
+    """Start a Python process that sets up Django, runs ``code`` and inherits ``descriptors``.
+    Returns its pid; the caller reaps it."""
+    code = SET_UP.format(path=sys.path) + code
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     process = subprocess.Popen([sys.executable, *flags, "-c", code], pass_fds=[*descriptors])
     process.returncode = 0  # or Popen would wait for it

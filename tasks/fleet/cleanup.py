@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -123,7 +122,7 @@ def start_writer(loop: Loop, dead: DeadWorker, until: float) -> int:
         with tempfile.TemporaryFile() as file:
             file.write(dead.as_json(until).encode())
             file.flush()
-            code = hand_back.START.format(path=sys.path, descriptor=file.fileno())
+            code = f"from {hand_back.__name__} import main; main({file.fileno()})"
             return child_start.start_python(code, [file.fileno()])
     child_start.close_connections()
     with child_start.signals_held_back():

@@ -51,13 +51,6 @@ RECEIVERS_PATIENCE = 5.0
 TOGETHER = 500
 
 
-#: Code of the writer where the parent cannot fork.
-START = (
-    "import sys; sys.path[:] = {path!r}; import django; django.setup(); "
-    "from tasks.fleet.hand_back import main; main({descriptor})"
-)
-
-
 @dataclass(frozen=True)
 class DeadWorker:
     """A worker that died, and the tasks that it had begun."""
