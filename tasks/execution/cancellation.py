@@ -31,11 +31,10 @@ class Interruption:
         #: Set with the first thing there is to hear of: it ends the pauses of the handler.
         self.notified = Latch()
 
-    def start_timeout(self, since: float | None = None) -> None:
-        """The attempt begins now, or began at ``since`` on the holder's clock."""
+    def start_timeout(self) -> None:
+        """The attempt begins now."""
         if self.timeout is not None:
-            began = clock() if since is None else since
-            self.deadline = began + self.timeout.total_seconds()
+            self.deadline = clock() + self.timeout.total_seconds()
 
     def cancel(self, by: str) -> None:
         """Pass on that ``by`` asked for the cancellation."""
