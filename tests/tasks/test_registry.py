@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,13 @@ def test_the_same_code_may_be_registered_again() -> None:
 def test_a_name_must_be_a_name(name: Any) -> None:
     with pytest.raises(InvalidResource, match="name of the task"):
         handler(name)
+
+
+@pytest.mark.parametrize("limit", [0, -1, timedelta(0), timedelta(days=3651), float("nan")])
+@pytest.mark.parametrize("name", ["timeout", "progress_timeout"])
+def test_a_handler_has_limits_that_its_tasks_may_have(name: str, limit: Any) -> None:
+    with pytest.raises(ValueError, match=f"^The {name} must be "):
+        handler("reports.build", **{name: limit})(build)
 
 
 @pytest.mark.parametrize("attempts", [0, -1, 32_768])
