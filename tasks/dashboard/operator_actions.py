@@ -86,11 +86,6 @@ def _reschedule(rows: Any, said: Said, by: str) -> int:
     return changed
 
 
-def _cancel(rows: Any, said: Said, by: str) -> int:
-    changed: int = rows.cancel(by=by, reason=said["reason"])
-    return changed
-
-
 ACTIONS: Final[Mapping[str, TaskAction]] = {
     action.name: action
     for action in (
@@ -135,7 +130,7 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             "checks may still complete its task. None of them is retried either way.",
             "leasing_tasks.cancel_task",
             CancelForm,
-            _cancel,
+            lambda rows, said, by: rows.cancel(by=by, reason=said["reason"]),
             _is_asked,
             icon="slash",
             past="cancelled",

@@ -98,7 +98,7 @@ def _asked_together(
     reported: list[int] = []
     logged: list[int] = []
     asks: dict[str, tuple[bool, bool] | None] = {}
-    for result in sorted(results, key=_key):
+    for result in sorted(results, key=lambda result: result[0].id):
         each = result[0]
         key, name = each.id, each.name
         if key in asked:
@@ -143,10 +143,6 @@ def _small_enough(
             texts[key] = text
             room -= len(text)
     return {key: asked[key] for key in texts}, f"[{','.join(texts.values())}]"
-
-
-def _key(result: tuple[ClaimedTask, Any]) -> int:
-    return result[0].id
 
 
 def _as_json(output: Any) -> str | None:
