@@ -25,8 +25,8 @@ from leasing import exceptions as lease_exceptions
 from leasing.conf import leasing_settings
 from leasing.hold import Hold
 from leasing.models import Lease
+from leasing.store import HoldOptions
 from leasing.testing import hold_elsewhere
-from leasing.validation.options import LEASE_OPTIONS
 from tasks import exceptions, handler, retry, schedule, signals, testing
 from tasks.conf import task_settings
 from tasks.execution.context import Context
@@ -78,7 +78,7 @@ OPTIONS = (
     | parameters(schedule)
     | ProducerOptions.__optional_keys__
     | {
-        *LEASE_OPTIONS,
+        *HoldOptions.__optional_keys__,
         *(name for of in (leasing.once, leasing.leased, tasks.wait_for) for name in parameters(of)),
         *(name for of in (retry.Exponential, retry.RetryOn) for name in parameters(of)),
         *("invoice_id", "pk", "resource", "now_at"),  # data, columns

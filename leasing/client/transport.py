@@ -19,6 +19,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -48,44 +49,34 @@ Token = str | Callable[[], str]
 Undo = Callable[["Transport", Answer], object]
 
 
+@dataclass(frozen=True, slots=True)
 class Exchange:
-    """One try of a request, for a driver: a thread or an event loop.
+    """One try of a request, for a driver: a thread or an event loop."""
 
-    Args:
-        transport: The transport that sends it.
-        request: The request.
-        undo: Called with a transport and the answer if the waiting coroutine was cancelled.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        request: Request,
-        undo: Undo | None = None,
-    ) -> None:
-        self._transport = transport
-        self._request = request
-        self._undo = undo
+    transport: Transport
+    request: Request
+    #: Called with a transport and the answer if the waiting coroutine was cancelled.
+    undo: Undo | None
 
     def wait(self) -> Answer:
         """Send it from this thread, and return the answer."""
-        return self._transport.exchange(self._request)
+        return self.transport.exchange(self.request)
 
     async def await_(self) -> Answer:
         """``wait``, for an event loop."""
         try:
-            return await self._transport.aexchange(self._request)
+            return await self.transport.aexchange(self.request)
         except asyncio.CancelledError:
-            if self._undo is not None:
-                run_later(self._undo_unanswered, waits=bool(self._request.wait))
+            if self.undo is not None:
+                run_later(self._undo_unanswered, waits=bool(self.request.wait))
             raise
 
     def _undo_unanswered(self) -> None:
         # The same request finds what the first was granted, or is granted the same now. Not over
         # the client's connections, which may be closed by then.
-        assert self._undo is not None
-        with closing(self._transport.twin()) as transport:
-            self._undo(transport, transport.exchange(self._request))
+        assert self.undo is not None
+        with closing(self.transport.twin()) as transport:
+            self.undo(transport, transport.exchange(self.request))
 
 
 class Transport:

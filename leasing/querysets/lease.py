@@ -2,8 +2,6 @@
 
 acquire   released, or the deadline and the grace after it have passed
 preempt   held at a lower priority, and not ending sooner anyway
-
-The file is long, for it is the face of all verbs on names, with their arguments explained.
 """
 
 from __future__ import annotations

@@ -7,14 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from leasing.runtime.suggestions import closest
+from leasing.store import HoldOptions
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
-#: The optional arguments of the verbs that acquire a named lease. Those on rows have some of them.
-LEASE_OPTIONS = (
-    *("holder", "ttl", "wait", "separate", "stopping", "on_lost", "on_yield"),
-    *("priority", "max_hold", "grace", "preempt_after", "metadata"),
-)
 _EXPIRY = "pass ttl=, the seconds until it expires without a renewal"
 #: Clauses about what other libraries call them.
 LEASE_HINTS: Mapping[str, str] = {
@@ -33,7 +29,8 @@ LEASE_HINTS: Mapping[str, str] = {
 def refuse_unknown(verb: str, unknown: Collection[str]) -> None:
     """Raise TypeError if a call of ``verb``, which acquires a lease, has ``unknown`` arguments."""
     if unknown:
-        raise unexpected(verb, unknown, LEASE_OPTIONS, LEASE_HINTS)
+        # Verbs on rows have some of these.
+        raise unexpected(verb, unknown, sorted(HoldOptions.__optional_keys__), LEASE_HINTS)
 
 
 def unexpected(
