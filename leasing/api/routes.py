@@ -101,7 +101,7 @@ def leases_in(request: HttpRequest, state: str, cursor: str, limit: int) -> Leas
 def source_of(rows: Any, state: str) -> Source[Leasable]:
     """Return those of ``rows``, of one model, in ``state``, in the order that an index has."""
     model: type[Leasable] = rows.model
-    order = Order(model.leases_listed_by)
+    order = Order(model.leases_listed_by, parts=model.leases_listed_in)
     if state == "all":
         return Source(rows, order)
     if state == "renewed":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from django.db.models import Exists, Q
@@ -43,17 +44,24 @@ def sections(wanted: Mapping[str, Any], cursor: Cursor | None) -> list[Section]:
     models = tuple(leasable_models())
     using = leasing_settings.DATABASE
     # One statement, and not one for each model that nobody leases.
-    found = query_scalars(Lease, using, models, lambda: dict(map(_any_of, models)))
-    turned = cursor.model if cursor else ""
+    found = query_scalars(Lease, using, models, lambda: dict(chain(*map(_any_of, models))))
+    labels = {name.partition(" ")[0] for name, is_any in found.items() if is_any}
+    if cursor:
+        labels.add(cursor.model)
     return [
         section(model, wanted, cursor)
         for model in models
-        if model is Lease or found[model._meta.label_lower] or turned == model._meta.label_lower
+        if model is Lease or model._meta.label_lower in labels
     ]
 
 
-def _any_of(model: type[Leasable]) -> tuple[str, Exists]:
-    return model._meta.label_lower, Exists(listed(model).order_by())
+def _any_of(model: type[Leasable]) -> Iterator[tuple[str, Exists]]:
+    for number, rows in enumerate(_parts(model, listed(model).order_by())):
+        yield f"{model._meta.label_lower} {number}", Exists(rows)
+
+
+def _parts(model: type[Leasable], rows: Any) -> list[Any]:
+    return [rows.filter(part) for part in model.leases_listed_in or (Q(),)]
 
 
 def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | None) -> Section:
@@ -72,30 +80,27 @@ def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | N
 def exported(wanted: Mapping[str, Any]) -> Iterator[Sequence[Leasable]]:
     """The leases of all models that are ``wanted``, some at a time."""
     for model in leasable_models():
-        order = Order(model.leases_listed_by)
-        yield from chunks_of(_listed(model, wanted), order, _search(wanted))
+        yield from chunks_of(_listed(model, wanted), _order(model), _search(wanted))
 
 
 def counts(wanted: Mapping[str, Any]) -> tuple[dict[str, Capped], Capped]:
     """Return the number of leases of all models that are ``wanted``, in each state ("all" too), and
     of those in the wanted state that were renewed. One statement counts them."""
     tallies: dict[Any, Tally] = {}
+    states = {
+        **{state: _in(wanted, state) for state in (ALL, *STATES) if state != LeaseState.ACTIVE},
+        RENEWED_ONES: _in(wanted, wanted["state"]) & RENEWED,
+    }
     for model in leasable_models():
-        tallies[model] = Tally(
-            _rows(model, wanted),
-            {
-                **{state: _in(wanted, state) for state in (ALL, *STATES)},
-                RENEWED_ONES: _in(wanted, wanted["state"]) & RENEWED,
-            },
-        )
+        for number, rows in enumerate(_parts(model, _rows(model, wanted))):
+            tallies[model, number] = Tally(rows, states)
         # The active ones are counted apart: among many others they may not have been looked at.
         held = _held(model, _rows(model, wanted)).filter(_in(wanted, LeaseState.ACTIVE))
         tallies[model, "held"] = Tally(held, {LeaseState.ACTIVE: Q()})
     read = count_together(tallies)
     found: dict[str, Capped] = {name: Capped(0) for name in (RENEWED_ONES, ALL, *STATES)}
-    for model in leasable_models():
-        both = read[model] | read[model, "held"]
-        found = {name: found[name] + each for name, each in both.items()}
+    for counted in read.values():
+        found |= {name: found[name] + each for name, each in counted.items()}
     renewed = found.pop(RENEWED_ONES)
     return found, renewed
 
@@ -124,6 +129,10 @@ def _held(model: type[Leasable], rows: Any) -> Any:
     """Return the part of ``rows`` that has the active ones: a model with a state of its own has an
     index on it."""
     return rows if model is Lease else rows.holding()
+
+
+def _order(model: type[Leasable]) -> Order:
+    return Order(model.leases_listed_by, parts=model.leases_listed_in)
 
 
 def _search(wanted: Mapping[str, Any]) -> Q | None:

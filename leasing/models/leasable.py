@@ -74,6 +74,9 @@ class Leasable(Guarded):
     #: The indexed column by which pages list the leases of rows that were held, the latest first;
     #: "" is the key.
     leases_listed_by: ClassVar[str] = ""
+    #: Conditions of which each row meets one, if those that meet one have an index of their own, or
+    #: are few: lists read them apart, and merge what they find.
+    leases_listed_in: ClassVar[tuple[Q, ...]] = ()
     #: True if an index finds the rows of ``holding``: then pages count them, however many others
     #: there are.
     held_is_indexed: ClassVar[bool] = False

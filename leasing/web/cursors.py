@@ -8,6 +8,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from django.db.models import Q
+
 
 @dataclass(frozen=True)
 class Order:
@@ -16,6 +18,9 @@ class Order:
 
     column: str = ""
     descending: bool = True
+    #: Conditions of which each row meets one. Those that meet it are looked up apart, for it is
+    #: them that an index has in this order, or they are few; none: all rows together.
+    parts: tuple[Q, ...] = ()
 
     @property
     def by(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ from leasing.web.cursors import Cursor, InvalidCursor, Order
 MICROSECOND = timedelta(microseconds=1)
 
 Record = TypeVar("Record", bound=models.Model)
+#: The place of a row in a list: its moment, None in an order by key alone, and its key.
+Place = tuple[datetime | None, Any]
 
 
 def rows_from(
@@ -39,6 +42,18 @@ def rows_from(
     return rows.order_by(*(order.reversed if backwards else order.by))
 
 
+def nearest(rows: models.QuerySet[Record], order: Order, count: int) -> list[Record]:
+    """Return the first ``count`` of ``rows``, which are sorted in the order of the list."""
+    found = {row.pk: row for each in _parts(rows, order) for row in each[:count]}
+    if not order.parts:
+        return [*found.values()]
+
+    def place(row: Record) -> Place:
+        return getattr(row, order.column), row.pk
+
+    return sorted(found.values(), key=place, reverse=_falls(rows))[:count]
+
+
 def search(
     rows: models.QuerySet[Any], order: Order, wanted: Q, count: int, reach: int
 ) -> tuple[list[Cursor], Cursor | None]:
@@ -50,8 +65,36 @@ def search(
         order: That order.
         wanted: The condition, which no index serves.
         count: The number of places, at most.
-        reach: The number of rows to look at, at most.
+        reach: The number of rows to look at, at most; of each part of the order so many.
     """
+    looks = [_look(each, order, wanted, count, reach) for each in _parts(rows, order)]
+    met = [place for places, _ in looks for place in places]
+    ends = [end for _, end in looks if end is not None]
+    if order.parts:
+        falls = _falls(rows)
+        met = sorted(set(met), reverse=falls)
+        if ends:  # what one look has found behind the end of another is not next
+            ends = [max(ends) if falls else min(ends)]
+            met = [each for each in met if (each >= ends[0] if falls else each <= ends[0])]
+    places = [_cursor(rows.model, order, *each) for each in met[:count]]
+    return places, _cursor(rows.model, order, *ends[0]) if ends and len(places) < count else None
+
+
+def _parts(rows: models.QuerySet[Record], order: Order) -> Iterable[models.QuerySet[Record]]:
+    """Return the parts of ``rows`` that are looked up apart: one after the other, so that a row
+    which goes from one to the next meanwhile is found twice, and not missed."""
+    return [rows.filter(part) for part in order.parts] or [rows]
+
+
+def _falls(rows: models.QuerySet[Any]) -> bool:
+    """Return True if ``rows`` are sorted from the latest to the earliest."""
+    return str(rows.query.order_by[0]).startswith("-")
+
+
+def _look(
+    rows: models.QuerySet[Any], order: Order, wanted: Q, count: int, reach: int
+) -> tuple[list[Place], Place | None]:
+    """``search`` in rows of one part."""
     met = Case(When(wanted, then=Value(True)), default=Value(False))
     reached = rows[:reach].values(far_at=F(order.column or "pk"), far_key=F("pk"), met=met)
     try:
@@ -74,12 +117,17 @@ def search(
     return places, end[0] if end and len(places) < count else None
 
 
-def _place(model: type[models.Model], order: Order, at: Any, key: Any) -> Cursor:
-    """Return the cursor of the rows that follow one with ``key`` and the moment ``at``."""
-    label, key = model._meta.label_lower, model._meta.pk.to_python(key)
-    if not order.column:
+def _place(model: type[models.Model], order: Order, at: Any, key: Any) -> Place:
+    """Return the place of a row, as the database brings its moment and key."""
+    return as_utc(at) if order.column else None, model._meta.pk.to_python(key)
+
+
+def _cursor(model: type[models.Model], order: Order, at: datetime | None, key: Any) -> Cursor:
+    """Return the cursor of the rows that follow the one at this place."""
+    label = model._meta.label_lower
+    if at is None:
         return Cursor(label, "older", key)
-    return Cursor(label, "older", key, order.column, as_utc(at).isoformat())
+    return Cursor(label, "older", key, order.column, at.isoformat())
 
 
 def _beyond(rows: models.QuerySet[Any], cursor: Cursor, order: Order) -> Q:

@@ -63,7 +63,7 @@ def page_of(
     backwards = cursor is not None and cursor.side == "newer"
     there, end = rows_from(rows, cursor, order), None
     if search is None:
-        found = list(there[: size + 1])
+        found = keyset.nearest(there, order, size + 1)
         places = [cursor_of(row, order) for row in found]
     else:
         places, end = keyset.search(there, order, search, size + 1, reach)

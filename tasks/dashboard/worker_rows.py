@@ -198,12 +198,12 @@ def _row_of(worker: Worker, held: list[Task]) -> WorkerRow:
 def past_of(worker: Worker) -> Past:
     """Of the latest claims and the latest failures of all workers those of ``worker``."""
     tasks = Task.objects.home()
-    claims = tasks.filter(acquired_at__isnull=False).order_by("-acquired_at", "-pk")
+    claims = tasks.filter(acquired_at__isnull=False).exclude(status="running")
     attempts: Any = TaskAttempt.objects.using(tasks.db)
     failures = attempts.order_by("-pk")
     return Past(
         list(
-            tasks.filter(pk__in=_of(worker, claims))
+            tasks.filter(pk__in=_of(worker, claims.order_by("-acquired_at", "-pk")))
             .exclude(status="running")
             .only("name", "status", "acquired_at", "processed_at", "scheduled_at", "attempts")
             .order_by("-acquired_at", "-pk")

@@ -114,7 +114,7 @@ class Activity:
             said["now"],
             said["sampled"],
             tuple(said[name] for name in ("enqueued", "attempted", "noted")),
-            tuple(said[name] for name in ("claimed", *ENDS)),
+            tuple(said[name] for name in ("claimed 0", "claimed 1", *ENDS)),
             bool(said["ready"] or said["running"]),
         )
 
@@ -141,7 +141,10 @@ def _activity() -> dict[str, Any]:
         "enqueued": _first(tasks.order_by("-pk"), "created_at"),
         "attempted": _first(attempts, "ended_at"),
         "noted": _first(events, "at"),
-        "claimed": _latest(tasks, "acquired_at"),
+        **{
+            f"claimed {number}": _latest(tasks.filter(part), "acquired_at")
+            for number, part in enumerate(Task.leases_listed_in)
+        },
         **{end: _latest(tasks.filter(status=end), "processed_at") for end in ENDS},
         "ready": Exists(tasks.filter(status=TaskStatus.READY)),
         "running": Exists(tasks.running()),
@@ -175,13 +178,19 @@ def _enqueued(slot: Slot, counted: Counted) -> None:
         counted[queue]["enqueued"] += number
 
 
+def _claimed_in(slot: Slot) -> list[Any]:
+    """Return the tasks whose latest claim was in ``slot``, in parts that have an index each."""
+    tasks = Task.objects.home().filter(slot.holds("acquired_at"))
+    return [tasks.filter(part) for part in Task.leases_listed_in]
+
+
 def _claimed(slot: Slot, counted: Counted) -> int:
     """The claims that their tasks still show; returns how many."""
-    tasks = Task.objects.home().filter(slot.holds("acquired_at"))
     total = 0
-    for queue, number in tasks.order_by().values_list("queue").annotate(Count("pk")):
-        counted[queue]["claimed"] += number
-        total += number
+    for tasks in _claimed_in(slot):
+        for queue, number in tasks.order_by().values_list("queue").annotate(Count("pk")):
+            counted[queue]["claimed"] += number
+            total += number
     return total
 
 
@@ -226,15 +235,16 @@ def _waits(slot: Slot, counted: Counted, claimed: int) -> None:
     # Not of what was taken back, whose first wait would be told again; nor of what has failed
     # meanwhile, and is due in the future.
     first = Q(started_at__gte=F("acquired_at")) | Q(scheduled_at__gt=F("started_at"))
-    tasks = Task.objects.home().filter(first, slot.holds("acquired_at"))
     step = -(-claimed // WAITS)
-    if step > 1:
-        tasks = tasks.annotate(place=F("id") % step).filter(place=0)
     waits: defaultdict[str, list[float]] = defaultdict(list)
-    moments = tasks.order_by().values_list("queue", "scheduled_at", "acquired_at")
-    for queue, due_at, claimed_at in moments:
-        if due_at <= claimed_at:
-            waits[queue].append((claimed_at - due_at).total_seconds())
+    for tasks in _claimed_in(slot):
+        tasks = tasks.filter(first)
+        if step > 1:
+            tasks = tasks.annotate(place=F("id") % step).filter(place=0)
+        moments = tasks.order_by().values_list("queue", "scheduled_at", "acquired_at")
+        for queue, due_at, claimed_at in moments:
+            if due_at <= claimed_at:
+                waits[queue].append((claimed_at - due_at).total_seconds())
     for queue, lengths in waits.items():
         lengths.sort()
         counted[queue]["wait_p50"] = percentile(lengths, 0.50)

@@ -17,9 +17,9 @@ OPTIONS = {
     # A plan made for an empty queue is a bad one for a full queue.
     "autovacuum_analyze_scale_factor": 0.02,
 }
-#: Room on the pages of indexes in which each claim and each end makes an entry beside that which the
-#: row has already: otherwise each page is full by then, and is cleared or split.
-INDEXES = {"leasing_tasks_task_pkey": 40, "leasing_tasks_task_by_claim": 50}
+#: Room on the pages of the index in which each claim and each end makes an entry beside that which
+#: the row has already: otherwise each page is full by then, and is cleared or split.
+INDEXES = {"leasing_tasks_task_pkey": 40}
 
 
 def set_options(apps: Any, schema_editor: Any) -> None:

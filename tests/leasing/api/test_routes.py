@@ -283,7 +283,7 @@ def test_a_list_of_leases_does_not_load_what_the_tasks_carry(
     for _ in range(3):
         Task.objects.enqueue("sample.sleep", {"sleep_duration_seconds": 1})
     Task.objects.claim("worker", limit=3)
-    with django_assert_num_queries(len(leasable_models())) as queries:
+    with django_assert_num_queries(len(leasable_models()) + 1) as queries:  # tasks in two parts
         assert len(ids(call(client, "GET", "/leases"))) == 3
     assert not any("task_data" in query["sql"] for query in queries.captured_queries)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.db import connection
 from django.db.models import Q
 
 from leasing.models import Lease
@@ -13,9 +15,14 @@ from leasing.web import paging
 from leasing.web.counts import Capped, capped_count
 from leasing.web.cursors import Cursor, InvalidCursor, Order
 from leasing.web.paging import chunks_of, page_of
+from tasks.models import Task
+from tests.factories import TaskFactory
 from tests.pages import queries
 
 pytestmark = pytest.mark.django_db
+
+#: A part of the leases that ``seven`` makes.
+SOME = Q(resource__in=["berth:0", "berth:2", "berth:3"])
 
 
 @pytest.fixture
@@ -75,15 +82,21 @@ def test_a_cursor_whose_key_fits_no_row_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("descending", [True, False])
 @pytest.mark.parametrize("search", [None, Q(holder="ann"), Q(resource__in=["berth:1", "berth:5"])])
+@pytest.mark.parametrize("parts", [(), (SOME, ~SOME), (~SOME, SOME)])
 def test_rows_of_one_moment_are_all_found_and_none_twice(
-    seven: list[int], monkeypatch: pytest.MonkeyPatch, search: Q | None, *, descending: bool
+    seven: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    search: Q | None,
+    parts: tuple[Q, ...],
+    *,
+    descending: bool,
 ) -> None:
     monkeypatch.setattr(paging, "REACH", 3)
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     Lease.objects.update(holder="ann", grants=1, grant_id=uuid4(), acquired_at=noon)
     Lease.objects.filter(pk=seven[0]).update(acquired_at=noon + timedelta(microseconds=1))
     rows = Lease.objects.filter(acquired_at__isnull=False)
-    order = Order("acquired_at", descending=descending)
+    order = Order("acquired_at", descending, parts)
     wanted = list(rows.filter(search or Q()).order_by(*order.by).values_list("pk", flat=True))
     chunks = list(chunks_of(rows, order, search, size=2))
     assert [row.pk for chunk in chunks for row in chunk] == wanted
@@ -97,6 +110,25 @@ def test_rows_of_one_moment_are_all_found_and_none_twice(
         last = page_of(rows, Cursor.decode(last.newer), 2, order, search)
         back = keys(last) + back
     assert back == wanted
+
+
+@pytest.mark.parametrize("search", [None, Q(grants=1)])
+def test_a_row_that_goes_from_one_part_of_a_list_to_the_next_meanwhile_is_listed_once(
+    search: Q | None,
+) -> None:
+    task = TaskFactory(state="running")
+    order = Order("acquired_at", parts=Task.leases_listed_in)
+    running = [task]
+
+    def as_it_ends(execute: Any, *statement: Any) -> Any:
+        answer = execute(*statement)
+        while running:
+            Task.objects.complete(running.pop())
+        return answer
+
+    with connection.execute_wrapper(as_it_ends):
+        page = page_of(Task.objects.filter(grants__gt=0), None, 1, order, search)
+    assert keys(page) == [task.pk] and not page.older
 
 
 @pytest.mark.usefixtures("seven")

@@ -13,9 +13,12 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
 from leasing.api.keys import lease_key_of
+from leasing.dashboard import lease_lists
 from leasing.models import ApiToken
 from tasks import registry
 from tasks.execution.context import Context
+from tasks.maintenance import counting
+from tasks.maintenance.counting import Counted, Slot
 from tasks.models import Schedule, Task
 from tests.api_calls import Answer, call
 from tests.factories import TaskFactory, WorkerFactory
@@ -98,6 +101,28 @@ def test_lists_of_a_state_read_no_task_that_has_not_begun(client: Client) -> Non
             cursor.execute(PLANNED[connection.vendor] + read)
             plan = str(cursor.fetchall())
             assert re.search("leasing_tasks_task_(running|retrying|ended)", plan), plan
+
+
+def test_lists_and_samples_of_leases_read_no_task_that_nobody_has_had(client: Client) -> None:
+    Task.objects.enqueue_many("jobs.echo", [{}] * 3000)
+    for state in ("succeeded", "running", "returned"):
+        claimed = TaskFactory(state=state).acquired_at
+    counted = Counted()
+    with CaptureQueriesContext(connection) as queries:
+        assert len(call(client, "GET", "/leases").body["leases"]) == 3
+        assert len(call(client, "GET", "/leases/active").body["leases"]) == 1
+        assert len(call(client, "GET", "/leases/released").body["leases"]) == 2
+        lease_lists.counts({"q": "", "state": "all", "renewed": False})
+        lease_lists.sections({"q": "", "state": "all", "renewed": False}, None)
+        assert counting._claimed(Slot(int(claimed.timestamp())), counted) <= 3
+        counting._waits(Slot(int(claimed.timestamp())), counted, 3)
+    reads = [each["sql"] for each in queries if 'FROM "leasing_tasks_task"' in each["sql"]]
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+        for read in reads:
+            cursor.execute(PLANNED[connection.vendor] + read)
+            plan = str(cursor.fetchall())
+            assert not re.search("(Seq Scan on|SCAN) leasing_tasks_task\\b(?! USING)", plan), plan
 
 
 @pytest.mark.parametrize("status", ["ready", "succeeded", "failed", "cancelled", "scheduled"])
