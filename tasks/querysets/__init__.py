@@ -21,7 +21,8 @@ What each verb requires of the row, in addition to its key:
                     has it beyond its window
 
 Each public verb is documented on ``TaskQuerySet`` in ``task``, and implemented in the module named
-after its caller: ``producer``, ``worker`` (with ``ends`` for the ends of attempts), ``operator``,
+after its caller: ``producer``, ``worker`` (with ``ends`` for the ends of attempts,
+``completions`` and ``unbegun`` for those that need no instances), ``operator``,
 ``recovery``, ``relay``. A verb for one task calls the verb for many.
 
 The verbs of holders, except heartbeat, need no clock: while the row is running and has the grant,

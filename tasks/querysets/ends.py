@@ -29,7 +29,15 @@ from tasks.querysets.base import (
     attempt_model,
 )
 from tasks.querysets.failure import Failure, storable
-from tasks.querysets.transitions import by_task, completing, ending, said, starting, waiting
+from tasks.querysets.transitions import (
+    by_task,
+    completing,
+    ending,
+    refunding,
+    said,
+    starting,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from tasks.models import Task, TaskAttempt
@@ -273,7 +281,7 @@ def _refund(
     """Set the tasks ready in ``delay`` with their attempts uncounted, and put the records of these
     in place of those ``like`` them; None: store no records."""
     tasks = _tasks(locked)
-    columns = {"attempts": F("attempts") - 1, **waiting(delay, spent=False), **_traces(tasks)}
+    columns = {**refunding(delay), **_traces(tasks)}
     count = _of_grants(rows, tasks).update(**columns, **_kinds(tasks))
     waits = (TaskStatus.READY, TaskStatus.CANCELLED)
     given = _written(rows, locked, count, lambda row, _: row.status in waits)

@@ -17,7 +17,17 @@ from leasing.db.questions import Questioner
 from leasing.querysets.claim import Claim
 from tasks.exceptions import Snooze
 from tasks.producer import EnqueueOptions, ManyOptions, refuse_unknown
-from tasks.querysets import completions, ends, operator, producer, recovery, relay, slots, worker
+from tasks.querysets import (
+    completions,
+    ends,
+    operator,
+    producer,
+    recovery,
+    relay,
+    slots,
+    unbegun,
+    worker,
+)
 from tasks.querysets.base import TaskRows
 from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
@@ -343,6 +353,11 @@ class TaskQuerySet(TaskRows):
         """``give_back`` each of ``tasks`` for the same ``reason``. Returns those that are ready
         again, and the others, each with its error (LeaseLost)."""
         return ends.give_back(self.home(), tasks, reason, begun=begun)
+
+    def give_back_claimed(self, claimed: Sequence[ClaimedTask], reason: str) -> completions.Refused:
+        """``give_back_many`` for workers, of tasks whose handler was never called: it reads nothing
+        back unless a receiver needs it. Returns the refused ones, each with its error."""
+        return unbegun.give_back_claimed(self.home(), claimed, reason)
 
     def snooze(self, task: Task, delay: float | timedelta, reason: str = "") -> Task:
         """Postpone a running task, as its handler requested, without spending the attempt.

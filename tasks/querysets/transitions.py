@@ -68,6 +68,11 @@ def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
     return {"status": status, **ends, **moved, **over()}
 
 
+def refunding(delay: timedelta) -> dict[str, Any]:
+    """The columns of a task that waits ``delay`` for the same attempt again."""
+    return {"attempts": F("attempts") - 1, **waiting(delay, spent=False)}
+
+
 def known_kind() -> Any:
     """The kind that the handler of each task has here; that of the row where there is none."""
     names: dict[str, list[str]] = {kind.value: [] for kind in Kind}

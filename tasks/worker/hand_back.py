@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 from django.db import Error
 
-from leasing.hold.held_grant import ABANDONED
+from leasing.hold.held_grant import ABANDONED, abandon_all
 from leasing.runtime.clock import clock
 from tasks.execution.attempt import Execution
 from tasks.execution.runner import END_PATIENCE, STOPPED
 from tasks.log import log
 from tasks.models import Task
+from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 
 #: The number of tasks of this process that were given back because their carrier had ended, by
@@ -55,23 +57,33 @@ def give_up(executions: list[Execution]) -> None:
 def give_back(executions: list[Execution], reason: str) -> None:
     """Set tasks ready again at once, whatever their handlers still do. Raises nothing."""
     alike: dict[tuple[str, bool], list[Execution]] = {}
+    abandon_all([execution.hold for execution in executions])
     for execution in executions:
-        execution.hold.abandon()
         if execution.trace is not None:
             execution.trace.returned(reason)
         begun = execution.carrier is not None
         alike.setdefault((execution.using, begun), []).append(execution)
     for (using, begun), some in alike.items():
-        tasks = [execution.task for execution in some]
+        claimed = [execution.claimed for execution in some]
         is_stored = False
         try:
-            _, refused = Task.objects.using(using).give_back_many(tasks, reason, begun=begun)
+            refused = _stored_back(using, claimed, reason, begun)
         except Error as error:
-            for task in tasks:
-                log.task_return_failed(task, error=error)
+            for each in claimed:
+                log.task_return_failed(each, error=error)
         else:
             is_stored = True
             for task, loss in refused:
                 log.task_return_needless(task, reason=loss)
         for execution in some:
             execution.clear_mark(is_stored=is_stored)
+
+
+def _stored_back(
+    using: str, claimed: list[ClaimedTask], reason: str, begun: bool
+) -> Sequence[tuple[Task | ClaimedTask, Exception]]:
+    """Return those that are not set ready, each with its error."""
+    rows = Task.objects.using(using)
+    if not begun:
+        return rows.give_back_claimed(claimed, reason)
+    return rows.give_back_many([each.task for each in claimed], reason)[1]

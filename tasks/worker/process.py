@@ -74,7 +74,7 @@ from tasks.worker.registration import Presence
 from tasks.worker.timeouts import Timekeeper
 
 #: The number of tasks that one statement gives back while others may wait for them.
-RETURNED_TOGETHER = 100
+RETURNED_TOGETHER = 250
 #: Why tasks that were claimed ahead go back.
 WAITED = "its worker had no free slot for it"
 #: The reason why tasks go back whose handler was of another kind when they were enqueued.
