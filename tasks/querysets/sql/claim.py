@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -60,6 +61,9 @@ Place = tuple[int, str, int]
 #: Of the bytes with the version and the variant of a UUID, what they are of a random one.
 _VERSION = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT = bytes(byte & 0x3F | 0x80 for byte in range(256))
+
+#: Numbers that stand in a statement as constants, as nothing else that may stand there.
+_PLACES = {name: f"<{name} {secrets.token_hex()}>" for name in ("most", "requests")}
 
 #: As ``json.loads`` does it, without a look at what may stand around a text.
 _decoder: Any = json.JSONDecoder()
@@ -141,12 +145,26 @@ def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[C
 
 
 def _timed(
-    what: str, rows: TaskRows, compiled: Callable[..., str], limit: int, **constants: int
+    what: str, rows: TaskRows, compiled: Callable[..., str], limit: int, **numbers: int
 ) -> str:
     # How long they have waited is read where somebody counts, and nowhere else.
-    timed, most = bool(signals.claimed.counts), _most(limit)
-    make = partial(compiled, timed=timed, most=most, **constants)
-    return cached_statement((what, timed, most, *constants.values()), rows, make)
+    timed = bool(signals.claimed.counts)
+    make = partial(compiled, timed=timed)
+    return _numbered((what, timed), rows, make, most=_most(limit), **numbers)
+
+
+def _numbered(what: Any, rows: TaskRows, compiled: Callable[..., str], **numbers: int) -> str:
+    """Return the statement with these ``numbers`` as constants: Django compiles one for all, which
+    takes longer than most claims."""
+
+    def make(rows: TaskRows) -> str:
+        places = {name: _PLACES[name] for name in numbers}
+        text = cached_statement(what, rows, partial(compiled, **places))
+        for name, number in numbers.items():
+            text = text.replace(_PLACES[name], str(number))
+        return text
+
+    return cached_statement((what, *numbers.values()), rows, make)
 
 
 def _most(limit: int) -> int:
@@ -197,11 +215,9 @@ def claim(
 ) -> tuple[list[Task], bool]:
     """Grant up to ``limit`` ready tasks of every kind that need no seat, with every column, as
     model instances. Returns them, and whether there may be more."""
-    most = _most(limit)
     if terms.request_id is not None:
         rows = rows.filter(_not_of_request(rows))
-    make = partial(claim_statement, most=most)
-    statement = planned(cached_statement(("claim", most), rows, make))
+    statement = planned(_numbered("claim", rows, claim_statement, most=_most(limit)))
     parameters = {**_parameters(terms, queues, limit), "limit": limit}
     sent_at = clock()
     # A hundred instances that Django reads and makes take longer than the statement.

@@ -156,13 +156,15 @@ _HOLDER: Any = RawSQL(f"{MARKS['holder']}::varchar", [], output_field=CharField(
 _TTL: Any = RawSQL(f"{MARKS['ttl']}::interval", [], output_field=DurationField())
 
 
-def take_statement(rows: TaskRows, *, timed: bool, most: int, requests: int) -> str:
+def take_statement(rows: TaskRows, *, timed: bool, most: int | str, requests: int | str) -> str:
     found = _locked(rows, most)
     chosen = _CHOSEN.format(asked=_ASKED, found=found, most=most, requests=requests)
     return _taking(rows, chosen, _OF_CHOSEN, _SAID, timed)
 
 
-def take_after_statement(rows: TaskRows, *, timed: bool, most: int, requests: int) -> str:
+def take_after_statement(
+    rows: TaskRows, *, timed: bool, most: int | str, requests: int | str
+) -> str:
     table = table_of(rows)
     first, further = (
         _locked(rows, most, RawSQL(which.format(table=table), [], output_field=BooleanField()))
@@ -183,7 +185,7 @@ def take_after_statement(rows: TaskRows, *, timed: bool, most: int, requests: in
     return shortened(rows, text)
 
 
-def take_one_statement(rows: TaskRows, *, timed: bool, most: int) -> str:
+def take_one_statement(rows: TaskRows, *, timed: bool, most: int | str) -> str:
     one = RawSQL(_ONE.format(table=table_of(rows), key=MARKS["key"]), [])
     one.output_field = BooleanField()
     chosen = _CHOSEN_ONE.format(
@@ -220,7 +222,7 @@ def _reported_values(rows: TaskRows) -> Iterator[str]:
         yield MICROSECONDS.format(moment=name) if is_moment else name
 
 
-def claim_statement(rows: TaskRows, *, most: int) -> str:
+def claim_statement(rows: TaskRows, *, most: int | str) -> str:
     columns = tuple(str(field.column) for field in rows.model._meta.concrete_fields)
     seen = inlined(rows, _to_claim(rows).only(*CLAIM_COLUMNS).query)
     chosen = _SHARED.format(kinds=list(KINDS), seen=seen, found=_locked(rows, most), most=most)
@@ -232,11 +234,11 @@ def _to_claim(rows: TaskRows) -> TaskRows:
     return rows.to_claim(_QUEUE, RawSQL("asked.kind", [])).available()
 
 
-def _locked(rows: TaskRows, most: int, *which: Any) -> str:
+def _locked(rows: TaskRows, most: int | str, *which: Any) -> str:
     return _locking(rows, _to_claim(rows).filter(*which), most)
 
 
-def _locking(rows: TaskRows, ready: TaskRows, most: int) -> str:
+def _locking(rows: TaskRows, ready: TaskRows, most: int | str) -> str:
     seen = inlined(rows, ready.only(*_SEEN).query)
     return _LOCKED.format(ready=seen, most=most, table=table_of(rows))
 

@@ -306,7 +306,7 @@ def test_a_claim_that_was_prepared_is_planned_once(
     assert take(size)
     server: Any = connection.connection
     monkeypatch.setattr(server, "prepare_threshold", 0)
-    statements = list(kept.statements.values())
+    statements = [text for text in kept.statements.values() if "<most " not in text]
     parameters = {
         "requests": [1] * 3,
         "queues": ["default"] * 3,
@@ -399,3 +399,26 @@ def test_psycopg_parses_a_claim_once_unless_somebody_filters() -> None:
             assert is_short or rows is some
             assert (text.count(f"{table} AS t") > 0) == (rows is every)
             assert (f"{table}." in text) == (rows is some)
+
+
+@pytest.mark.once
+def test_django_compiles_a_claim_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "statements", {})
+    compiled: list[str] = []
+    granting = claim_text._granting
+
+    def compile_update(rows: Any, which: str) -> str:
+        compiled.append(which)
+        return granting(rows, which)
+
+    monkeypatch.setattr(claim_text, "_granting", compile_update)
+    sizes = (1, 17, 300)
+    enqueue(3 * sum(sizes))
+
+    for size in sizes:
+        assert [len(take(size)), len(take(size))] == [size] * 2
+        assert len(Task.objects.claim("ann", limit=size)) == size
+
+    assert len(compiled) == 3  # from the beginning, behind what was claimed, and of every kind
+    for most, count in ((16, 3), (256, 2), (4096, 2)):
+        assert sum(f"LIMIT {most} FOR" in text for text in kept.statements.values()) == count
