@@ -73,8 +73,8 @@ def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | N
         cursor: The beginning of the page; None: the first page.
     """
     title = "Named leases" if model is Lease else str(model._meta.verbose_name_plural).capitalize()
-    rows, order = _listed(model, wanted).only(*_columns(model)), Order(model.leases_listed_by)
-    return Section(title, page_of(rows, cursor, order=order, search=_search(wanted)))
+    rows = _listed(model, wanted).only(*_columns(model))
+    return Section(title, page_of(rows, cursor, order=_order(model), search=_search(wanted)))
 
 
 def exported(wanted: Mapping[str, Any]) -> Iterator[Sequence[Leasable]]:
