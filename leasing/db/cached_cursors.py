@@ -25,8 +25,11 @@ NONE_YET: tuple[Any, int, dict[str, Any]] = (None, 0, {})
 MAX_CURSORS, MAX_ROWS = 50, 1
 
 
-def fetch_all(connection: Any, sql: str, params: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-    """Send ``sql``, a text that is kept, to PostgreSQL, and return the rows of its answer."""
+def fetch_all(
+    connection: Any, sql: str, params: Sequence[Any] | Mapping[str, Any], known_as: str = ""
+) -> list[Any]:
+    """Send ``sql``, a text that is kept, to PostgreSQL, and return the rows of its answer. Texts
+    that follow one another are ``known_as`` one: they share its cursor."""
     is_logged = connection.force_debug_cursor or django_setting("DEBUG")
     if is_logged or "cursor" in connection.__dict__:
         # Somebody looks at each cursor: Django itself, or a tool that has replaced what makes them.
@@ -40,14 +43,13 @@ def fetch_all(connection: Any, sql: str, params: Sequence[Any] | Mapping[str, An
     connection.ensure_connection()
     cursors = _cursors(connection)
     # Nobody else has it meanwhile: what wraps the statement may send another like it.
-    cursor = cursors.pop(sql, None) or new_cursor(connection)
+    key = known_as or sql
+    cursor = cursors.pop(key, None) or new_cursor(connection)
     cursor.execute(sql, params)
     # The driver has read them by now: there is no error for Django's wrapper to translate.
     rows = (cursor.cursor if type(cursor) is CursorWrapper else cursor).fetchall()
-    if len(rows) <= MAX_ROWS:
-        if len(cursors) >= MAX_CURSORS:
-            del cursors[next(iter(cursors))]  # of the statement that was not sent for longest
-        cursors[sql] = cursor
+    if len(rows) <= MAX_ROWS and len(cursors) < MAX_CURSORS:
+        cursors[key] = cursor
     return rows
 
 

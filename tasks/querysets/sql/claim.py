@@ -179,9 +179,9 @@ def _answers(
     rows: TaskRows, statement: str, parameters: dict[str, Any]
 ) -> tuple[float, list[tuple[Any, ...]]]:
     """Return the moment at which the statement was sent, and its rows."""
-    statement = planned(statement)
+    text = planned(statement)
     sent_at = clock()
-    answers = fetch_all(connections[rows.db], statement, parameters)
+    answers = fetch_all(connections[rows.db], text, parameters, known_as=statement)
     plan_took(clock() - sent_at, len(answers))
     return sent_at, answers
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from django.db import connections
@@ -39,8 +40,6 @@ _slow_claims, _slow_at = 0, float("-inf")
 #: than _KEPT, whatever filters somebody claims with.
 statements: dict[Any, str] = {}
 _KEPT = 100
-#: Statements with the comment of ``plan`` that they were last sent with.
-_planned: dict[str, str] = {}
 
 #: A moment as a number, which is read much faster.
 MICROSECONDS = "(EXTRACT(EPOCH FROM {moment}) * 1000000)::bigint"
@@ -126,13 +125,12 @@ def plan() -> str:
 def planned(statement: str) -> str:
     """Return ``statement`` with the comment of ``plan``: the same object for as long as that is the
     same, for by this the driver knows a statement that it has sent before."""
-    comment = plan()
-    text = _planned.get(statement, "")
-    if not text.endswith(comment):
-        if len(_planned) >= _KEPT:
-            _planned.clear()
-        text = _planned[statement] = statement + comment
-    return text
+    return _commented(statement, plan())
+
+
+@lru_cache(maxsize=_KEPT)
+def _commented(statement: str, comment: str) -> str:
+    return statement + comment
 
 
 def plan_took(seconds: float, found: int) -> None:

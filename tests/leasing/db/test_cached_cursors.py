@@ -69,14 +69,12 @@ def test_cursors_are_few_and_have_small_answers(connection: Any) -> None:
     assert len(kept(connection)) == MAX_CURSORS
 
 
-def test_the_statement_that_was_not_sent_for_longest_loses_its_cursor(connection: Any) -> None:
-    for number in range(MAX_CURSORS):
-        fetch_all(connection, f"SELECT {number}", [])
-    fetch_all(connection, "SELECT 0", [])
-    fetch_all(connection, "SELECT %(n)s::int", {"n": 1})
+def test_texts_that_follow_one_another_share_a_cursor(connection: Any) -> None:
+    for number in (1, 2):
+        found = fetch_all(connection, f"SELECT {number}, %(n)s::int", {"n": 7}, known_as="number")
+        assert found == [(number, 7)]
 
-    assert {"SELECT 0", "SELECT 2", "SELECT %(n)s::int"} <= kept(connection).keys()
-    assert "SELECT 1" not in kept(connection)
+    assert list(kept(connection)) == ["number"]
 
 
 def test_queries_are_logged_for_those_who_ask(connection: Any) -> None:
