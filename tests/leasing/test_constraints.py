@@ -33,8 +33,15 @@ IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
     ("granted", "a grant that never was", "free", {"grant_id": uuid.uuid4()}),
     ("granted", "acquired but never granted", "free", {"acquired_at": DbNow()}),
     ("granted", "a deadline of nobody", "free", {"expires_at": LATER}),
+    ("granted", "granted less than no times", "free", {"grants": -1}),
     ("renewed", "renewed at no time", "active", {"renewals": 1}),
     ("renewed", "renewed no times", "active", {"renewed_at": DbNow()}),
+    (
+        "renewed",
+        "renewed less than no times",
+        "active",
+        {"renewals": -1, "renewed_at": DbNow()},
+    ),
     ("renewed", "renewed but never granted", "free", {"renewals": 1, "renewed_at": DbNow()}),
     ("released", "released and held", "active", {"released_at": DbNow()}),
     (
