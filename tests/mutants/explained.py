@@ -113,6 +113,9 @@ EXPLAINED: dict[str, str] = {
     "leasing.querysets.states.LeaseRows._was_released_by_holder: without pk=row.pk in .filter": (
         "A grant is of one row: the key is for the index."
     ),
+    "tasks.querysets.base.TaskRows.ended_by_holders: without task=OuterRef('pk') in .filter": (
+        "A grant is of one row: the key is for the index."
+    ),
     "leasing.querysets.granting.GrantingRows._grant_locked: without "
     "pk__in=list(before) in .filter": ("A grant is of one row: the keys are for the index."),
     "leasing.querysets.granting.GrantingRows._claim_in_one: limit >= MOST_IN_ONE for "

@@ -11,6 +11,7 @@ from tasks.dashboard.worker_rows import state_of
 from tasks.models import Task, TaskStatus, Worker, WorkerState
 from tests.factories import TaskFactory, WorkerFactory, claimed
 from tests.leasing.conftest import DatabaseClock
+from tests.tasks.support import make_due
 
 STATES: dict[str, set[str]] = {
     "ready": {"ready"},
@@ -34,6 +35,26 @@ def test_a_task_stands_in_the_lists_of_its_state_only(state: str, listed: set[st
     task = TaskFactory(state=state)
 
     assert {name for name in LISTS if task in getattr(Task.objects.all(), name)()} == listed
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("state", STATES)
+def test_a_task_is_ended_by_its_holder_unless_it_was_taken_from_it(state: str) -> None:
+    TaskFactory(state=state)
+
+    ended = Task.objects.all().ended_by_holders().exists()
+
+    assert ended is (state in ("succeeded", "failed", "given_up", "retrying", "returned"))
+
+
+@pytest.mark.django_db
+def test_a_task_that_was_taken_is_not_ended_by_its_holder_for_an_earlier_attempt() -> None:
+    task = TaskFactory(state="retrying")
+    make_due(task)
+    Task.objects.claim("second")
+    Task.objects.all().revoke("in the tests", "an operator")
+
+    assert not Task.objects.all().ended_by_holders().exists()
 
 
 @pytest.mark.django_db
