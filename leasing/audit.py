@@ -76,8 +76,9 @@ def recording(
         target["keys"] = [_plain(key) for key in keys[:KEYS_NAMED]]
     if filter is not None:
         target["filter"] = {name: _plain(value) for name, value in filter.items()}
+    name = by if isinstance(by, str) else recorded_name(by)
     entry = AuditEntry(
-        by=name_of(by)[:200],
+        by=name[:200],
         verb=verb,
         via=via,
         model=model._meta.label_lower,
@@ -86,7 +87,7 @@ def recording(
         reason=reason[:500],
     )
     entry.save(using=leasing_settings.DATABASE, force_insert=True)
-    act = Act(name_of(by), entry, (len(keys) or None) if asked is None else asked)
+    act = Act(name, entry, (len(keys) or None) if asked is None else asked)
     try:
         yield act
     except Exception as error:
@@ -108,11 +109,6 @@ def record(
     with recording(by, verb, model, **what) as act:
         act.changed, act.skipped = changed, dict(skipped)
     return act.entry
-
-
-def name_of(by: User) -> str:
-    """Under what name the ledgers remember ``by``."""
-    return by if isinstance(by, str) else recorded_name(by)
 
 
 def _finish(act: Act, error: str = "") -> None:

@@ -19,20 +19,18 @@ class Chunks:
     def __init__(self, response: httpx.Response, deadline: float) -> None:
         self._response = response
         self._deadline = deadline
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._received = bytearray()
 
     def add(self, chunk: bytes) -> None:
-        self._size += len(chunk)
-        if self._size > MAX_ANSWER:
+        self._received += chunk
+        if len(self._received) > MAX_ANSWER:
             raise InvalidAnswer(
                 f"{self._response.url} answered with more than {MAX_ANSWER} bytes: this is not "
                 "the address of the API."
             )
         if clock() > self._deadline:
             raise httpx.ReadTimeout("the answer took too long", request=self._response.request)
-        self._parts.append(chunk)
 
     @property
     def body(self) -> bytes:
-        return b"".join(self._parts)
+        return bytes(self._received)

@@ -18,7 +18,6 @@ from django.views.decorators.http import require_POST, require_safe
 
 from leasing.conf import leasing_settings
 from leasing.db.unapplied import unapplied_reason_of
-from leasing.validation.names import recorded_name
 
 View = Callable[..., HttpResponseBase]
 
@@ -111,11 +110,6 @@ def report(request: HttpRequest, done: object, said: str, otherwise: str) -> Non
     """
     level = messages.SUCCESS if done else messages.WARNING
     messages.add_message(request, level, said if done else otherwise, fail_silently=True)
-
-
-def user_name(request: HttpRequest) -> str:
-    """Under what name the ledgers remember the user of ``request``."""
-    return recorded_name(request.user)
 
 
 def _guarded(permission: str, view: View) -> View:

@@ -11,7 +11,8 @@ from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ReasonForm
 from leasing.functions import database_now
 from leasing.models import AuditEntry
-from leasing.web.access import may, page, user_name, verb
+from leasing.validation.names import recorded_name
+from leasing.web.access import may, page, verb
 from leasing.web.polling import answer
 from tasks.dashboard import worker_rows
 from tasks.dashboard.badges import GENERATOR_BADGES, WORKER_BADGES
@@ -49,7 +50,7 @@ def _set(
     form = ReasonForm(request.POST)
     if not form.is_valid():
         return _generator(request, status=400, **{form_name: form})
-    set_desired(by=user_name(request), reason=form.cleaned_data["reason"], via="page")
+    set_desired(by=recorded_name(request.user), reason=form.cleaned_data["reason"], via="page")
     return redirect("leasing_tasks:generator")
 
 

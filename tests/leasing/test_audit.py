@@ -17,6 +17,7 @@ from pytest_django import Settings
 from leasing import audit, pruning
 from leasing.functions import after
 from leasing.models import AuditEntry, Lease
+from leasing.validation.names import recorded_name
 from tasks.generator import start_generator
 from tasks.models import Queue, Task
 from tests.api_calls import call
@@ -106,7 +107,7 @@ def test_hostile_and_endless_texts_fit() -> None:
 
 
 def test_an_anonymous_user_has_a_name_too() -> None:
-    assert audit.name_of(AnonymousUser()) == ""
+    assert recorded_name(AnonymousUser()) == ""
 
 
 def test_what_was_done_to_one_row_is_found_by_it() -> None:
