@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from leasing.models import ApiToken
 from tasks import registry
 from tasks.execution.context import Context
 from tasks.maintenance import counting
-from tasks.maintenance.counting import Counted, Slot
+from tasks.maintenance.counting import Slot
 from tasks.models import Schedule, Task
 from tests.api_calls import Answer, call
 from tests.factories import TaskFactory, WorkerFactory
@@ -107,7 +108,7 @@ def test_lists_and_samples_of_leases_read_no_task_that_nobody_has_had(client: Cl
     Task.objects.enqueue_many("jobs.echo", [{}] * 3000)
     for state in ("succeeded", "running", "returned"):
         claimed = TaskFactory(state=state).acquired_at
-    counted = Counted()
+    counted: counting.Counted = defaultdict(Counter)
     with CaptureQueriesContext(connection) as queries:
         assert len(call(client, "GET", "/leases").body["leases"]) == 3
         assert len(call(client, "GET", "/leases/active").body["leases"]) == 1
