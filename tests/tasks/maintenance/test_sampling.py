@@ -350,6 +350,10 @@ HAPPENINGS: dict[str, tuple[str, Callable[[], object]]] = {
     "failed": ("failed", lambda: Task.objects.fail(run(Task.objects.get()), GiveUp("no"))),
     "cancelled": ("cancelled", lambda: Task.objects.all().cancel()),
     "given back": ("releases", lambda: Task.objects.give_back(run(Task.objects.get()), "stopped")),
+    "given back unbegun": (
+        "claimed",
+        lambda: Task.objects.give_back(run(Task.objects.get()), "stopped", begun=False),
+    ),
     "pending": ("ready", bool),
     "running": ("running", bool),
 }
