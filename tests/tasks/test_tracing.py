@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
@@ -295,6 +296,7 @@ def test_an_attempt_that_is_given_back_from_outside_has_ended(
     handlers["jobs.echo"] = stops
     task = TaskFactory(name="jobs.echo", state="running")
     execution = execution_of(task)
+    execution.carrier = threading.current_thread()
     runner.work(execution)
 
     process = spans.one("process default")
