@@ -7,7 +7,7 @@ A slot whose task turns out to be long does not count: what waits and is more th
 end in that time is given back for others to run, and all of it where every slot is at a long task.
 So is what has waited for longer than ``MAX_SLOT_WAIT``, whatever the reason. An executor whose
 slots are all at long tasks has no room: it claims nothing of what it has given back until one of
-them has ended.
+them has ended. The file is long, for all of that is judged by the same pace and the same slots.
 """
 
 from __future__ import annotations
