@@ -16,9 +16,9 @@ LeaseError
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 from leasing.runtime.labels import label
+from leasing.runtime.pickling import reduced
 
 
 class LeaseError(Exception):
@@ -27,9 +27,7 @@ class LeaseError(Exception):
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)
 
-    def __reduce__(self) -> Any:
-        # Made again without __init__, whose arguments are not always those that ``args`` has.
-        return type(self).__new__, (type(self), *self.args), vars(self)
+    __reduce__ = reduced
 
 
 class LeaseHeld(LeaseError):

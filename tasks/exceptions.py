@@ -25,6 +25,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from leasing.runtime.exit_codes import ExitCode
+from leasing.runtime.pickling import reduced
 from tasks.delays import check_delay
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 class TaskError(Exception):
     """Something is wrong with a task."""
+
+    __reduce__ = reduced
 
 
 class UnknownTask(TaskError, LookupError):
@@ -99,9 +102,6 @@ class TaskFailed(TaskError):
             what = f"was {error}" if error.startswith("cancelled") else f"was cancelled: {error}"
         super().__init__(f"{task} {what}")
 
-    def __reduce__(self) -> tuple[type[TaskFailed], tuple[Task]]:
-        return type(self), (self.task,)
-
 
 class WaitTimeout(TaskError, TimeoutError):
     """The task that was waited for has not ended in time. It goes on."""
@@ -119,9 +119,6 @@ class WaitTimeout(TaskError, TimeoutError):
         self.state = state
         super().__init__(f"{task} has not ended after {seconds:.12g} s. {state}")
 
-    def __reduce__(self) -> tuple[type[WaitTimeout], tuple[Task, float, str]]:
-        return type(self), (self.task, self.seconds, self.state)
-
 
 class WaitInTransaction(TaskError):
     """A wait for a ``task`` that has not ended, inside a transaction."""
@@ -134,9 +131,6 @@ class WaitInTransaction(TaskError):
             "wait. A view under ATOMIC_REQUESTS needs @transaction.non_atomic_requests. In a test, "
             "run the task first: tasks.testing has run(), drain() and inline()."
         )
-
-    def __reduce__(self) -> tuple[type[WaitInTransaction], tuple[Task]]:
-        return type(self), (self.task,)
 
 
 class TaskCancelled(TaskError):

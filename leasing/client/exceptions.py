@@ -9,15 +9,13 @@ ServiceError
 
 from __future__ import annotations
 
-from typing import Any
+from leasing.runtime.pickling import reduced
 
 
 class ServiceError(Exception):
     """The service did not do what was requested."""
 
-    def __reduce__(self) -> Any:
-        # As of LeaseError.
-        return type(self).__new__, (type(self), *self.args), vars(self)
+    __reduce__ = reduced
 
 
 class ServiceUnavailable(ServiceError, ConnectionError):

@@ -14,6 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from tasks import handler
+from tasks.exceptions import Snooze
 from tasks.execution.context import Context
 
 
@@ -78,6 +79,8 @@ def compute(ctx: Context, do: str = "return", **data: Any) -> Any:
         case "give back":
             ctx.give_back("not today", delay=3600)
             return object()  # which nobody looks at
+        case "snooze":
+            raise Snooze(3600, "not yet")
         case "leave a transaction open":
             transaction.atomic().__enter__()
         case "complete":

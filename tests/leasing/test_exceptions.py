@@ -7,6 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from leasing.client.exceptions import (
+    AccessDenied,
+    RequestRefused,
+    ServiceError,
+    ServiceUnavailable,
+)
 from leasing.exceptions import (
     InvalidResource,
     InvalidTTL,
@@ -17,8 +23,14 @@ from leasing.exceptions import (
     LeaseTimeout,
     PayloadMismatch,
     StaleToken,
+    StoreError,
 )
 from leasing.store import Reason, Why, why_of
+
+
+class Unreachable(StoreError, ConnectionError):
+    """As a project may declare an error, with a base that keeps its args in another way."""
+
 
 UNTIL = datetime(2030, 1, 1, tzinfo=UTC)
 ERRORS = [
@@ -33,15 +45,20 @@ ERRORS = [
     LeaseInTransaction(),
     InvalidResource("The resource must be a string."),
     InvalidTTL(),
+    AccessDenied(401, "no such token", 2.5),
+    RequestRefused(409, "of another site"),
+    ServiceUnavailable("no answer"),
+    Unreachable("crane:1"),
 ]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_every_error_is_a_lease_error_and_survives_pickling(error: LeaseError) -> None:
+def test_every_error_survives_pickling(error: LeaseError | ServiceError) -> None:
     copy = pickle.loads(pickle.dumps(error))
 
     assert type(copy) is type(error)
     assert str(copy) == str(error) != ""
+    assert copy.args == error.args
     assert copy.__dict__ == error.__dict__
     assert why_of(getattr(copy, "reason", "")) == why_of(getattr(error, "reason", ""))
 

@@ -81,15 +81,17 @@ def test_a_process_answers_or_fails_and_serves_the_next_task(
     }
     first, last = enqueue("return", x=1), enqueue("return", x=2)
     failing = {do: enqueue(do) for do in errors}
-    later = enqueue("give back")
+    later = {"give back": ("returned", "not today"), "snooze": ("snoozed", "not yet")}
+    delayed = {do: enqueue(do) for do in later}
+    keys = [task.pk for task in delayed.values()]
     dying = {"exit": "ended with exit code 3", "be killed": "was ended by SIGKILL"}
     died = {do: enqueue(do) for do in dying}
 
     with console.shown(1), working() as worker:
         wait_for(
             lambda: (
-                not Task.objects.exclude(pk=later.pk).filter(processed_at=None).exists()
-                and attempts(later) == [(1, "returned")]
+                not Task.objects.exclude(pk__in=keys).filter(processed_at=None).exists()
+                and all(map(attempts, delayed.values()))
                 and not worker.executions
             ),
             timeout=START_PATIENCE,
@@ -108,8 +110,9 @@ def test_a_process_answers_or_fails_and_serves_the_next_task(
     for do, how in dying.items():
         said = f"ProcessDied: The process of the handler {how}."
         assert row_of(died[do])["last_error"] == said
-    assert (row_of(later)["status"], row_of(later)["attempts"]) == (TaskStatus.READY, 0)
-    assert attempt(later).error == "not today"
+    for do, task in delayed.items():
+        assert (row_of(task)["status"], row_of(task)["attempts"]) == (TaskStatus.READY, 0)
+        assert (attempt(task).outcome, attempt(task).error) == later[do]
     line = r"^20\d\d-\d\d-\d\d [\d:,]+ INFO    tasks.jobs: computed$"
     assert len(re.findall(line, capfd.readouterr().err, re.MULTILINE)) == 2
 
