@@ -20,11 +20,11 @@ class One(HoldersRequest):
     id: Annotated[int, WHOLE] = Field(ge=1, le=2**63 - 1, examples=[17])
 
 
-class Completion(One, HasOutput):
+class Completion(HasOutput, One):
     """The outcome of a task."""
 
 
-class Failure(One, HasError):
+class Failure(HasError, One):
     """The error with which an attempt of a task failed."""
 
 

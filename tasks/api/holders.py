@@ -134,11 +134,11 @@ class HasError(BaseModel):
     )
 
 
-class Complete(Holder, HasOutput):
+class Complete(HasOutput, Holder):
     """The outcome of a task."""
 
 
-class Fail(Holder, HasError):
+class Fail(HasError, Holder):
     """The error with which an attempt of a task failed."""
 
 

@@ -22,6 +22,14 @@ def test_the_closed_mode_demands_the_key_of_holders(admin_client: Client) -> Non
         assert schema["additionalProperties"] is False
 
 
+def test_the_fields_that_name_a_task_come_before_what_is_said_of_it(admin_client: Client) -> None:
+    """Clients that are generated take them by place."""
+    known = document(admin_client)
+    for name in ("Complete", "Completion", "Fail", "Failure"):
+        *_, last = schema_of(known, name)["properties"]
+        assert last in ("task_output", "retry")
+
+
 @pytest.mark.usefixtures("compatible")
 def test_the_compatible_mode_demands_the_name_of_holders(client: Client) -> None:
     required = schema_of(document(client), "Complete")["required"]
