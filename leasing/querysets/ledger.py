@@ -33,13 +33,14 @@ class LedgerQuerySet(RoutedQuerySet[Row]):
         objs: Iterable[Row],
         batch_size: int | None = None,
         ignore_conflicts: bool = False,
+        update_conflicts: bool = False,
         *args: Any,
         **kw: Any,
     ) -> list[Row]:
-        """As Django's, but for updates, which all further arguments are about."""
-        if any([*args, *kw.values()]):
+        """As Django's, but for updates."""
+        if update_conflicts:
             refuse_change(self.model)
-        return super().bulk_create(objs, batch_size, ignore_conflicts)
+        return super().bulk_create(objs, batch_size, ignore_conflicts, False, *args, **kw)
 
     def _note(self, **values: Any) -> int:
         """Write what was not known when these rows were added. Returns how many."""

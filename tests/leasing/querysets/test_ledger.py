@@ -101,6 +101,15 @@ def test_what_a_ledger_says_is_neither_changed_nor_deleted(
     assert rows(row).values().get() == before
 
 
+@ledgers
+def test_an_argument_that_bulk_create_does_not_have_is_named(
+    make: Callable[[], Any], column: str
+) -> None:
+    row = make()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
+        type(row).objects.bulk_create([], batchsize=500)
+
+
 def test_no_attempt_is_changed_through_its_task() -> None:
     row = attempt()
 
