@@ -9,7 +9,7 @@ follows the time. A slot that is counted again gives the same.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -178,19 +178,24 @@ def _enqueued(slot: Slot, counted: Counted) -> None:
         counted[queue]["enqueued"] += number
 
 
-def _claimed_in(slot: Slot) -> list[Any]:
-    """Return the tasks whose latest claim was in ``slot``, in parts that have an index each."""
-    tasks = Task.objects.home().filter(slot.holds("acquired_at"))
-    return [tasks.filter(part) for part in Task.leases_listed_in]
+def _claimed_in(slot: Slot, read: Callable[[Any], Any]) -> Any:
+    """Return what ``read`` selects of the tasks whose latest claim was in ``slot``: of parts that
+    have an index each, in one statement, or it would have a task that ends meanwhile twice."""
+    tasks = Task.objects.home().filter(slot.holds("acquired_at")).order_by()
+    first, *others = [read(tasks.filter(part)) for part in Task.leases_listed_in]
+    return first.union(*others, all=True)
 
 
 def _claimed(slot: Slot, counted: Counted) -> int:
     """The claims that their tasks still show; returns how many."""
+
+    def read(tasks: Any) -> Any:
+        return tasks.values_list("queue").annotate(Count("pk"))
+
     total = 0
-    for tasks in _claimed_in(slot):
-        for queue, number in tasks.order_by().values_list("queue").annotate(Count("pk")):
-            counted[queue]["claimed"] += number
-            total += number
+    for queue, number in _claimed_in(slot, read):
+        counted[queue]["claimed"] += number
+        total += number
     return total
 
 
@@ -237,14 +242,16 @@ def _waits(slot: Slot, counted: Counted, claimed: int) -> None:
     first = Q(started_at__gte=F("acquired_at")) | Q(scheduled_at__gt=F("started_at"))
     step = -(-claimed // WAITS)
     waits: defaultdict[str, list[float]] = defaultdict(list)
-    for tasks in _claimed_in(slot):
+
+    def read(tasks: Any) -> Any:
         tasks = tasks.filter(first)
         if step > 1:
             tasks = tasks.annotate(place=F("id") % step).filter(place=0)
-        moments = tasks.order_by().values_list("queue", "scheduled_at", "acquired_at")
-        for queue, due_at, claimed_at in moments:
-            if due_at <= claimed_at:
-                waits[queue].append((claimed_at - due_at).total_seconds())
+        return tasks.values_list("queue", "scheduled_at", "acquired_at")
+
+    for queue, due_at, claimed_at in _claimed_in(slot, read):
+        if due_at <= claimed_at:
+            waits[queue].append((claimed_at - due_at).total_seconds())
     for queue, lengths in waits.items():
         lengths.sort()
         counted[queue]["wait_p50"] = percentile(lengths, 0.50)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +19,16 @@ from tasks.checks.settings import check_settings
 from tasks.dashboard.charts import series
 from tasks.exceptions import GiveUp
 from tasks.maintenance import sampling
-from tasks.maintenance.counting import RESOURCE, Activity, Slot, count, depths, percentile
+from tasks.maintenance.counting import (
+    RESOURCE,
+    Activity,
+    Counted,
+    Slot,
+    _claimed,
+    count,
+    depths,
+    percentile,
+)
 from tasks.maintenance.sampling import Sampler
 from tasks.models import Queue, Sample, Task, TaskAttempt
 from tasks.registry import Kind
@@ -218,6 +228,23 @@ def test_depths_tell_what_is_due_from_what_is_not_and_look_at_so_many(
     assert found["mail"] == {"ready": 0, "scheduled": 0, "running": 1}
     assert len(captured) == 2 * len(Kind) + 1
     assert all("LIMIT 4" in query["sql"] for query in captured)
+
+
+def test_a_task_that_ends_while_its_claim_is_counted_counts_once(clock: Clock) -> None:
+    task = TaskFactory(state="running")
+    slot = Slot.before(clock.now + timedelta(seconds=Sample.SLOT))
+    sent: list[str] = []
+
+    def as_it_ends(execute: Any, sql: str, *rest: Any) -> Any:
+        sent.append(sql)
+        if len(sent) == 2:
+            Task.objects.complete(task)
+        return execute(sql, *rest)
+
+    counted: Counted = defaultdict(lambda: defaultdict(int))
+    with connection.execute_wrapper(as_it_ends):
+        assert _claimed(slot, counted) == 1
+    assert counted["default"]["claimed"] == 1
 
 
 def test_counting_asks_as_often_however_much_there_is(clock: Clock) -> None:
