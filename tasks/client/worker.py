@@ -181,6 +181,7 @@ class Worker:
     def _claim_on(self, until_empty: bool) -> None:
         request: Request | None = None
         while not self.stopping.is_set():
+            is_sent = request is not None
             if request is None:
                 room = self._room()
                 if room <= 0 or keeper.draining:
@@ -192,8 +193,9 @@ class Worker:
                 )
             held = len(self._in_hand)
             self._waiting = request if request.wait else None
-            if self.stopping.is_set():
-                break  # ``stop`` may have come too early to see that it waits
+            if self.stopping.is_set():  # ``stop`` may have come too early to see that it waits
+                request = request if is_sent else None
+                break
             try:
                 claimed, pause = self._claim(request)
             except ServiceError as error:

@@ -21,9 +21,10 @@ def give_back_claimed(rows: TaskRows, claimed: Sequence[ClaimedTask], reason: st
     error."""
     given: list[ClaimedTask] = []
     if postgres.serves(rows.db) and not signals.returned.has_receivers(rows.model):
-        alike = [each for each in claimed if _has_its_kind(each)]
-        keys = one_statement.give_back(rows, alike) if alike else set()
-        given = [each for each in alike if each.id in keys]
+        # Of two attempts of one task the latter alone: the keys that come back don't say which.
+        alike = {each.id: each for each in claimed if _has_its_kind(each)}
+        keys = one_statement.give_back(rows, [*alike.values()]) if alike else set()
+        given = [each for key, each in alike.items() if key in keys]
         notify(rows.db, given)
         if given and signals.returned.is_noted:
             after_commit(rows.db, lambda: signals.returned.note(given, reason=reason))

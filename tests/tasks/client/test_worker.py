@@ -572,10 +572,11 @@ def test_a_claim_that_had_not_arrived_when_its_worker_was_stopped_is_ended_too(
     assert not thread.is_alive()
 
 
-def test_a_worker_that_is_stopped_just_before_it_claims_does_not_wait(
+def test_a_worker_that_is_stopped_just_before_it_claims_claims_nothing(
     service: Service, remote: TaskClient, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers.handler("jobs.echo")(echo)
+    enqueued()
     worker = Worker(remote, handlers, wait=30)
 
     def stopped(*args: Any, **options: Any) -> Request:
@@ -588,6 +589,7 @@ def test_a_worker_that_is_stopped_just_before_it_claims_does_not_wait(
     thread.join(20)
 
     assert not thread.is_alive()
+    assert row().grants == 0
 
 
 def test_a_task_that_is_handed_out_to_a_worker_that_stops_is_given_back(

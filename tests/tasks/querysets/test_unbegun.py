@@ -95,6 +95,23 @@ def test_whose_term_is_over_is_refused_alone(broken: Callable[[Task], None]) -> 
 
 
 @pytest.mark.usefixtures("unheard")
+def test_of_two_attempts_of_one_task_that_which_is_over_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    TaskFactory()
+    (before,) = take()
+    take_back(before.task)
+    (now,) = take()
+    caplog.clear()
+
+    ((refused, error),) = Task.objects.give_back_claimed([before, now], WHY)
+
+    assert refused is before and isinstance(error, LeaseLost)
+    assert row_of(now.task)["status"] == TaskStatus.READY
+    assert sum("given back by ann" in each for each in caplog.messages) == 1
+
+
+@pytest.mark.usefixtures("unheard")
 def test_mixed_up_grants_give_nothing_back() -> None:
     TaskFactory.create_batch(2)
     one, other = take()
