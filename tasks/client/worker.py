@@ -194,7 +194,7 @@ class Worker:
             held = len(self._in_hand)
             self._waiting = request if request.wait else None
             if self.stopping.is_set():  # ``stop`` may have come too early to see that it waits
-                request = request if is_sent else None
+                self._waiting, request = None, request if is_sent else None
                 break
             try:
                 claimed, pause = self._claim(request)

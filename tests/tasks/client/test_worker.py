@@ -592,6 +592,21 @@ def test_a_worker_that_is_stopped_just_before_it_claims_claims_nothing(
     assert row().grants == 0
 
 
+def test_nobody_asks_for_the_answer_of_a_claim_that_is_not_sent_any_more(
+    service: Service, remote: TaskClient, handlers: Handlers
+) -> None:
+    class Stopped(Worker):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "_waiting" and value is not None:
+                self.stop()
+
+    handlers.handler("jobs.echo")(echo)
+    Stopped(remote, handlers, wait=30).run()
+
+    wait_for(lambda: "task-end-claim" not in {each.name for each in threading.enumerate()})
+
+
 def test_a_task_that_is_handed_out_to_a_worker_that_stops_is_given_back(
     service: Service, remote: TaskClient, handlers: Handlers
 ) -> None:
