@@ -190,21 +190,25 @@ def _digest(*parts: Any) -> uuid.UUID:
     return uuid.UUID(bytes=digest, version=5)
 
 
-#: For the ``openapi_extra`` of a route.
-IDEMPOTENT: Final[dict[str, Any]] = {
-    "parameters": [
-        {
-            "in": "header",
-            "name": HEADER,
-            "required": False,
-            # Not of the format `uuid`: generated clients would send an object, not its text.
-            "schema": {
-                "type": "string",
-                "format": "idempotency-key",
-                "pattern": f"^{_UUID.pattern}$",
-            },
-            "description": "A UUID that the client makes for each request and sends again with it: "
-            "a repetition is answered with the grant of the first.",
-        }
-    ]
-}
+def documented(description: str, *, required: bool = False) -> dict[str, Any]:
+    """Return the ``openapi_extra`` of a route that reads the header."""
+    parameter = {
+        "in": "header",
+        "name": HEADER,
+        "required": required,
+        # Not of the format `uuid`: generated clients would send an object, not its text.
+        "schema": {
+            "type": "string",
+            "format": "idempotency-key",
+            "pattern": f"^{_UUID.pattern}$",
+        },
+        "description": description,
+    }
+    return {"parameters": [parameter]}
+
+
+#: That of a route whose requests may be sent again.
+IDEMPOTENT: Final = documented(
+    "A UUID that the client makes for each request and sends again with it: a repetition is "
+    "answered with the grant of the first."
+)

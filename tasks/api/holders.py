@@ -28,6 +28,7 @@ from leasing.api.keys import (
     IDEMPOTENT,
     HoldersRequest,
     check_lease_key,
+    documented,
     request_id,
     wait_id,
 )
@@ -217,16 +218,17 @@ def _keep(claimed: list[Task]) -> None:
     "/tasks/next",
     auth=may_change,
     response=answers({200: Notice}, 400),
-    openapi_extra=IDEMPOTENT,
+    openapi_extra=documented("The key of the claim.", required=True),
 )
 def end_claim(request: HttpRequest) -> Notice:
     """End the wait of the claim that was sent with the same Idempotency-Key: it is answered at
-    once, with what it has claimed or with nothing."""
+    once, with what it has claimed or with nothing. A claim that arrives later still waits: send
+    this again until the claim is answered."""
     waits = wait_id(request)
     if waits is None:
         raise HttpError(400, f"{HEADER}: required")
     end_wait(waits)
-    return Notice(message="No claim with this Idempotency-Key waits any longer.")
+    return Notice(message="The claim with this Idempotency-Key was told not to wait.")
 
 
 _REFUSED: dict[int, Any] = {200: Notice, 409: Notice | Error}

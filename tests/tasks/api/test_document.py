@@ -56,6 +56,17 @@ def test_bounds_are_told_and_what_a_holder_does_next(admin_client: Client) -> No
     assert any(each["name"] == "Idempotency-Key" for each in claim["parameters"])
 
 
+def test_only_the_end_of_a_wait_requires_the_key_of_a_request(admin_client: Client) -> None:
+    requiring = {
+        (verb, path)
+        for path, verbs in document(admin_client)["paths"].items()
+        for verb, operation in verbs.items()
+        for each in operation.get("parameters", ())
+        if each["name"] == "Idempotency-Key" and each["required"]
+    }
+    assert requiring == {("delete", "/api/tasks/next")}
+
+
 def test_batches_of_leases_and_of_tasks_have_answers_of_their_own(admin_client: Client) -> None:
     known = document(admin_client)
     fields = {}
