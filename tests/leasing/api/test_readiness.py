@@ -17,6 +17,7 @@ from leasing.api.readiness import read_readiness
 from leasing.db import unapplied
 from leasing.web import cache
 from tests.api_calls import call
+from tests.leasing.support import FakeClock
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -111,6 +112,20 @@ def test_a_database_that_hangs_for_long_costs_one_thread_and_is_asked_again_once
 
     wait_for(is_ready)
     assert len(hanging.asked) == 2
+
+
+def test_a_question_that_is_never_answered_hides_for_a_minute_that_the_database_is_back(
+    client: Client, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(readiness, "system_clock", clock)
+    assert call(client, "GET", "/readyz").body == {"error": AWAY}
+    monkeypatch.setattr(readiness, "find_unapplied", str)
+
+    for passed, status in ((readiness.FORGOTTEN_AFTER - 1, 503), (1, 200)):
+        clock.advance(passed)
+        cache.forget()
+        assert call(client, "GET", "/readyz").status == status
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
