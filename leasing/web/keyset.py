@@ -49,7 +49,7 @@ def nearest(rows: models.QuerySet[Record], order: Order, count: int) -> list[Rec
         return [*found.values()]
 
     def place(row: Record) -> Place:
-        return getattr(row, order.column), row.pk
+        return getattr(row, order.column) if order.column else None, row.pk
 
     return sorted(found.values(), key=place, reverse=_falls(rows))[:count]
 

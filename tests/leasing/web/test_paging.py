@@ -112,6 +112,13 @@ def test_rows_of_one_moment_are_all_found_and_none_twice(
     assert back == wanted
 
 
+@pytest.mark.parametrize("search", [None, Q(resource__startswith="berth")])
+def test_a_list_in_parts_may_be_sorted_by_key_alone(seven: list[int], search: Q | None) -> None:
+    order = Order(parts=(SOME, ~SOME))
+    chunks = chunks_of(Lease.objects.all(), order, search, size=2)
+    assert [row.pk for chunk in chunks for row in chunk] == seven
+
+
 @pytest.mark.parametrize("search", [None, Q(grants=1)])
 def test_a_row_that_goes_from_one_part_of_a_list_to_the_next_meanwhile_is_listed_once(
     search: Q | None,
