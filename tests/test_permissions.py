@@ -46,7 +46,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     ),
     "leasing_tasks.add_task": ("enqueue_task", "enqueue_tasks"),
     "leasing_tasks.change_task": (
-        *("claim_next_task", "heartbeat_task", "complete_task", "fail_task"),
+        *("claim_next_task", "end_claim", "heartbeat_task", "complete_task", "fail_task"),
         *("heartbeat_tasks", "complete_tasks", "fail_tasks", "give_back_tasks"),
         "report_progress",
         "store_checkpoint",
