@@ -89,6 +89,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
             ),
             "task": ("tests/tasks/querysets/test_conditions.py",),
             "transitions": ("tests/tasks/querysets/test_conditions.py",),
+            "unbegun": ("tests/tasks/querysets/test_unbegun.py",),
             "unique": ("tests/tasks/querysets/test_enqueue_unique.py",),
             "worker": (
                 "tests/tasks/querysets/test_conditions.py",
@@ -108,6 +109,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
                 "tests/tasks/celery/",
             ),
             "sql/complete": ("tests/tasks/querysets/test_claim",),
+            "sql/give_back": ("tests/tasks/querysets/test_unbegun.py",),
             "sql/statements": ("tests/tasks/querysets/test_claim",),
             "sql/insert": ("tests/tasks/querysets/test_enqueue",),
         }.items()
@@ -249,5 +251,12 @@ def _of_outcomes() -> Iterator[Mutant]:
         "_complete_statement",
         'filter(given).order_by("pk")',
         "filter(given)",
+        unordered,
+    )
+    yield of_text(
+        "tasks/querysets/sql/give_back.py",
+        "_statement",
+        'mine.order_by("pk").only',
+        "mine.only",
         unordered,
     )

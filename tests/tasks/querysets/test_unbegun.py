@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.db.models.signals import post_init
+from django.test.utils import CaptureQueriesContext
 
 from leasing.exceptions import LeaseLost
 from tasks import signals
@@ -134,6 +136,23 @@ def test_who_comes_between_is_refused() -> None:
     assert [each for each, _ in refused] == [late]
 
 
+@pytest.mark.usefixtures("unheard")
+def test_what_one_statement_gives_back_is_locked_in_the_order_of_keys(
+    request: pytest.FixtureRequest,
+) -> None:
+    """Two that give back the same tasks could wait for each other."""
+    if "portable" in request.fixturenames or connection.vendor != "postgresql":
+        pytest.skip("the portable form is tested for all verbs")
+    TaskFactory.create_batch(2)
+    claimed = take()
+
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.give_back_claimed(claimed[::-1], WHY) == []
+
+    (statement,) = [query["sql"] for query in queries if "FOR NO KEY UPDATE" in query["sql"]]
+    assert re.search(r'ORDER BY [^ ]*"id" ASC\s+FOR NO KEY UPDATE', statement)
+
+
 def test_what_was_to_be_cancelled_ends_and_others_are_notified(
     reported: Reported, notified: list[int]
 ) -> None:
@@ -179,6 +198,17 @@ def test_a_row_of_another_kind_than_its_handler_gets_that(handlers: Handlers) ->
     handlers["jobs.well"] = well
     TaskFactory.create_batch(2, name="jobs.well", data={})
     Task.objects.update(kind=Kind.THREAD.number)
+    claimed = take()
+
+    assert Task.objects.give_back_claimed(claimed, WHY) == []
+
+    assert set(Task.objects.ready().values_list("kind", flat=True)) == {Kind.COROUTINE.number}
+
+
+@pytest.mark.usefixtures("unheard")
+def test_a_row_without_a_handler_keeps_its_kind() -> None:
+    TaskFactory.create_batch(2)
+    Task.objects.update(name="jobs.of_others", kind=Kind.COROUTINE.number)
     claimed = take()
 
     assert Task.objects.give_back_claimed(claimed, WHY) == []
