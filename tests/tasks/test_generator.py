@@ -40,8 +40,9 @@ def desired() -> GeneratorDesiredState:
 
 
 @pytest.fixture
-def hold(manual_keeper: Any) -> Iterator[Hold]:
-    """The generator's lease, held by ann and renewed by nobody."""
+def hold(transactional_db: None, manual_keeper: Any) -> Iterator[Hold]:
+    """The generator's lease, held by ann and renewed by nobody. What is refused is recorded apart
+    from the transaction that this rolls back: in one of the test's, the record would outlast it."""
     hold = Lease.objects.hold(RESOURCE, holder="ann")
     hold._keeper = manual_keeper
     with hold:
