@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -95,6 +96,10 @@ class Operation(NamedTuple):
     schema: dict[str, Any]
     body: dict[str, Any] | None
 
+    @property
+    def sent(self) -> bytes | None:
+        return None if self.body is None else json.dumps(self.body).encode()
+
 
 @dataclass
 class Outcome:
@@ -177,6 +182,7 @@ class Corpus:
         """Make every call that is wrong."""
         for operation in self.operations:
             self._address(operation)
+            self._keys(operation)
             if operation.body is not None:
                 self._content(operation, operation.body)
         self._methods()
@@ -186,10 +192,19 @@ class Corpus:
         """Call every operation without any evil: it is not the fault of what is around them that
         they were refused."""
         for operation in self.operations:
-            body = None if operation.body is None else json.dumps(operation.body).encode()
-            status, told = self._send(operation.method, operation.path, body)
+            headers = {
+                each["name"]: str(uuid.uuid4())
+                for each in operation.parameters
+                if each["in"] == "header" and each["required"]
+            }
+            status, told = self._send(operation.method, operation.path, operation.sent, headers)
             if status in (400, 413, 415) or status >= 500:
                 self._complain(operation, "no evil at all", status, told)
+
+    def _keys(self, operation: Operation) -> None:
+        for key in KEYS if "Idempotency-Key" in _named(operation.parameters, "header") else ():
+            headers = {"Idempotency-Key": key}
+            self._expect_refusal(operation, f"key {key[:20]}", operation.sent, headers)
 
     def _content(self, operation: Operation, body: dict[str, Any]) -> None:
         for what, raw in self._bodies(operation, body):
@@ -201,8 +216,6 @@ class Corpus:
         length = {"Content-Length": str(10 * MIB)}
         self._expect_refusal(operation, "10 MB", b"{", length)
         self._expect_refusal(operation, "10 MB, unannounced", b" " * (MIB // 8), CHUNKED)
-        for key in KEYS if "Idempotency-Key" in _named(operation.parameters, "header") else ():
-            self._expect_refusal(operation, f"key {key[:20]}", whole, {"Idempotency-Key": key})
 
     def _bodies(self, operation: Operation, body: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
         whole = json.dumps(body)
@@ -262,8 +275,7 @@ class Corpus:
                 yield json.dumps([None] * (each["maxItems"] + 1))
 
     def _address(self, operation: Operation) -> None:
-        body = None if operation.body is None else json.dumps(operation.body).encode()
-        pattern = self._pattern(operation)
+        body, pattern = operation.sent, self._pattern(operation)
         for name in re.findall(r"{(\w+)}", pattern):
             for value in IN_PATHS:
                 path = self._at(operation.name, pattern.replace(f"{{{name}}}", value))
