@@ -126,6 +126,8 @@ def test_the_demo_of_two_services_shows_each_its_part_and_stops_cleanly(
     assert get(1, "/api/generator/status")["status"] == "RUNNING"
     assert not read("tasks", "SELECT 1 FROM leasing_lease WHERE resource LIKE '%generator%'")
     assert demo.output.count("started (pid ") == 6
+    sampling = "SELECT 1 FROM leasing_lease WHERE resource = 'leasing_tasks.sampling'"
+    wait_for(lambda: read("tasks", sampling), process=demo)
     password = re.search(r"Sign in to each as demo with the password (\S+)", demo.output)
     assert password is not None
 
@@ -135,7 +137,6 @@ def test_the_demo_of_two_services_shows_each_its_part_and_stops_cleanly(
     assert demo.output.count("Traceback") == 1, "of the sample that fails"
     for service in files:
         assert read(service, "SELECT count(*), count(revoked_at) FROM leasing_apitoken") == [(1, 1)]
-    assert read("tasks", "SELECT 1 FROM leasing_lease WHERE resource = 'leasing_tasks.sampling'")
     (released,) = read("leases", "SELECT released_at FROM leasing_lease")
     assert released[0] is not None
 
