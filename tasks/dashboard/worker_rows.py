@@ -33,8 +33,22 @@ class Fleet:
     restarts: int
 
 
+class _HoldsTasks:
+    """A row with tasks, of which a list of workers shows the first."""
+
+    tasks: list[Task]
+
+    @property
+    def first_tasks(self) -> list[Task]:
+        return self.tasks[:LISTED]
+
+    @property
+    def more_tasks(self) -> int:
+        return max(0, len(self.tasks) - LISTED)
+
+
 @dataclass(frozen=True)
-class WorkerRow:
+class WorkerRow(_HoldsTasks):
     """A worker with the tasks that it holds."""
 
     worker: Worker = field(compare=False)
@@ -57,15 +71,6 @@ class WorkerRow:
     @property
     def state(self) -> str:
         return state_of(self.worker)
-
-    @property
-    def first_tasks(self) -> list[Task]:
-        """The tasks that a list of workers shows."""
-        return self.tasks[:LISTED]
-
-    @property
-    def more_tasks(self) -> int:
-        return max(0, len(self.tasks) - LISTED)
 
     @property
     def first_left(self) -> list[Task]:
@@ -125,21 +130,12 @@ def with_tasks(workers: Iterable[Worker]) -> list[WorkerRow]:
 
 
 @dataclass(frozen=True)
-class RemoteRow:
+class RemoteRow(_HoldsTasks):
     """A holder that sends no heartbeats of its own, such as a remote worker: it is known by the
     tasks that it holds."""
 
     name: str
     tasks: list[Task]
-
-    @property
-    def first_tasks(self) -> list[Task]:
-        """The tasks that a list of workers shows."""
-        return self.tasks[:LISTED]
-
-    @property
-    def more_tasks(self) -> int:
-        return max(0, len(self.tasks) - LISTED)
 
 
 def remote_rows() -> list[RemoteRow]:
