@@ -17,6 +17,7 @@ from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
 from tasks.execution.context import Context
 from tasks.models import Task, TaskAttempt, TaskStatus
+from tasks.querysets.claimed import ClaimedTask
 from tests.factories import TaskFactory
 from tests.leasing.support import expire
 
@@ -134,3 +135,13 @@ def take_over(task: Task) -> None:
 def prolong(task: Task) -> None:
     """Renew the task."""
     Task.objects.filter(pk=task.pk).update(expires_at=after(timedelta(seconds=60)))
+
+
+def mixed_up() -> list[ClaimedTask]:
+    """Two claimed tasks, each with the grant of the other."""
+    TaskFactory.create_batch(2)
+    one, other = Task.objects.take("ann", limit=2)
+    one.grant, other.grant = other.grant, one.grant
+    for each in (one, other):
+        each.task.grant_id = each.grant_id
+    return [one, other]

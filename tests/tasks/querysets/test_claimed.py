@@ -26,6 +26,7 @@ from tests.tasks.support import (
     Reported,
     copy_of,
     end_by_another,
+    mixed_up,
     refusals,
     row_of,
     take_back,
@@ -249,11 +250,7 @@ def test_each_task_of_a_claim_has_a_random_grant_of_its_own() -> None:
 
 @pytest.mark.usefixtures("unheard")
 def test_mixed_up_grants_complete_nothing() -> None:
-    TaskFactory.create_batch(2)
-    one, other = take()
-    one.grant, other.grant = other.grant, one.grant
-    for each in (one, other):
-        each.task.grant_id = each.grant_id
+    one, other = mixed_up()
 
     assert len(Task.objects.complete_claimed([(one, 1), (other, 2)])) == 2
     assert Task.objects.running().count() == 2

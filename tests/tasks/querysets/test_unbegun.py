@@ -26,6 +26,7 @@ from tests.tasks.support import (
     attempts,
     copy_of,
     end_by_another,
+    mixed_up,
     row_of,
     take_back,
     take_over,
@@ -115,11 +116,7 @@ def test_of_two_attempts_of_one_task_that_which_is_over_is_refused(
 
 @pytest.mark.usefixtures("unheard")
 def test_mixed_up_grants_give_nothing_back() -> None:
-    TaskFactory.create_batch(2)
-    one, other = take()
-    one.grant, other.grant = other.grant, one.grant
-    for each in (one, other):
-        each.task.grant_id = each.grant_id
+    one, other = mixed_up()
 
     assert len(Task.objects.give_back_claimed([one, other], WHY)) == 2
     assert Task.objects.running().count() == 2
