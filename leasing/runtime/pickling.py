@@ -1,4 +1,4 @@
-"""How errors are taken apart and put together again, by pickle and by copy."""
+"""Pickling and copying of errors."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from leasing.process.deadman import find_prctl
 from leasing.runtime.exit_codes import ExitCode
 from tasks.runtime.marks import Marks, size_of
 
-#: What a new Python process runs first, where this one cannot fork.
+#: The first statements of a new Python process, where this one cannot fork.
 SET_UP = "import sys; sys.path[:] = {path!r}; import django; django.setup(); "
 PR_SET_CHILD_SUBREAPER = 36
 #: Signals that are blocked while a process starts, until it has installed its own handlers.
