@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from django.db.models import F
 from django.db.models.functions import Greatest, Least
+from django.db.models.signals import post_init
 
 from leasing.functions import DbNow, after
 from leasing.store import Grant
@@ -145,3 +147,14 @@ def mixed_up() -> list[ClaimedTask]:
     for each in (one, other):
         each.task.grant_id = each.grant_id
     return [one, other]
+
+
+@contextmanager
+def instances_made() -> Iterator[list[Any]]:
+    """The model instances that are made in the block."""
+    made: list[Any] = []
+    post_init.connect(lambda **what: made.append(what), weak=False, dispatch_uid="made")
+    try:
+        yield made
+    finally:
+        post_init.disconnect(dispatch_uid="made")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.db import DataError, connection
-from django.db.models.signals import post_init
 
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.functions import EPOCH
@@ -26,6 +25,7 @@ from tests.tasks.support import (
     Reported,
     copy_of,
     end_by_another,
+    instances_made,
     mixed_up,
     refusals,
     row_of,
@@ -87,13 +87,9 @@ def test_no_instance_is_made_where_nobody_but_the_log_listens(
         pytest.skip("the portable form makes them")
     TaskFactory.create_batch(3)
     caplog.set_level(level, "tasks")
-    made: list[Any] = []
-    post_init.connect(lambda **what: made.append(what), weak=False, dispatch_uid="made")
-    try:
+    with instances_made() as made:
         claimed = take()
         assert Task.objects.complete_claimed([(each, each.id) for each in claimed]) == []
-    finally:
-        post_init.disconnect(dispatch_uid="made")
 
     assert made == []
     said = [f"task:{each.id} completed by {each.holder}" for each in claimed]

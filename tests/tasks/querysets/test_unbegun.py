@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
 from leasing.exceptions import LeaseLost
@@ -26,6 +25,7 @@ from tests.tasks.support import (
     attempts,
     copy_of,
     end_by_another,
+    instances_made,
     mixed_up,
     row_of,
     take_back,
@@ -223,12 +223,8 @@ def test_no_instance_is_made_where_nobody_but_the_log_listens(
     claimed = take()
     caplog.clear()
     caplog.set_level(level, "tasks")
-    made: list[Any] = []
-    post_init.connect(lambda **what: made.append(what), weak=False, dispatch_uid="made")
-    try:
+    with instances_made() as made:
         assert Task.objects.give_back_claimed(claimed, WHY) == []
-    finally:
-        post_init.disconnect(dispatch_uid="made")
 
     assert made == []
     said = [f"task:{each.id} given back by ann: {WHY}" for each in claimed]
