@@ -1,6 +1,8 @@
-"""Migrations are safe while the code of the release before goes on running.
+"""Each app has one migration until the first release, which is edited in place: nothing converts
+the tables of a state that was never released.
 
-The first migration of an app makes its tables; what follows changes tables that are in use.
+What follows after it changes tables that are in use, and must be safe while the code of the release
+before goes on running.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from typing import Any
 
 import pytest
 from django.apps import apps
-from django.db import models
+from django.core.management import CommandError, call_command
+from django.db import connection, models
 from django.db.migrations import operations as ops
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 from django.db.models import NOT_PROVIDED
 
 APPS = ("leasing", "leasing_tasks")
@@ -40,6 +44,46 @@ def unsafe(operations: Sequence[Any], made_here: frozenset[str] = frozenset()) -
 def _is_optional(field: Any) -> bool:
     """Return True if a row can be inserted without naming the column."""
     return field.null or field.many_to_many or field.db_default is not NOT_PROVIDED
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_an_app_has_one_migration_until_the_first_release(app: str) -> None:
+    names = [name for label, name in MigrationLoader(None).disk_migrations if label == app]
+
+    assert names == ["0001_initial"]
+
+
+@pytest.mark.django_db
+def test_migrate_does_nothing_to_tables_of_this_version() -> None:
+    call_command("migrate", verbosity=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE leasing_tasks_queue DROP COLUMN reason",
+        "ALTER TABLE leasing_lease ADD COLUMN formerly integer",
+        "DROP INDEX leasing_tasks_attempt_lost",
+        "INSERT INTO django_migrations (app, name, applied) "
+        "VALUES ('leasing_tasks', '0002_storage', CURRENT_TIMESTAMP)",
+    ],
+)
+@pytest.mark.django_db
+def test_migrate_over_a_database_of_an_older_state_ends_with_a_sentence(change: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(change)
+
+    with pytest.raises(CommandError, match="was made by an older state of this code.* remove it"):
+        call_command("migrate", verbosity=0)
+
+
+@pytest.mark.django_db
+def test_migrate_accepts_an_app_whose_migration_was_never_applied() -> None:
+    MigrationRecorder(connection).migration_qs.filter(app="leasing_tasks").delete()
+
+    call_command("migrate", "leasing_tasks", fake=True, verbosity=0)
+
+    assert ("leasing_tasks", "0001_initial") in MigrationRecorder(connection).applied_migrations()
 
 
 @pytest.mark.parametrize("app", APPS)

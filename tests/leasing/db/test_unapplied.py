@@ -17,8 +17,8 @@ from leasing.management.base import ServiceCommand, TablesCommand
 pytestmark = [pytest.mark.once, pytest.mark.django_db]
 
 REASON = (
-    "The database 'default' lacks migrations of this version (leasing_tasks.0001_initial, "
-    "leasing_tasks.0002_storage): run `python manage.py migrate`."
+    "The database 'default' lacks migrations of this version (leasing_tasks.0001_initial): run "
+    "`python manage.py migrate`."
 )
 
 
