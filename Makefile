@@ -8,7 +8,7 @@ PIP := $(RUN) -m pip -qq --disable-pip-version-check
 COMBOS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test rest check mutants matrix wheel bench celery browser fuzz screenshots format clean
+.PHONY: demo test rest check scale mutants matrix wheel bench celery browser fuzz screenshots format clean
 
 # The demo site on http://localhost:8000; Ctrl-C stops it. PORT and DATABASE_URL may be set.
 # ENGINE=celery runs its tasks in Celery workers, over a broker of files, without a server.
@@ -41,6 +41,11 @@ check: $(VENV)/dev.stamp
 	@$(RUN) manage.py makemigrations --check --dry-run
 	@$(RUN) manage.py check --fail-level WARNING
 	@echo "check: style, types, layers, migrations and system checks are in order"
+
+# Writes what both packages weigh, and what their verbs walk through, to the table that `make check`
+# and the tests hold them to: tests/scale.json. A commit that raises a figure says why.
+scale: $(VENV)/dev.stamp
+	@$(RUN) -m tests.house --write
 
 # Changes each condition of the verbs in turn; a test must fail. SHORT=1 tries as many as fit in
 # three minutes: first those of which no test is noted, then others in an order by SEED=7. NEW=1

@@ -1,208 +1,126 @@
-"""Measure the structure of both packages from their imports: ``python -m tests.house``.
+"""Weigh both packages against the table of what they may weigh: ``python -m tests.house``.
 
-A room is what lies directly in a package: a file, or a folder with all that is in it. An arrow is
-a pair of rooms of which one imports the other, for type checkers too. ``make check`` prints the
-table; it fails where rooms close a circle of imports that run, where the top of a package holds
-more than MAX_AT_TOP files, or where too many docstrings of public names begin with a question word.
-Which room may import which is told by the contracts in
-pyproject.toml, whose layers are read here too.
+``tests/scale.json`` is the table. Its figures may only fall: ``make check`` fails where the
+packages weigh more, and ``make scale`` writes what they weigh now. A commit that raises a figure
+changes the table, and its body says what the weight pays for. A code line holds more than a comment
+or a docstring; a node is one of the syntax tree, which joining lines does not change; a function is
+a lambda too; migrations do not count. ``tests/hops.py`` counts the hops, which
+``tests/test_scale.py`` holds to the same table.
+
+A room is what lies directly in a package: a file, or a folder with all that is in it. Rooms must
+not close a circle of imports that run. The contracts in pyproject.toml say which room may import
+which.
 """
 
 from __future__ import annotations
 
 import ast
+import io
+import json
 import sys
-import tomllib
+import tokenize
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import grimp
 
 from tests.plugin import ROOT
 
 PACKAGES = ("leasing", "tasks")
-MAX_AT_TOP = 28
-#: A docstring begins with a verb or a noun: of those of public names at most so many per cent with
-#: one of these.
-MAX_QUESTIONS = 2.0
-QUESTIONS = ("What", "Whether", "How", "Let", "Where", "Who")
-
-Arrow = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The measurements of one package."""
-
-    at_the_top: int
-    rooms: int
-    arrows: int
-    back_up: int
-    circles: str
-    pairs: int
-    questions: str
-
-    def cells(self) -> list[str]:
-        return [f"{value:,}" if isinstance(value, int) else value for value in vars(self).values()]
-
-
-ROWS = [
-    "Python files at the top",
-    "rooms",
-    "arrows between rooms",
-    "arrows that run back up",
-    "circles (files in them)",
-    "pairs from a room of tasks to a room of leasing",
-    "docstrings that begin with a question word",
-]
-#: Before there were folders, and as the folders were planned.
-BEFORE = {
-    "leasing": Figures(104, 108, 444, 11, "5 (20)", 0, "19.2 %"),
-    "tasks": Figures(98, 105, 429, 5, "1 (38)", 280, "22.8 %"),
-}
-PLAN = {
-    "leasing": Figures(25, 45, 206, 1, "1 (6)", 0, "2.0 %"),
-    "tasks": Figures(20, 40, 165, 1, "1 (26)", 138, "2.0 %"),
+TABLE = Path(__file__).with_name("scale.json")
+#: Tokens that make no line a code line.
+LAYOUT = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
 }
 
+Figures = dict[str, int]
 
-class House:
-    """The packages as their imports show them; without those for type checkers if ``running``."""
 
-    def __init__(self, *, running: bool) -> None:
-        self._graph = grimp.build_graph(
-            *PACKAGES, exclude_type_checking_imports=running, cache_dir=None
-        )
-        self._imports = {
-            module: self._graph.find_modules_directly_imported_by(module)
-            for module in self._graph.modules
+def weigh(folders: Iterable[Path]) -> Figures:
+    """Return the sums of all Python files in ``folders``."""
+    files = [each for folder in folders for each in folder.rglob("*.py")]
+    weights = [_weight(each) for each in files if each.parent.name != "migrations"]
+    return {**sum(weights, Counter()), "files": len(weights)}
+
+
+def _weight(file: Path) -> Counter[str]:
+    source = file.read_text()
+    nodes = list(ast.walk(ast.parse(source)))
+    docstrings = [node for node in nodes if _is_docstring(node)]
+    documented = {line for node in docstrings for line in _lines(node)}
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in LAYOUT
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    return Counter(
+        {
+            "code lines": len(code - documented),
+            "syntax nodes": len(nodes) - 2 * len(docstrings),  # the statement, and its text
+            "functions": sum(isinstance(node, functions) for node in nodes),
         }
-
-    def figures(self, package: str, layers: list[set[str]]) -> Figures:
-        arrows = self.arrows(package, package)
-        circles = self._circles_of_files(package)
-        floor = {room: number for number, rooms in enumerate(layers) for room in rooms}
-        return Figures(
-            at_the_top=len(list((ROOT / package).glob("*.py"))),
-            rooms=len({room_of(module) for module in self._within(package)}),
-            arrows=len(arrows),
-            back_up=sum(
-                floor.get(there.partition(".")[2], 0) <= floor.get(here.partition(".")[2], 0)
-                for here, there in arrows
-            ),
-            circles=f"{len(circles)} ({sum(map(len, circles))})",
-            pairs=len(self.arrows("tasks", "leasing")) if package == "tasks" else 0,
-            questions=f"{questions_of(package):.1f} %",
-        )
-
-    def arrows(self, package: str, other: str) -> set[Arrow]:
-        """Pairs of rooms: one of ``package``, and one of ``other`` that it imports."""
-        pairs = {
-            (room_of(module), room_of(imported))
-            for module in self._within(package)
-            for imported in self._imports[module]
-            if imported.partition(".")[0] == other
-        }
-        return {(here, there) for here, there in pairs if here != there}
-
-    def _within(self, package: str) -> list[str]:
-        return [module for module in self._imports if module.partition(".")[0] == package]
-
-    def _circles_of_files(self, package: str) -> list[set[str]]:
-        """The sets of files each of which reaches every other by imports."""
-        own = set(self._within(package))
-        reached = {
-            module: self._graph.find_upstream_modules(module) & own
-            for module in own
-            if self._imports[module] & own
-        }
-        circles: list[set[str]] = []
-        for module, above in reached.items():
-            circle = {other for other in above if module in reached.get(other, ())}
-            if circle and not any(module in known for known in circles):
-                circles.append({module, *circle})
-        return circles
+    )
 
 
-def room_of(module: str) -> str:
-    """The room in which ``module`` lies; the package itself for what is in its ``__init__``."""
-    return ".".join(module.split(".")[:2])
+def _is_docstring(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+        return False
+    return isinstance(node.value.value, str)
 
 
-def circle_of(arrows: Iterable[Arrow]) -> list[str]:
-    """Rooms each of which imports the next, and the last the first; none where nothing does."""
+def _lines(node: ast.AST) -> range:
+    return range(getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) + 1)
+
+
+def rises(figures: Figures, table: Figures) -> list[str]:
+    """Return a sentence for each of ``figures`` that is above the table's."""
+    return [
+        f"{name}: {figure:,}, and the table allows {table[name]:,}"
+        for name, figure in figures.items()
+        if figure > table[name]
+    ]
+
+
+def circle(package: str) -> list[str]:
+    """Return rooms of the package each of which imports the next, and the last the first; none
+    where nothing does."""
+    graph = grimp.build_graph(package, exclude_type_checking_imports=True, cache_dir=None)
     sorter: TopologicalSorter[str] = TopologicalSorter()
-    for here, there in arrows:
-        sorter.add(here, there)
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            if _room(module) != _room(imported):
+                sorter.add(_room(module), _room(imported))
     try:
         sorter.prepare()
     except CycleError as error:
-        circle: list[str] = error.args[1]
-        return circle[::-1]
+        found: list[str] = error.args[1]
+        return found[::-1]
     return []
 
 
-def layers_of(package: str) -> list[set[str]]:
-    """The layers of the package's contract, top down."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (contract,) = (
-        contract for contract in settings["contracts"] if contract.get("containers") == [package]
-    )
-    return [{name.strip() for name in layer.split("|")} for layer in contract["layers"]]
+def _room(module: str) -> str:
+    return ".".join(module.split(".")[:2])
 
 
-def questions_of(package: str) -> float:
-    """Return the share, in per cent, of the public names' docstrings that begin with QUESTIONS."""
-    found = []
-    for path in (ROOT / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                words = (ast.get_docstring(node) or "").split()
-                if words and not getattr(node, "name", "").startswith("_"):
-                    found.append(words[0] in QUESTIONS)
-    return 100 * sum(found) / len(found)
+def main(*, writes: bool) -> int:
+    """Print what is not as it must be, or write the table."""
+    figures = weigh(ROOT / package for package in PACKAGES)
+    if writes:
+        from tests import hops
 
-
-def table(reached: dict[str, Figures]) -> str:
-    """Both packages: before, planned, reached."""
-    columns = [each[package].cells() for package in PACKAGES for each in (BEFORE, PLAN, reached)]
-    lines = [
-        ["", *(f"{package} {kind}" for package in PACKAGES for kind in ("before", "plan", "now"))]
-    ]
-    lines += [list(line) for line in zip(ROWS, *columns, strict=True)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-
-
-def main() -> int:
-    """Print the table, and what is not as it must be."""
-    house, running = House(running=False), House(running=True)
-    reached = {package: house.figures(package, layers_of(package)) for package in PACKAGES}
-    print(table(reached))
-    wrong = [
-        f"{package}: {figures.at_the_top} files at the top, at most {MAX_AT_TOP} may be"
-        for package, figures in reached.items()
-        if figures.at_the_top > MAX_AT_TOP
-    ]
-    for package in PACKAGES:
-        if (share := questions_of(package)) > MAX_QUESTIONS:
-            wrong.append(
-                f"{package}: {share:.1f} % of public docstrings begin with a question word"
-            )
-        if circle := circle_of(running.arrows(package, package)):
-            wrong.append(f"a circle of imports that run: {' -> '.join(circle)}")
-    for sentence in wrong:
-        print(sentence)
-    print(f"house: {len(wrong)} faults" if wrong else "house: no circle of imports that run")
+        TABLE.write_text(json.dumps({**figures, **hops.measured()}, indent=1) + "\n")
+    wrong = rises(figures, json.loads(TABLE.read_text()))
+    circles = [" -> ".join(found) for package in PACKAGES if (found := circle(package))]
+    wrong += [f"a circle of imports that run: {each}" for each in circles]
+    weights = ", ".join(f"{figure:,} {name}" for name, figure in figures.items())
+    print("\n".join([*wrong, f"house: {weights}; {len(wrong)} faults"]))
     return bool(wrong)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(writes="--write" in sys.argv))
