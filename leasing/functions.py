@@ -40,13 +40,6 @@ class DbNow(Func):
         template = _now(running.format(""), running.format(", '+{} seconds'"), "'{}'")
         return self.as_sql(compiler, connection, template=template, **extra)
 
-    def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
-        # CURRENT_TIMESTAMP is in the session's zone, hours away from what Django stores.
-        template = _now(
-            "UTC_TIMESTAMP(6)", "(UTC_TIMESTAMP(6) + INTERVAL {} SECOND)", "TIMESTAMP'{}'"
-        )
-        return self.as_sql(compiler, connection, template=template, **extra)
-
 
 def _now(running: str, ahead: str, stopped: str) -> str:
     """The SQL of the database's clock; of one that a test has put ahead, or stopped."""
@@ -74,10 +67,6 @@ class DbMicroseconds(Func):
             "(CAST(STRFTIME('%%%%s', 'NOW') AS INTEGER) * 1000000"
             " + CAST(SUBSTR(STRFTIME('%%%%f', 'NOW'), 4) AS INTEGER) * 1000)"
         )
-        return self.as_sql(compiler, connection, template=template, **extra)
-
-    def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
-        template = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
         return self.as_sql(compiler, connection, template=template, **extra)
 
 

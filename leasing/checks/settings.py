@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: The least likeness of two names of which one was meant to be the other.
 LIKE = 0.6
+#: Databases by the names of Django's backends; the last is that of a project without any.
+SUPPORTED = ("postgresql", "sqlite", "unknown")
 #: Attributes that verbs set on the rows that they return, or annotate.
 SET_ON_ROWS = frozenset({"now", "previous_expired_at", "sent_at", "state"})
 
@@ -104,6 +106,13 @@ def _check_bounds() -> Iterator[CheckMessage]:
     if conf.DATABASE not in connections.settings:
         yield Error(
             f"LEASING['DATABASE'] is not in DATABASES: {conf.DATABASE!r}.", id="leasing.E006"
+        )
+    elif (vendor := connections[conf.DATABASE].vendor) not in SUPPORTED:
+        yield Error(
+            f"Leases and tasks cannot be stored in this database: {vendor}.",
+            hint="Use PostgreSQL or SQLite. LEASING['DATABASE'] can name another database of "
+            "DATABASES than the default.",
+            id="leasing.E033",
         )
     if not settings.USE_TZ:
         yield Error(

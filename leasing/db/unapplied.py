@@ -58,9 +58,9 @@ def unapplied_reason_of(error: Exception) -> str:
     the answer would take as long once more."""
     if isinstance(error, ProgrammingError):
         return unapplied_reason()
-    # MariaDB's of a column, and SQLite's.
+    # SQLite's.
     is_missing = isinstance(error, OperationalError) and any(
-        words in str(error) for words in ("no such ", "has no column", "Unknown column")
+        words in str(error) for words in ("no such ", "has no column")
     )
     return unapplied_reason() if is_missing else ""
 

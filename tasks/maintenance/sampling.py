@@ -19,7 +19,7 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import Any, Final
 
-from django.db import Error, connections
+from django.db import Error
 from django.db.models import F, sql
 from django.db.models.constants import OnConflict
 
@@ -206,13 +206,12 @@ class Sampler:
 def _store(rows: list[Sample], using: str) -> None:
     """Write ``rows``, or over those of their slot and queue; in autocommit, unlike ``bulk_create``,
     which begins a transaction for each."""
-    has_target = connections[using].features.supports_update_conflicts_with_target
     field = Sample._meta.get_field
     query: Any = sql.InsertQuery(
         Sample,
         on_conflict=OnConflict.UPDATE,
         update_fields=[field(name) for name in COLUMNS],
-        unique_fields=[field("slot"), field("queue")] if has_target else [],
+        unique_fields=[field("slot"), field("queue")],
     )
     query.insert_values(
         [each for each in Sample._meta.concrete_fields if not each.primary_key], rows

@@ -108,13 +108,6 @@ def test_the_answer_of_the_database_is_readas_utc(reported: str) -> None:
     assert as_utc(datetime.fromisoformat(reported)) == moment
 
 
-def test_mysql_is_asked_for_utc() -> None:
-    sql, _ = DbNow().as_mysql(None, connection)
-    assert sql == "UTC_TIMESTAMP(6)"
-    sql, _ = DbMicroseconds().as_mysql(None, connection)
-    assert "UTC_TIMESTAMP(6)" in sql
-
-
 def test_the_holders_clock_never_runs_backwards() -> None:
     moments = [clock() for _ in range(1000)]
 

@@ -126,6 +126,14 @@ def test_a_database_that_does_not_exist_is_refused() -> None:
     assert problems(DATABASE="archive") == ["leasing.E006"]
 
 
+def test_a_database_other_than_postgresql_and_sqlite_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert problems() == []
+    monkeypatch.setattr(connections["default"], "vendor", "mysql")
+    assert problems() == ["leasing.E033"]
+
+
 def test_a_mode_of_access_that_does_not_exist_is_refused() -> None:
     assert problems(API_ACCESS="open") == ["leasing.E007"]
 
