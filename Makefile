@@ -5,10 +5,13 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip -qq --disable-pip-version-check
+# What the demo site needs of the packages.
+EXTRAS := postgres,api,client
 COMBOS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test rest check scale mutants matrix wheel bench celery browser fuzz screenshots format clean
+.PHONY: demo test rest check scale mutants matrix wheel bench celery browser fuzz screenshots drawing \
+	format clean
 
 # The demo site on http://localhost:8000; Ctrl-C stops it. PORT and DATABASE_URL may be set.
 # ENGINE=celery runs its tasks in Celery workers, over a broker of files, without a server.
@@ -94,6 +97,15 @@ fuzz: $(VENV)/fuzz.stamp
 screenshots: $(VENV)/browser.stamp
 	@$(RUN) -m tests.browser.screenshots
 
+# The models of both apps, for docs/architecture.md. It needs dot (Debian: graphviz).
+drawing: export DATABASE_URL = sqlite://:memory:
+drawing: $(VENV)/demo.stamp
+	@$(RUN) manage.py graph_models --dot leasing leasing_tasks --disable-abstract-fields \
+		--hide-edge-labels --theme django2018 >models.dot
+	@dot -Tsvg -Gbgcolor=white -o docs/images/models.svg models.dot
+	@rm models.dot
+	@echo "drawing: docs/images/models.svg"
+
 format: $(VENV)/dev.stamp
 	@$(RUN) -m ruff check --fix
 	@$(RUN) -m ruff format
@@ -109,17 +121,17 @@ $(VENV)/venv.stamp:
 
 $(VENV)/demo.stamp: $(VENV)/venv.stamp pyproject.toml
 	@echo "installing into $(VENV) ..."
-	@$(PIP) install --editable '.[demo]'
+	@$(PIP) install --editable '.[$(EXTRAS)]' --group demo
 	@touch $@
 
 $(VENV)/celery.stamp: $(VENV)/demo.stamp
-	@$(PIP) install --editable '.[demo,celery]'
+	@$(PIP) install --editable '.[$(EXTRAS),celery]' --group demo
 	@touch $@
 
 # What the demo needs, too: one call of pip takes less time than two.
 $(VENV)/test.stamp: $(VENV)/venv.stamp pyproject.toml
 	@echo "installing into $(VENV) ..."
-	@$(PIP) install --editable '.[demo]' --group test
+	@$(PIP) install --editable '.[$(EXTRAS)]' --group test
 	@touch $@ $(VENV)/demo.stamp
 
 $(VENV)/browser.stamp: $(VENV)/test.stamp

@@ -146,6 +146,8 @@ elif DATABASES["default"].get("HOST"):
         "keepalives_count": 3,
         **DATABASES["default"].get("OPTIONS", {}),
     }
+# manage.py shell_plus imports these too.
+SHELL_PLUS_IMPORTS = ["from leasing.functions import DbNow, database_now"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 LEASING: dict[str, Any] = {"API_ACCESS": env.str("LEASING_API_ACCESS", default="closed")}

@@ -166,7 +166,9 @@ def make_environment(pair: str, interpreter: str) -> str:
         pip = [str(python), "-m", "pip", "-qq", "--disable-pip-version-check", "install"]
         subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
         subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True)
-        extras = "demo,backport" if django == "5.2" else "demo"  # Django 6 has tasks of its own
+        extras = "postgres,api,client"
+        if django == "5.2":  # Django 6 has tasks of its own
+            extras += ",backport"
         wanted = ["--editable", f".[{extras}]", "--group", "test", f"Django=={django}.*"]
         subprocess.run([*pip, *wanted], cwd=ROOT, check=True)
         stamp.touch()
