@@ -16,7 +16,6 @@ from leasing.models import Leasable
 from leasing.querysets.leasable import LEASE_FIELDS
 from leasing.querysets.saving import refuse_verb_columns
 from leasing.store import Renewal
-from tasks.constraints import UniqueWhereSet
 from tasks.querysets import TaskQuerySet, TaskStatus, UniqueFor
 from tasks.querysets.claimed import resource_of
 from tasks.registry import KINDS
@@ -178,9 +177,20 @@ class Task(Leasable):
         # INSERT that is most of its time. So they are few and short, and lean on one another.
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
-            UniqueWhereSet(field="unique_key", name="leasing_tasks_task_unique_key"),
-            UniqueWhereSet(field="idempotency_key", name="leasing_tasks_task_idempotency"),
-            UniqueWhereSet(field="slot", name="leasing_tasks_task_slot"),
+            # Partial: what is not set costs no entry of an index.
+            *(
+                models.UniqueConstraint(
+                    fields=[field],
+                    condition=Q(**{f"{field}__isnull": False}),
+                    name=f"leasing_tasks_task_{name}",
+                    violation_error_message=f"A task with this {field} already exists.",
+                )
+                for field, name in (
+                    ("unique_key", "unique_key"),
+                    ("idempotency_key", "idempotency"),
+                    ("slot", "slot"),
+                )
+            ),
             # Ended is what has a date of its end.
             models.CheckConstraint(
                 name="leasing_tasks_task_state",

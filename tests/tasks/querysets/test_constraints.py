@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, connection, transaction
-from django.db.models import F
+from django.db.models import F, UniqueConstraint
 
 from leasing.functions import DbNow, after
-from tasks.constraints import UniqueWhereSet
 from tasks.generator import start_generator
 from tasks.models import GeneratorDesiredState, Task, TaskAttempt
 from tests.factories import TaskFactory
@@ -121,7 +120,7 @@ IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
 
 #: Columns that no two tasks may share, and the state in which they can be set.
 ONCE = {"unique_key": "ready", "idempotency_key": "ready", "slot": "running"}
-UNIQUE = [each for each in Task._meta.constraints if isinstance(each, UniqueWhereSet)]
+UNIQUE = [each for each in Task._meta.constraints if isinstance(each, UniqueConstraint)]
 
 
 @pytest.mark.parametrize(
@@ -183,27 +182,6 @@ def test_what_one_task_has_no_other_has(column: str, state: str) -> None:
         unique_of(column).validate(Task, Task(**{column: "a"}))
     unique_of(column).validate(Task, Task(**{column: "b"}))
     unique_of(column).validate(Task, Task())
-
-
-@pytest.mark.parametrize("column", ONCE)
-@pytest.mark.parametrize("partial", [True, False], ids=["partial", "whole"])
-def test_a_database_without_partial_indexes_gets_whole_ones(
-    column: str, partial: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection.features, "supports_partial_indexes", partial)
-    unique = unique_of(column)
-    editor: Any = connection.SchemaEditorClass(connection, collect_sql=True)
-    editor.deferred_sql = []
-
-    made = str(unique.create_sql(Task, editor))
-    inline = str(unique.constraint_sql(Task, editor))
-
-    assert "UNIQUE" in made
-    assert ("IS NOT NULL" in made) == partial
-    assert ("UNIQUE" in inline) == (not partial)
-    assert str(unique.remove_sql(Task, editor))
-    assert unique == unique.clone()
-    assert "models.W047" not in [each.id for each in Task.check(databases=["default"])]
 
 
 @pytest.mark.usefixtures("on_postgresql")
