@@ -144,6 +144,10 @@ class LeasingSettings(AppSettings):
     #: Requests that may wait at the same time in one process of a WSGI server with several threads;
     #: the others are answered at once. In a process with one thread none waits.
     API_WAITING_THREADS: int = 1
+    #: Requests that may wait at the same time in one process of an ASGI server, of all clients and
+    #: of each; the others are answered at once.
+    API_WAITING_REQUESTS: int = 400
+    API_WAITING_PER_CLIENT: int = 200
     #: Networks of the proxies whose X-Forwarded-For is believed; UNIX_SOCKET is that of a proxy
     #: which connects over a socket of this machine.
     API_TRUSTED_PROXIES: tuple[str, ...] = ()

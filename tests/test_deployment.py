@@ -236,7 +236,7 @@ def test_the_sum_of_connections_is_that_of_its_example() -> None:
     pods, workers, threads = 2, 2, 8
 
     assert eval(sum_of) == int(result)
-    assert int(result) == pods * workers * (6 + threads) + pods * workers * (threads + 3) + 10
+    assert int(result) == pods * workers * (6 + threads) + pods * workers * (threads + 4) + 10
 
 
 #: Figures that the page takes from that of performance.

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
-from asgiref.sync import markcoroutinefunction, sync_to_async
+from asgiref.sync import AsyncToSync, SyncToAsync, markcoroutinefunction, sync_to_async
+from django.db import connections
 from django.http import HttpRequest, HttpResponseBase
 
 from leasing.api.waiting import Waiting
@@ -62,13 +64,15 @@ class Dispatch:
     async def _answer_in_loop(
         self, request: HttpRequest, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
-        response = await sync_to_async(self._view)(request, *args, **kwargs)
+        response = await sync_to_async(self._begin)(request, *args, **kwargs)
         if not isinstance(response, Waiting):
             return response
         waiting, error = response, None
         result = None
         try:
-            result = await adrive(waiting.steps)
+            with waiting.steps() as steps:
+                _end_request_thread()
+                result = await adrive(steps)
         except Exception as raised:
             error = raised
 
@@ -81,6 +85,30 @@ class Dispatch:
             return await sync_to_async(self._complete)(request, outcome)
         finally:
             error = None  # or it would have itself in its traceback
+
+    def _begin(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        response = self._view(request, *args, **kwargs)
+        if isinstance(response, Waiting):
+            # Django closes those of a request when it ends.
+            for connection in connections.all(initialized_only=True):
+                if not connection.in_atomic_block:  # as in a test of the site's
+                    connection.close()
+        return response
+
+
+def _end_request_thread() -> None:
+    """End the thread on which Django runs the synchronous parts of this request: it starts another
+    for the next of them. asgiref has no public call for that; if its attributes change, threads
+    stay."""
+    with suppress(AttributeError):
+        context = SyncToAsync.thread_sensitive_context.get(None)
+        if context is None or getattr(context, "_executor", None):
+            return  # the thread is not of this request alone
+        if getattr(AsyncToSync.executors, "current", None):
+            return  # a synchronous middleware waits on it for this view
+        executor = SyncToAsync.context_to_thread_executor.pop(context, None)
+        if executor is not None:
+            executor.shutdown(wait=False)
 
 
 def _in_event_loop() -> bool:

@@ -1,18 +1,23 @@
 """Requests that wait: for a lease that is held, or for a task to become ready.
 
-The wait is bounded by API_MAX_WAIT, and ended early by what wakes its steps.
+The wait is bounded by API_MAX_WAIT, and ended early by what wakes its steps. So is the number of
+requests that wait in a process: one that finds no place is answered at once, as if its wait had
+ended, with Retry-After.
 
-Under WSGI it takes a thread, and if all threads of a process waited, nobody would be answered, not
-even the request that ends the wait. So only API_WAITING_THREADS requests of a process wait at the
-same time, none where it has one thread, and the others are answered at once, with Retry-After.
+Under WSGI a wait takes a thread, and if all threads of a process waited, nobody would be answered,
+not even the request that ends the wait. So only API_WAITING_THREADS requests of a process wait at
+the same time, none where it has one thread.
 
-Under ASGI it takes no thread: the view returns ``Waiting``, whose steps are taken by the event
-loop, with threads for single statements. They are stopped when the client hangs up.
+Under ASGI it takes neither a thread nor a connection: the view returns ``Waiting``, whose steps are
+taken by the event loop, with threads for single statements. They are stopped when the client hangs
+up. But a wait costs some statements in each second, so only API_WAITING_REQUESTS of a process wait
+at the same time, and of one client API_WAITING_PER_CLIENT.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -21,9 +26,9 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse
 from pydantic import Field
 
+from leasing.api.access import caller
 from leasing.api.bodies import Between
 from leasing.conf import leasing_settings
-from leasing.exceptions import LeaseHeld
 from leasing.runtime.aio import Steps, drive
 
 #: Seconds for which a client that found no place to wait is asked to stay away.
@@ -38,17 +43,33 @@ Wait = Annotated[
 
 
 class Waiting(HttpResponse):
-    """An answer that is not available yet.
+    """An answer that is not available yet. The arguments are those of ``answer_with``."""
 
-    Args:
-        steps: Bring the result.
-        answer: Makes of it what the view returns.
-    """
-
-    def __init__(self, steps: Steps[Any], answer: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        request: HttpRequest,
+        wait: float,
+        steps: Callable[[float], Steps[Any]],
+        answer: Callable[[Any], Any],
+    ) -> None:
         super().__init__()
-        self.steps = steps
         self.answer = answer
+        self._request = request
+        self._wait = wait
+        self._steps = steps
+
+    @contextmanager
+    def steps(self) -> Iterator[Steps[Any]]:
+        """The steps that bring the result, for a driver in the block. They wait if the block finds
+        a place."""
+        with _place(self._request) as has_place:
+            yield self._taken(has_place)
+
+    def _taken(self, has_place: bool) -> Steps[Any]:
+        result = yield from self._steps(self._wait if has_place else 0)
+        if not (result or has_place):
+            self._request.try_again_in = NO_PLACE  # type: ignore[attr-defined]
+        return result
 
 
 def answer_with(
@@ -60,7 +81,7 @@ def answer_with(
     """Return the result of a view that may wait.
 
     Args:
-        request: The client's request.
+        request: The client's request, which its route has let in.
         wait: Seconds that it may wait.
         steps: Steps that wait for so many seconds at most and bring the result. They raise
             LeaseHeld, or bring something empty, if there is nothing.
@@ -68,40 +89,35 @@ def answer_with(
     """
     if not wait:
         return answer(drive(steps(0)))
+    waiting = Waiting(request, wait, steps, answer)
     if isinstance(request, ASGIRequest):
-        return Waiting(steps(wait), answer)
-    try:
-        result = drive(steps(0))
-        if result:
-            return answer(result)
-    except LeaseHeld as held:
-        refusal: LeaseHeld | None = held
-    else:
-        refusal = None
-    with _place(request) as has_place:
-        if has_place:
-            return answer(drive(steps(wait)))
-    if refusal is not None:
-        raise refusal
-    request.try_again_in = NO_PLACE  # type: ignore[attr-defined]
-    return answer(result)
+        return waiting
+    with waiting.steps() as each:
+        return answer(drive(each))
 
 
 _lock = threading.Lock()
-_taken = 0
+#: The number of requests of this process that wait, by the name of their client.
+_waits: Counter[str] = Counter()
 
 
 @contextmanager
 def _place(request: HttpRequest) -> Iterator[bool]:
-    """Take one of the places for waiting threads, and yield if there was one."""
-    global _taken
-    # A server with several threads says so, but not with how many.
-    places = leasing_settings.API_WAITING_THREADS if request.META.get("wsgi.multithread") else 0
+    """Take a place of this process for a request that waits, and yield True if there was one."""
+    settings, client = leasing_settings, caller(request)
+    if isinstance(request, ASGIRequest):
+        places, of_client = settings.API_WAITING_REQUESTS, settings.API_WAITING_PER_CLIENT
+    else:
+        # A server with several threads says so, but not with how many.
+        places = settings.API_WAITING_THREADS if request.META.get("wsgi.multithread") else 0
+        of_client = places
     with _lock:
-        has_place = _taken < places
-        _taken += has_place
+        has_place = _waits.total() < places and _waits[client] < of_client
+        _waits[client] += has_place
     try:
         yield has_place
     finally:
         with _lock:
-            _taken -= has_place
+            _waits[client] -= has_place
+            if not _waits[client]:
+                del _waits[client]

@@ -127,10 +127,11 @@ def _check_bounds() -> Iterator[CheckMessage]:
     )
     if not isinstance(conf.LISTEN_URL, str | None):
         yield Error("LEASING['LISTEN_URL'] must be a URL or None.", id="leasing.E012")
-    if type(conf.API_WAITING_THREADS) is not int or conf.API_WAITING_THREADS < 0:
-        yield Error(
-            "LEASING['API_WAITING_THREADS'] must be a whole number, 0 or more.", id="leasing.E030"
-        )
+    yield from (
+        Error(f"LEASING[{key!r}] must be a whole number, 0 or more.", id="leasing.E030")
+        for key in ("API_WAITING_THREADS", "API_WAITING_REQUESTS", "API_WAITING_PER_CLIENT")
+        if type(number := getattr(conf, key)) is not int or number < 0
+    )
     if conf.API_ACCESS not in ("closed", "compatible"):
         yield Error("LEASING['API_ACCESS'] must be 'closed' or 'compatible'.", id="leasing.E007")
 

@@ -13,7 +13,7 @@ from django.test import AsyncClient, Client
 from pytest_django import Settings
 
 from leasing.api import waiting
-from leasing.models import Lease
+from leasing.models import ApiToken, Lease
 from leasing.notifier import notifier
 from tests.api_calls import call
 from tests.event_loop import calls_in_turn, in_loop, settled, until
@@ -34,7 +34,7 @@ THREADED: dict[str, Any] = {"wsgi.multithread": True}
 def _nobody_waits_afterwards() -> Iterator[None]:
     yield
     assert not notifier("default")._waiters
-    assert waiting._taken == 0
+    assert not waiting._waits
 
 
 def held() -> Lease:
@@ -144,6 +144,61 @@ def test_a_wait_in_vain_in_a_loop_is_told_like_any_other() -> None:
         assert int(answer.headers["Retry-After"]) > 20
 
     in_loop(body)
+
+
+@pytest.mark.parametrize("bound", ["API_WAITING_REQUESTS", "API_WAITING_PER_CLIENT"])
+def test_more_requests_than_may_do_not_wait_in_a_loop(bound: str, settings: Settings) -> None:
+    settings.LEASING = {**settings.LEASING, bound: 2}
+
+    async def body(client: AsyncClient) -> None:
+        lease = await sync_to_async(held)()
+        waiting = [asked(client, holder=f"me-{n}") for n in range(2)]
+        await until(lambda: waiters() == 2)
+        answer = await asked(client)
+        assert (answer.status_code, "Waited" in answer.json()["error"]) == (409, False)
+        assert int(answer.headers["Retry-After"]) > 20
+
+        waiting.pop().cancel()  # its place is free again
+        await until(lambda: waiters() == 1)
+        waiting.append(asked(client))
+        await until(lambda: waiters() == 2)
+        for _ in range(2):
+            await sync_to_async(lease.release)()
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            (answer,) = (each.result() for each in done)
+            assert answer.status_code == 201
+            waiting = [each for each in waiting if each not in done]
+            lease = await Lease.objects.aget()
+
+    in_loop(body)
+
+
+def test_a_client_that_waits_often_leaves_places_to_others(settings: Settings) -> None:
+    settings.LEASING = {**settings.LEASING, "API_WAITING_PER_CLIENT": 1}
+
+    async def body(client: AsyncClient) -> None:
+        _, secret = await sync_to_async(ApiToken.objects.issue)(
+            "ci", scopes=["leasing.change_lease"]
+        )
+        await sync_to_async(held)()
+        waiting = [asked(client)]
+        await until(lambda: waiters() == 1)
+        assert (await asked(client)).status_code == 409
+        headers = {"Authorization": f"Bearer {secret}"}
+        kind = "application/json"
+        sent = client.post("/api/leases", TERM, content_type=kind, headers=headers)
+        waiting.append(asyncio.ensure_future(sent))
+        await until(lambda: waiters() == 2)
+        await _hung_up(waiting)
+
+    in_loop(body)
+
+
+async def _hung_up(requests: list[asyncio.Task[Any]]) -> None:
+    for request in requests:
+        request.cancel()
+    for ended in await asyncio.gather(*requests, return_exceptions=True):
+        assert isinstance(ended, asyncio.CancelledError)
 
 
 def test_a_client_that_hangs_up_gets_no_lease() -> None:

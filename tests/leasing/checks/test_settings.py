@@ -162,10 +162,13 @@ def test_leaders_to_be_watched_are_several_names() -> None:
     assert problems(METRICS_LEADERS="scheduler") == ["leasing.E014"]
 
 
-@pytest.mark.parametrize("threads", [-1, 1.5, True, None, "1"])
-def test_the_threads_that_may_wait_are_counted(threads: Any) -> None:
-    assert problems(API_WAITING_THREADS=0) == problems(API_WAITING_THREADS=8) == []
-    assert problems(API_WAITING_THREADS=threads) == ["leasing.E030"]
+@pytest.mark.parametrize(
+    "key", ["API_WAITING_THREADS", "API_WAITING_REQUESTS", "API_WAITING_PER_CLIENT"]
+)
+@pytest.mark.parametrize("number", [-1, 1.5, True, None, "1"])
+def test_the_requests_that_may_wait_are_counted(key: str, number: Any) -> None:
+    assert problems(**{key: 0}) == problems(**{key: 8}) == []
+    assert problems(**{key: number}) == ["leasing.E030"]
 
 
 def test_several_problems_are_told_together() -> None:

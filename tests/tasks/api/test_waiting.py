@@ -12,6 +12,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection
 from django.test import AsyncClient, Client
+from pytest_django import Settings
 
 from leasing.api import waiting
 from leasing.runtime.clock import clock
@@ -33,7 +34,7 @@ THREADED: dict[str, Any] = {"wsgi.multithread": True}
 def _nobody_waits_afterwards() -> Iterator[None]:
     yield
     assert not waiters()
-    assert waiting._taken == 0
+    assert not waiting._waits
 
 
 def waiters() -> int:
@@ -149,6 +150,21 @@ def test_a_wait_in_a_loop_takes_no_thread() -> None:
         answers = await asyncio.gather(*waiting)
         assert {answer.status_code for answer in answers} == {202}
         assert len({answer.json()["id"] for answer in answers}) == 20
+
+    in_loop(body)
+
+
+@pytest.mark.once
+def test_a_request_without_a_place_in_a_loop_is_asked_to_come_again(settings: Settings) -> None:
+    settings.LEASING = {**settings.LEASING, "API_WAITING_REQUESTS": 0}
+
+    async def body(client: AsyncClient) -> None:
+        answer = await asked(client)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (200, "1")
+        task = await Task.objects.aenqueue("jobs.echo")
+        answer = await asked(client)
+        assert (answer.status_code, answer.json()["id"]) == (202, task.pk)
+        assert "Retry-After" not in answer.headers
 
     in_loop(body)
 
