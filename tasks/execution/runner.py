@@ -30,6 +30,7 @@ from tasks.log import log
 from tasks.models import Task
 from tasks.parameters import OTHER_RELEASE
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind
+from tasks.runtime import forks
 from tasks.runtime.connection import lasting_connection
 
 #: Seconds that an interrupted handler has to return before its task is ended without it.
@@ -239,14 +240,25 @@ def _not_here(execution: Execution, reason: str) -> Outcome:
 
 def call_handler(handler: Handler, context: Context, data: dict[str, Any]) -> Any:
     """Call ``handler`` with ``data`` on this thread, and leave no transaction of it behind."""
-    called = async_to_sync(handler.function) if handler.is_async else handler.function
+    original, task_id = forks.pid, context.claimed.id
+    called = handler.function
+    if handler.is_async:
+        called = async_to_sync(partial(_await_call, called, task_id))
     try:
         output = called(context, **data)
     finally:
+        if forks.pid != original:
+            forks.end_copy(original, task_id)
         left_open = drop_transactions()
     if left_open:
         raise RuntimeError(LEFT_OPEN)
     return output
+
+
+async def _await_call(
+    function: Callable[..., Any], task_id: object, *args: Any, **data: Any
+) -> Any:
+    return await forks.awaited(function(*args, **data), task_id)
 
 
 def drop_transactions() -> bool:

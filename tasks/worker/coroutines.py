@@ -24,6 +24,7 @@ from tasks.execution.completer import Completer
 from tasks.execution.context import Context
 from tasks.execution.outcomes import Outcome
 from tasks.registry import Kind
+from tasks.runtime import forks
 from tasks.worker.executor import Executor
 
 #: Seconds without an answer after which the loop counts as blocked, and gets nothing more to do.
@@ -225,7 +226,7 @@ async def _answer_of(
 ) -> tuple[Any, BaseException | None]:
     # SystemExit out of a task of asyncio would end the loop.
     try:
-        return await function(context, **data), None
+        return await forks.awaited(function(context, **data), context.claimed.id), None
     except BaseException as error:
         return None, error
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,52 @@ async def block(ctx: Context, folder: str) -> None:
     """Sleep on a thread, where no cancellation reaches."""
     Path(folder, "began").write_text(str(os.getpid()))
     await sync_to_async(time.sleep)(60)
+
+
+@handler("jobs.fork")
+def fork(ctx: Context, end: str) -> int | None:
+    """Fork; the copy ends its handler as ``end`` says. Return the exit code of the copy."""
+    return _end(end) if (code := _fork()) is None else code
+
+
+@handler("jobs.fork_in_process", process=True)
+def fork_in_process(ctx: Context, end: str) -> int | None:
+    """``fork``, in a process of its own."""
+    return _end(end) if (code := _fork()) is None else code
+
+
+@handler("jobs.fork_in_coroutine_in_process", process=True)
+@handler("jobs.fork_in_coroutine")
+async def fork_in_coroutine(ctx: Context, end: str) -> int | None:
+    """``fork``, in a coroutine."""
+    if (code := _fork()) is None and end == "await":
+        await asyncio.sleep(0)
+    return _end(end) if code is None else code
+
+
+def _fork() -> int | None:
+    """Return the exit code of a copy of this process, -9 if it does not end; in the copy None."""
+    with warnings.catch_warnings(action="ignore"):  # Python warns of threads
+        pid = os.fork()
+    if pid == 0:
+        return None
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _end(end: str) -> int:
+    match end:
+        case "raise":
+            raise ValueError("no luck")
+        case "exit":
+            raise SystemExit(3)
+    return 7
 
 
 class Unsendable(Exception):

@@ -381,11 +381,13 @@ def test_a_worker_says_what_it_is_and_what_it_serves() -> None:
 
 
 def test_only_slots_for_handlers_that_there_are_count(handlers: Handlers) -> None:
-    for name in [n for n in registry.names() if registry.find(n).kind is registry.Kind.COROUTINE]:
-        del handlers[name]
-    assert WorkerProcess(threads=3, processes=5).executors.slots == {"thread": 3, "process": 5}
-    del handlers["jobs.compute"]
-    assert WorkerProcess(threads=3, processes=5).executors.slots == {"thread": 3}
+    def drop(kind: registry.Kind) -> dict[str, int]:
+        for name in [name for name in registry.names() if registry.find(name).kind is kind]:
+            del handlers[name]
+        return WorkerProcess(threads=3, processes=5).executors.slots
+
+    assert drop(registry.Kind.COROUTINE) == {"thread": 3, "process": 5}
+    assert drop(registry.Kind.PROCESS) == {"thread": 3}
 
 
 def test_a_worker_is_seen_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
