@@ -27,7 +27,7 @@ from django.test import TransactionTestCase
 from pytest_django.plugin import blocking_manager_key
 
 from tests.emptying import empty
-from tests.mutants import making, reach, shelf
+from tests.mutants import making, reach, targets
 from tests.mutants.running import apply
 from tests.preloaded import die_with
 
@@ -59,12 +59,12 @@ class Server:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self._items = [item for item in session.items if _is_inside(item)]
         _make_database(self._items)
-        self._mutants = {mutant.name: mutant for mutant in shelf.all_mutants()}
+        self._mutants = {mutant.name: mutant for mutant in targets.all_mutants()}
         with _shown(), socket.socket(fileno=int(os.environ[SOCKET])) as connection:
             _send(connection, {"ready": len(self._items)})
             for question in _questions(connection):
                 if "reach" in question:
-                    self._measure_reach(question["reach"])
+                    self._measure_reach()
                     _send(connection, {})
                 else:
                     _send(connection, self._answer(**question))
@@ -77,16 +77,15 @@ class Server:
                 f"fails without a mutant: {report.nodeid}\n{report.longreprtext}", file=sys.stderr
             )
 
-    def _measure_reach(self, places: list[str]) -> None:
-        """Run all tests of ``places`` once, in a child, and note which functions they run."""
+    def _measure_reach(self) -> None:
+        """Run all tests once, in a child, and note which functions they run."""
         with NamedTemporaryFile() as file:
             pid = os.fork()
             if not pid:
                 os.setpgid(0, 0)
                 try:
-                    recorder = reach.Recorder(shelf.PATHS)
-                    near = _nearest_first(self._items, places)
-                    for item, following in zip(near, [*near[1:], None], strict=False):
+                    recorder = reach.Recorder({mutant.path for mutant in targets.all_mutants()})
+                    for item, following in zip(self._items, [*self._items[1:], None], strict=False):
                         with recorder.test(item.nodeid):
                             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
                     reach.dump(recorder.tests, Path(file.name))

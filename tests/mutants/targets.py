@@ -1,0 +1,178 @@
+"""Choose the files that are bent, the tests near them, and the mutants that no rule makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from tests.mutants.making import Mutant, of_file, of_text
+
+#: The files of the verbs' conditions: each condition in them is bent.
+FILES = (
+    *(
+        f"leasing/querysets/{name}.py"
+        for name in ("saving", "states", "holder", "granting", "leasable", "lease", "once")
+    ),
+    *(f"leasing/querysets/{name}.py" for name in ("beats", "api_tokens", "token_grants")),
+    *(f"leasing/db/postgres/{name}.py" for name in ("rows", "granting", "holding")),
+    "leasing/fencing.py",
+    "leasing/functions.py",
+    "tasks/fleet/hand_back.py",
+    *(
+        f"tasks/querysets/{name}.py"
+        for name in (
+            *("base", "duplicates", "ends", "operator", "outbox", "producer", "queues"),
+            *("recovery", "relay", "schedule", "claim_request", "slots", "task", "transitions"),
+            *("unbegun", "unique", "worker"),
+        )
+    ),
+    *(
+        f"tasks/querysets/sql/{name}.py"
+        for name in ("claim", "claim_text", "complete", "give_back", "statements", "insert")
+    ),
+)
+#: Functions that choose between two forms of one verb, or whether a compiled text is kept: what is
+#: bent there makes the verb slower, and no row what it must not be.
+CHOOSING = frozenset(
+    {"_is_granted_in_one", "_is_in_one", "is_plain", "key_of", "plan", "plan_took", "serves"}
+)
+#: Those that only PostgreSQL runs.
+ON_POSTGRESQL = ("leasing/db/postgres/", "tasks/querysets/sql/")
+
+
+def nearest_of(path: str) -> tuple[str, ...]:
+    """Return beginnings of the paths of tests that may look at a file, the nearest first: of its
+    name and of its folder's, of conditions, in the folders that mirror its own, of its package, and
+    of the other package."""
+    package, *folders, name = path.removesuffix(".py").split("/")
+    depths = range(len(folders), 0, -1)
+    mirrors = ["/".join(("tests", package, *folders[:depth])) for depth in depths]
+    other = "tasks" if package == "leasing" else "leasing"
+    return (
+        *(f"{folder}/test_{name}" for folder in (*mirrors, f"tests/{package}")),
+        *(f"tests/{package}/test_{folder}" for folder in folders),
+        *(f"{folder}/test_conditions.py" for folder in mirrors),
+        *(f"{folder}/" for folder in mirrors),
+        f"tests/{package}/",
+        f"tests/{other}/",
+    )
+
+
+@cache
+def all_mutants() -> tuple[Mutant, ...]:
+    """Every mutant, in the order of the files."""
+    return tuple(_made())
+
+
+def _made() -> Iterator[Mutant]:
+    for path in FILES:
+        yield from (m for m in of_file(path) if m.place.rpartition(".")[2] not in CHOOSING)
+    yield from _of_trust()
+    yield from _of_outcomes()
+
+
+def _of_trust() -> Iterator[Mutant]:
+    """Trust counts from before the request was sent, and ends before the database's expiry."""
+    late = "the clock is read after the answer"
+    for path, place, before, after in (
+        (
+            "leasing/db/postgres/granting.py",
+            "_granted",
+            '"sent_at": sent_at',
+            '"sent_at": clock()',
+        ),
+        (
+            "leasing/querysets/granting.py",
+            "GrantingRows._grant_locked",
+            "rows[old.pk].sent_at = sent_at",
+            "rows[old.pk].sent_at = clock()",
+        ),
+        ("tasks/querysets/sql/claim.py", "_answers", "return sent_at, ", "return clock(), "),
+        (
+            "leasing/stores/base.py",
+            "BaseStore.granted",
+            "granted.sent_at = sent_at",
+            "granted.sent_at = self.clock()",
+        ),
+        (
+            "leasing/hold/hold.py",
+            "Hold.renew",
+            "held.renewed(sent_at",
+            "held.renewed(keeper.clock()",
+        ),
+        ("leasing/keeper.py", "Keeper._renew", "hold.renewed(sent_at", "hold.renewed(self.clock()"),
+    ):
+        yield of_text(path, place, before, after, late)
+    yield of_text(
+        "leasing/keeper.py",
+        "Keeper._renew",
+        "hold.due_at = sent_at + hold.interval * jitter",
+        "hold.due_at = math.inf",
+        "renews each hold once",
+    )
+    yield of_text(
+        "leasing/hold/hold.py",
+        "Hold.renew",
+        "held.ensure()\n                return",
+        "return",
+        "without the second `held.ensure()`",
+    )
+    answered_late = "if self._keeper.clock() >= self.trusted_until:"
+    yield of_text(
+        "leasing/hold/held_grant.py",
+        "HeldGrant.renewed",
+        answered_late,
+        "if False:",
+        "takes an answer that is late",
+    )
+    limited = "min(wanted, ttl / 3)"
+    yield of_text("leasing/hold/trust.py", "margin", limited, "wanted", f"wanted for {limited}")
+    yield of_text("leasing/hold/trust.py", "margin", limited, "0.0", f"0.0 for {limited}")
+    yield of_text(
+        "leasing/runtime/breaker.py",
+        "Breaker.lets_pass",
+        "self.is_closed or now >= self.opens_again_at",
+        "True",
+        "an open one lets pass",
+    )
+
+
+def _of_outcomes() -> Iterator[Mutant]:
+    """Outcomes are stored in the order of their keys, on a connection that works; with what a
+    handler writes, in one commit."""
+    yield of_text(
+        "tasks/execution/context.py",
+        "Context._complete_after",
+        "with self._losing(), transaction.atomic(using=using):",
+        "with self._losing():",
+        "commits what the handler wrote before its completion",
+    )
+    yield of_text(
+        "tasks/execution/outcome_store.py",
+        "_store_until_stored",
+        "connections[using].close()\n        answers",
+        "answers",
+        "keeps a broken connection",
+    )
+    unordered = "locks in no order"
+    yield of_text(
+        "tasks/querysets/ends.py",
+        "_lock",
+        'first.values()]).order_by("pk"))',
+        "first.values()]))",
+        unordered,
+    )
+    yield of_text(
+        "tasks/querysets/sql/complete.py",
+        "_complete_statement",
+        'filter(given).order_by("pk")',
+        "filter(given)",
+        unordered,
+    )
+    yield of_text(
+        "tasks/querysets/sql/give_back.py",
+        "_statement",
+        'mine.order_by("pk").only',
+        "mine.only",
+        unordered,
+    )
