@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from django.contrib.auth.views import LogoutView
 from django.urls import path, re_path
 
 from leasing.views import audit, lease, lists, metrics
+from leasing.views.login import Login
 from leasing.web import navigation
 
 app_name = "leasing"
@@ -22,6 +24,8 @@ navigation.add(
 )
 
 urlpatterns = [
+    path("login/", Login.as_view(), name="login"),
+    path("logout/", LogoutView.as_view(next_page="leasing:login"), name="logout"),
     path("metrics", metrics.metrics, name="metrics"),
     path("audit/", audit.audit_list, name="audit"),
     re_path(r"^audit\.(?P<form>csv|json)$", audit.audit_export, name="export_audit"),

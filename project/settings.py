@@ -61,9 +61,7 @@ if len(SERVICES) == 1:
         f"{min(SERVICES)}_{name}" for name in ("sessionid", "csrftoken")
     )
 
-LOGIN_URL = "login"
-LOGIN_REDIRECT_URL = "leasing_tasks:overview" if HAS_TASKS else "leasing:list"
-LOGOUT_REDIRECT_URL = "login"
+LOGIN_URL = "leasing:login"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in ("MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")

@@ -80,7 +80,7 @@ def skip_migrate(machine: Machine) -> None:
         assert printed.rstrip().endswith("run `python manage.py migrate`.")
     machine.write("shop/forgetful.py", "from shop.settings import *\n\ndel LOGIN_URL\n")
     printed = machine.run("python manage.py check --settings shop.forgetful")
-    assert 'HINT: Set LOGIN_URL = "admin:login"' in printed
+    assert 'HINT: Set LOGIN_URL = "leasing:login"' in printed
     title("First steps, continued")
 
 

@@ -249,7 +249,7 @@ class Machine:
         form = self.get(path)
         (token,) = re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', form)
         return self.get(
-            f"/admin/login/?next={path}",
+            f"/ops/login/?next={path}",
             csrfmiddlewaretoken=token,
             username=USER,
             password=PASSWORD,

@@ -19,7 +19,7 @@ from django.core.management import call_command  # noqa: E402
 from django.test import Client  # noqa: E402
 
 PATHS = (
-    *("/", "/login/", "/admin/", "/ops/", "/ops/leases/", "/ops/tasks/", "/ops/audit/"),
+    *("/", "/ops/login/", "/admin/", "/ops/", "/ops/leases/", "/ops/tasks/", "/ops/audit/"),
     *("/api/docs", "/api/healthz", "/api/leases", "/api/tasks"),
 )
 
@@ -44,7 +44,7 @@ def describe() -> dict[str, Any]:
         "menu": re.findall(r"([A-Z]\w+)</a>", menu),
         "title": document["info"]["title"],
         "parts": sorted({path.split("/")[2] for path in document["paths"]}),
-        "login": client.get("/login/", follow=True).status_code,
+        "login": client.get("/ops/login/", follow=True).status_code,
     }
 
 

@@ -54,7 +54,7 @@ def test_the_demo_shows_all_workers_at_work_and_stops_cleanly(spawn: Spawn, port
     password = re.search(r"Sign in as demo with the password (\S+)", demo.output)
     assert password is not None
     assert get_user_model()._default_manager.get(username="demo").check_password(password[1])
-    assert b"csrfmiddlewaretoken" in get("/login/")
+    assert b"csrfmiddlewaretoken" in get("/ops/login/")
 
     demo.send_signal(signal.SIGINT)
     assert demo.wait(timeout=30) == 0

@@ -866,7 +866,7 @@ def test_a_remote_worker_comes_through_the_proxy(
         return False
 
     wait_for(answers, timeout=START_TIMEOUT)
-    assert get("/ops/").headers["Location"].startswith("/admin/login/")  # no more over HTTP
+    assert get("/ops/").headers["Location"].startswith("/ops/login/")  # no more over HTTP
     (sheet, *_) = (site.root / "static" / "leasing").rglob("*.css")
     assert get(f"/static/{sheet.relative_to(site.root / 'static')}").status == 200
 

@@ -92,7 +92,7 @@ IN_STATEMENT_WINDOW = {
         "django.contrib.messages.middleware.MessageMiddleware",
     ]
     ROOT_URLCONF = "urls"
-    LOGIN_URL = "admin:login"
+    LOGIN_URL = "leasing:login"
     STATIC_URL = "static/"
     TEMPLATES = [
         {

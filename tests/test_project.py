@@ -28,7 +28,7 @@ def read_settings(monkeypatch: pytest.MonkeyPatch, **env: str) -> dict[str, Any]
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("path", ["/login/", "/admin/login/", "/nothing/is/here"])
+@pytest.mark.parametrize("path", ["/ops/login/", "/admin/login/", "/nothing/is/here"])
 @pytest.mark.django_db
 def test_every_page_carries_the_content_security_policy(client: Client, path: str) -> None:
     assert client.get(path).headers["Content-Security-Policy"] == POLICY
@@ -105,5 +105,5 @@ def test_a_key_that_cannot_be_kept_asks_for_one(tmp_path: Path) -> None:
 def test_the_home_page_leads_to_the_pages_the_admin_and_the_api(client: Client) -> None:
     page = client.get("/").content.decode()
 
-    for address in ("/ops/", "/admin/", "/api/leases", "/login/"):
+    for address in ("/ops/", "/admin/", "/api/leases", "/ops/login/"):
         assert f'href="{address}"' in page

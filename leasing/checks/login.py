@@ -1,7 +1,8 @@
 """System check: visitors of the pages for operators can sign in.
 
 In a new project LOGIN_URL is an address that nothing serves: the first visit of a page ends with
-404, and the page seems to be missing.
+404, and the page seems to be missing. The login of the admin turns away who is not staff, which an
+operator need not be.
 """
 
 from __future__ import annotations
@@ -19,47 +20,61 @@ from django.utils import translation
 
 #: A page of each URLconf of this distribution.
 PAGES = ("leasing:list", "leasing_tasks:overview")
+#: Our own page to sign in.
+OURS = "leasing:login"
 
 
 @register(Tags.urls)
 def check_login_url(
     app_configs: Sequence[AppConfig] | None = None, **kwargs: Any
 ) -> Iterator[CheckMessage]:
-    """Report a LOGIN_URL that nothing of this site serves, if it has our pages."""
+    """Report a LOGIN_URL that nothing of this site serves, or that admits staff alone, if the site
+    has our pages."""
     if not getattr(settings, "ROOT_URLCONF", None) or not any(map(_address, PAGES)):
         return
-    if _is_served():
-        return
-    needs = "" if _address("admin:index") else ', which needs path("admin/", admin.site.urls)'
-    yield Warning(
-        "Nobody can sign in to the pages of leases and tasks: LOGIN_URL is "
-        f"{str(settings.LOGIN_URL)!r}, which no URL pattern of this site matches.",
-        hint=f'Set LOGIN_URL = "admin:login" to sign in at the admin{needs}, or name a page of '
-        "your own. If another server answers there, silence this check.",
-        id="leasing.W009",
-    )
+    needs = "" if _address(OURS) else ', which needs path("ops/", include("leasing.urls"))'
+    fix = f'Set LOGIN_URL = "{OURS}"{needs}'
+    view = _served()
+    if view is None:
+        yield Warning(
+            "Nobody can sign in to the pages of leases and tasks: LOGIN_URL is "
+            f"{str(settings.LOGIN_URL)!r}, which no URL pattern of this site matches.",
+            hint=f"{fix}, or name a page of your own. If another server answers there, silence "
+            "this check.",
+            id="leasing.W009",
+        )
+    elif view == "admin:login":
+        yield Warning(
+            "Operators who are not staff cannot sign in to the pages of leases and tasks: "
+            f"LOGIN_URL is {str(settings.LOGIN_URL)!r}, the login of the admin.",
+            hint=f"{fix}. If all operators are staff, silence this check.",
+            id="leasing.W010",
+        )
 
 
-def _is_served() -> bool:
+def _served() -> str | None:
+    """Return the name of the view that LOGIN_URL leads to, "" if it cannot be known; None if there
+    is none."""
     try:
         address = urlsplit(resolve_url(settings.LOGIN_URL))
     except NoReverseMatch:
-        return False
+        return None
     if address.netloc or not address.path.startswith("/"):
-        return True  # another host, or relative to each page: it cannot be checked
+        return ""  # on another host, or relative to each page
     path = f"/{address.path.removeprefix(get_script_prefix())}"
     # Of prefixes that are languages only that of the active one resolves.
     language = translation.get_language_from_path(path) or translation.get_language()
     with translation.override(language):
-        return _resolves(path) or (settings.APPEND_SLASH and _resolves(f"{path}/"))
+        found = _view_of(path)
+        return _view_of(f"{path}/") if found is None and settings.APPEND_SLASH else found
 
 
-def _resolves(path: str) -> bool:
+def _view_of(path: str) -> str | None:
     try:
-        resolve(path)
+        match = resolve(path)
     except Resolver404:
-        return False
-    return True
+        return None
+    return f"{match.app_name}:{match.url_name}"
 
 
 def _address(name: str) -> str:

@@ -44,7 +44,7 @@ def event_export(request: HttpRequest, lease_id: str, form: str) -> HttpResponse
         lease_id: The id of the lease, as pages and the API have it.
         form: The format of the file: one of ``FORMATS``.
     """
-    row = find_row(lease_id)
+    row = _found(lease_id)
     if form not in FORMATS:
         raise Http404(f"There is no export format {form}.")
     return export(request, _events(row), EVENTS, form, f"lease-{row.pk}-events")
@@ -53,7 +53,7 @@ def event_export(request: HttpRequest, lease_id: str, form: str) -> HttpResponse
 @verb(REVOKE)
 def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
     """Take a lease from its holder."""
-    row = find_row(lease_id)
+    row = _found(lease_id)
     form = ForceReleaseForm(row.lease_resource, request.POST)
     if not form.is_valid():
         return _detail(request, lease_id, form, status=400)
@@ -80,7 +80,7 @@ def _detail(
     form = EventsFilter(request.GET)
 
     def read(now: datetime, cursor: Cursor | None) -> dict[str, Any]:
-        row = find_row(lease_id)
+        row = _found(lease_id)
         events = page_of(_events(row), cursor)
         history = timeline(row, now, events.rows, has_more=bool(events.older))
         return {
@@ -100,6 +100,16 @@ def _detail(
     reading = read_or_first(request, form, read)
     context = {"form": form, "may_revoke": may(request, REVOKE)}
     return answer(request, "leasing/detail.html", context, reading, status, rest)
+
+
+def _found(lease_id: str) -> Leasable:
+    try:
+        return find_row(lease_id)
+    except Http404 as error:
+        raise Http404(
+            f"There is no lease {lease_id}. It was deleted some time after its end, or it never "
+            "existed."
+        ) from error
 
 
 def _events(row: Leasable) -> QuerySet[LeaseEvent]:

@@ -7,10 +7,11 @@ from functools import wraps
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import Permission
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, connections, transaction
-from django.http import HttpRequest, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
@@ -18,6 +19,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from leasing.conf import leasing_settings
 from leasing.db.unapplied import unapplied_reason_of
+from leasing.web import navigation
 
 View = Callable[..., HttpResponseBase]
 
@@ -29,8 +31,9 @@ READ_ONLY = "This site is read-only: LEASING['READ_ONLY'] is set."
 
 def page(permission: str) -> Callable[[View], View]:
     """A view that only reads. Nobody without ``permission`` sees it: an anonymous visitor is
-    sent to sign in, anyone else gets 403. While migrations of this package are missing, it says so
-    (503). It is outside of transactions: after an error PostgreSQL answers nothing in this one.
+    sent to sign in, anyone else gets a page with status 403. While migrations of this package are
+    missing, it says so (503). It is outside of transactions: after an error PostgreSQL answers
+    nothing in this one.
     """
 
     def decorate(view: View) -> View:
@@ -113,5 +116,35 @@ def report(request: HttpRequest, done: object, said: str, otherwise: str) -> Non
 
 
 def _guarded(permission: str, view: View) -> View:
-    allowed = permission_required(permission, raise_exception=True)(view)
-    return login_required(allowed)
+    """Return ``view`` for users with ``permission``. It answers 403 and 404 with pages of this
+    package: those of a project need not exist, and know neither the permission nor the menu."""
+
+    @login_required
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not request.user.has_perm(permission):
+            return _refusal(request, 403, permission=permission, title=_title_of(permission))
+        try:
+            return view(request, *args, **kwargs)
+        except PermissionDenied as error:
+            return _refusal(request, 403, reason=str(error))
+        except Http404 as error:
+            return _refusal(request, 404, reason=str(error))
+
+    return guarded
+
+
+def _refusal(request: HttpRequest, status: int, **context: str) -> HttpResponse:
+    entries = navigation.menu(request)
+    # To the list of which this is a part, or else to the first page that this user may open.
+    back = next((each for each in entries if each["current"]), entries[0] if entries else None)
+    return render(request, f"leasing/{status}.html", {**context, "back": back}, status=status)
+
+
+def _title_of(permission: str) -> str:
+    """Return the title of ``permission`` where the admin grants it: "Tasks | task | Can view
+    task"."""
+    app, _, codename = permission.partition(".")
+    rows = Permission.objects.select_related("content_type")
+    found = rows.filter(content_type__app_label=app, codename=codename).first()
+    return str(found or permission)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db.models import Q
 from django.db.models.functions import Left
+from django.http import Http404
 
+from leasing.humanize import span
 from leasing.web.cache import shared
 from leasing.web.counts import (
     CAPPED_SHARED_FOR,
@@ -23,6 +25,7 @@ from leasing.web.cursors import NEWEST_FIRST, Order
 from leasing.web.fingerprint import LEASE_READ
 from tasks import registry
 from tasks.dashboard.exports import readable
+from tasks.maintenance.housekeeping import retention
 from tasks.models import Task, TaskStatus
 
 #: Columns that a list never loads.
@@ -95,6 +98,27 @@ def moment_of(task: Task, now: datetime) -> tuple[str, datetime | None]:
 def tasks() -> Any:
     """Every task, in the database of leases."""
     return Task.objects.home()
+
+
+def find(rows: Any, pk: int) -> Task:
+    """Return the task ``pk`` of ``rows``. Raises Http404 that says for how long tasks are kept."""
+    task: Task | None = rows.filter(pk=pk).first()
+    if task is None:
+        raise Http404(
+            f"There is no task:{pk}. It ended and was deleted, or it never existed. {_kept()}"
+        )
+    return task
+
+
+def _kept() -> str:
+    states: dict[timedelta | None, list[str]] = {}
+    for state, age in retention().items():
+        states.setdefault(age, []).append(state)
+    kept = [
+        f"{' and '.join(names)} tasks are kept {f'for {span(age)}' if age else 'without limit'}"
+        for age, names in states.items()
+    ]
+    return f"{', '.join(kept).capitalize()}."
 
 
 def in_state(state: str, rows: Any = None) -> Any:

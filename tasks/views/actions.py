@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from django import forms
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import redirect, render
 from django.urls import reverse
 
 from leasing.dashboard.operator_actions import MAX_SELECTED, NAMED
@@ -34,7 +34,7 @@ def act(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
     chosen = _action(name)
 
     def do(request: HttpRequest) -> HttpResponse:
-        task = get_object_or_404(listing.tasks(), pk=pk)
+        task = listing.find(listing.tasks(), pk)
         form = chosen.form_for(listing.tasks(), {pk: None}, request.POST)
         if not form.is_valid():
             return detail(request, pk, {chosen.name: form}, status=400)

@@ -8,7 +8,6 @@ from typing import Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404
 
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.web.access import is_live, may, page
@@ -69,7 +68,7 @@ def detail(
     form = PageFilter(request.GET)
 
     def read(now: datetime, cursor: Cursor | None) -> dict[str, Any]:
-        task = get_object_or_404(rows, pk=pk)
+        task = listing.find(rows, pk)
         attempts = page_of(TaskAttempt.objects.using(rows.db).filter(task=task), cursor)
         history = timeline(task, now, attempts.rows, has_more=bool(attempts.older))
         return {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404
+from django.http import Http404, HttpRequest, HttpResponse
 
 from leasing.humanize import span
 from leasing.web.access import page
@@ -19,6 +18,12 @@ from tasks.dashboard.forms import WorkerFilter
 from tasks.models import Worker, WorkerState
 
 VIEW = "leasing_tasks.view_worker"
+
+#: The refusal to show a worker that has no row.
+GONE = (
+    "There is no such worker. Its row was deleted a day after its last heartbeat, or when another "
+    "process took its place; or it never existed."
+)
 
 #: The meaning of a state, and the next step.
 NEXT = {
@@ -78,7 +83,9 @@ def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
     rows = Worker.objects.home().with_state()
 
     def read(now: datetime) -> dict[str, Any]:
-        worker = get_object_or_404(rows, pk=pk)
+        worker = rows.filter(pk=pk).first()
+        if worker is None:
+            raise Http404(GONE)
         (worker_row,) = worker_rows.with_tasks([worker])
         state = WorkerState(worker_row.state)
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django.contrib import admin
-from django.contrib.auth.views import LoginView, LogoutView
 from django.urls import include, path
 
 from project import views
@@ -15,6 +14,4 @@ urlpatterns = [
     path("harbour/demo/crash-child/", views.crash_child, name="demo_crash_child"),
     path("harbour/demo/freeze/", views.freeze, name="demo_freeze"),
     path("harbour/admin/", admin.site.urls),
-    path("harbour/in/", LoginView.as_view(), name="login"),
-    path("harbour/out/", LogoutView.as_view(), name="logout"),
 ]

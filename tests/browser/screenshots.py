@@ -55,7 +55,7 @@ def demo() -> Iterator[tuple[str, str]]:
 
 def _wait_until_it_answers(address: str) -> None:
     for _ in range(120):
-        with suppress(OSError), urllib.request.urlopen(f"{address}/login/", timeout=5):
+        with suppress(OSError), urllib.request.urlopen(f"{address}/ops/login/", timeout=5):
             return
         time.sleep(0.5)
     raise SystemExit("The demo did not start.")
@@ -91,7 +91,7 @@ def take(browser: Browser, address: str, password: str) -> None:
 def _signed_in(browser: Browser, address: str, password: str, theme: Any, size: Any) -> Page:
     context = browser.new_context(viewport=size, color_scheme=theme)
     page = context.new_page()
-    page.goto(f"{address}/login/")
+    page.goto(f"{address}/ops/login/")
     page.get_by_label("Username").fill("demo")
     page.get_by_label("Password").fill(password)
     page.get_by_role("button", name="Sign in").click()

@@ -39,7 +39,7 @@ def test_01_anonymous_goes_to_login_and_staff_without_permission_gets_403(
     staff = visit(user=user_with(name="stan", is_staff=True))
     for name, path in pages.items():
         sent = anonymous.request.get(path, max_redirects=0)
-        assert sent.headers["location"] == f"/login/?next={quote(path)}", name
+        assert sent.headers["location"] == f"/ops/login/?next={quote(path)}", name
         assert staff.request.get(path).status == 403, name
     staff.goto(pages["leasing_tasks:overview"])
     expect(staff.locator("main")).to_contain_text("permission")
@@ -101,11 +101,11 @@ def test_22_a_read_only_user_sees_no_controls_and_hand_made_posts_get_403(
         page.goto(path)
         forms = page.locator("form[method=post]")
         assert [forms.nth(n).get_attribute("action") for n in range(forms.count())] == [
-            "/logout/"
+            "/ops/logout/"
         ], name
         assert page.locator("main input[type=checkbox]").count() == 0, name
     before = _everything()
-    page.goto("/login/")  # its form brings the token
+    page.goto("/ops/login/")  # its form brings the token
     for path, said in verbs.items():
         assert page.evaluate(SEND_WITH_TOKEN, [path, said]) == 403, path
     assert _everything() == before
@@ -117,7 +117,7 @@ def test_22_without_its_token_a_post_gets_403_and_no_get_changes_anything(
 ) -> None:
     watch.tolerate("status of (403|405)")
     pages, verbs = harbour.fill(), _verbs()
-    page.goto("/login/")
+    page.goto("/ops/login/")
     before = _everything()
     for path, said in verbs.items():
         assert page.evaluate(SEND, [path, said]) == 403, path

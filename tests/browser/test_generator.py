@@ -28,7 +28,7 @@ STATUS = re.compile(r'<h1>Generator</h1><span class="badge.*?</svg>(\w+)</span>'
 
 
 def _answers(address: str) -> bool:
-    with suppress(OSError), urllib.request.urlopen(f"{address}/login/", timeout=10) as answer:
+    with suppress(OSError), urllib.request.urlopen(f"{address}/ops/login/", timeout=10) as answer:
         return bool(answer.status == 200)
     return False
 

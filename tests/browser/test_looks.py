@@ -78,7 +78,7 @@ def test_28_dark_light_and_auto_follow_the_admin(
 def test_29_axe_finds_nothing_serious_on_any_page(
     visit: Visit, olga: Any, figure: Figure, theme: Any
 ) -> None:
-    pages = {**harbour.fill(), "home": "/", "login": "/login/"}
+    pages = {**harbour.fill(), "home": "/", "login": "/ops/login/"}
     page = visit(user=olga, color_scheme=theme)
     rules = {"runOnly": OF_COLOURS} if theme == "dark" else {}
     options = {**rules, "resultTypes": ["violations"]}
@@ -164,7 +164,7 @@ def test_29_the_keyboard_alone_reaches_everything(page: Page, figure: Figure) ->
 def test_30_at_375_pixels_and_at_1440_no_page_scrolls_sideways(
     visit: Visit, olga: Any, figure: Figure
 ) -> None:
-    pages = {**harbour.fill(), "home": "/", "login": "/login/"}
+    pages = {**harbour.fill(), "home": "/", "login": "/ops/login/"}
     page = visit(user=olga, viewport=NARROW)
     wide = {}
     for name, path in pages.items():
@@ -183,7 +183,6 @@ def test_30_mounted_under_another_prefix_all_links_work(
     page: Page, settings: Settings, figure: Figure
 ) -> None:
     settings.ROOT_URLCONF = "tests.browser.elsewhere"
-    settings.LOGIN_URL = "login"
     pages = harbour.fill()
     links: set[str] = set()
     for name, path in pages.items():

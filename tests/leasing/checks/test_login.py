@@ -23,29 +23,59 @@ def hints(
     """Return the hints about a site with these ``patterns``."""
     settings.ROOT_URLCONF = tuple(patterns)
     settings.LOGIN_URL = login_url
-    found = list(check_login_url())
-    assert all(each.id == "leasing.W009" for each in found)
-    return [each.hint for each in found]
+    return [each.hint for each in check_login_url() if each.id == "leasing.W009"]
+
+
+def turned_away(
+    settings: Settings, login_url: str, *patterns: URLPattern | URLResolver
+) -> list[str | None]:
+    """Return the hints that a site with these ``patterns`` signs in only those who are staff."""
+    settings.ROOT_URLCONF = tuple(patterns)
+    settings.LOGIN_URL = login_url
+    return [each.hint for each in check_login_url() if each.id == "leasing.W010"]
 
 
 def test_djangos_default_is_warned_of_with_what_to_set(settings: Settings) -> None:
     (hint,) = hints(settings, "/accounts/login/", OPS, ADMIN)
 
-    assert str(hint).startswith('Set LOGIN_URL = "admin:login" to sign in at the admin, or name')
+    assert str(hint).startswith('Set LOGIN_URL = "leasing:login", or name a page of your own.')
 
 
-@pytest.mark.parametrize("login_url", ["/accounts/login/", "admin:login", "login"])
-def test_a_site_without_the_admin_is_told_what_that_needs(
+@pytest.mark.parametrize("login_url", ["/accounts/login/", "leasing:login", "login"])
+def test_a_site_without_the_pages_of_leases_is_told_what_that_needs(
     settings: Settings, login_url: str
 ) -> None:
-    (hint,) = hints(settings, login_url, OPS)
+    (hint,) = hints(settings, login_url, path("", include("tasks.urls")))
 
-    assert "at the admin, which needs path(" in str(hint)
+    assert 'which needs path("ops/", include("leasing.urls"))' in str(hint)
+
+
+@pytest.mark.parametrize("login_url", ["admin:login", "/admin/login/"])
+def test_the_login_of_the_admin_is_warned_of_as_it_turns_operators_away(
+    settings: Settings, login_url: str
+) -> None:
+    (hint,) = turned_away(settings, login_url, OPS, ADMIN)
+
+    assert str(hint).startswith('Set LOGIN_URL = "leasing:login".')
+
+
+@pytest.mark.parametrize("login_url", ["leasing:login", "sign-in", "https://id.example/login"])
+def test_a_login_that_turns_nobody_away_is_fine(settings: Settings, login_url: str) -> None:
+    assert turned_away(settings, login_url, OPS, ADMIN, SIGN_IN) == []
+    assert turned_away(settings, "admin:login", ADMIN) == []  # without our pages
 
 
 @pytest.mark.parametrize(
     "login_url",
-    ["admin:login", "/admin/login/", "sign-in", "/sign-in/", "/sign-in", "/sign-in/?by=mail"],
+    [
+        "leasing:login",
+        "/ops/login/",
+        "admin:login",
+        "sign-in",
+        "/sign-in/",
+        "/sign-in",
+        "/sign-in/?by=mail",
+    ],
 )
 def test_a_page_of_the_site_is_fine(settings: Settings, login_url: str) -> None:
     assert hints(settings, login_url, OPS, ADMIN, SIGN_IN) == []

@@ -32,7 +32,7 @@ def url_of(lease: Lease, verb: str = "detail") -> str:
 def test_an_anonymous_visitor_is_sent_to_sign_in_and_back(client: Client) -> None:
     response = client.get(LIST, {"state": "active"})
     assert response.status_code == 302
-    assert response["Location"] == "/login/?next=/ops/leases/%3Fstate%3Dactive"
+    assert response["Location"] == "/ops/login/?next=/ops/leases/%3Fstate%3Dactive"
 
 
 @pytest.mark.once
@@ -237,7 +237,8 @@ def test_the_pages_stand_alone_under_any_prefix(operator: Client) -> None:
     for key in (str(lease.pk), task.lease_id):
         page = get(operator, f"/deep/inside/leases/{key}/")
         assert page.status == 200
-        assert page.forms == [f"/deep/inside/leases/{key}/revoke/"]
+        revoke = f"/deep/inside/leases/{key}/revoke/"
+        assert page.forms == ["/deep/inside/logout/", revoke]
     said = {"reason": "x", "typed": task.lease_id}
-    response = operator.post(page.forms[0], said)
+    response = operator.post(revoke, said)
     assert response["Location"] == f"/deep/inside/leases/{task.lease_id}/"

@@ -84,7 +84,7 @@ def url_of(row: Schedule, verb: str) -> str:
 
 @pytest.mark.once
 def test_the_page_is_closed_by_default(client: Client) -> None:
-    assert client.get(PAGE)["Location"] == f"/login/?next={PAGE}"
+    assert client.get(PAGE)["Location"] == f"/ops/login/?next={PAGE}"
     client.force_login(user_with(SEE_TASKS))
     assert client.get(PAGE).status_code == 403
 

@@ -57,7 +57,7 @@ def found(page: Page) -> set[str]:
 @pytest.mark.once
 @pytest.mark.parametrize("url", ["/ops/", LIST, STUCK, WORKERS, f"{LIST}1/", "/ops/generator/"])
 def test_pages_are_closed_by_default(client: Client, url: str) -> None:
-    assert client.get(url)["Location"] == f"/login/?next={url}"
+    assert client.get(url)["Location"] == f"/ops/login/?next={url}"
     client.force_login(user_with())
     assert client.get(url).status_code == 403
 

@@ -90,7 +90,7 @@ def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Sett
         assert operator.get(bulk(verb, task=task.pk)).status_code == 403
     assert row_of(task) == before
     assert not bulk_actions(get(operator, LIST))
-    assert get(operator, f"{LIST}{task.pk}/").forms == ["/logout/"]
+    assert get(operator, f"{LIST}{task.pk}/").forms == ["/ops/logout/"]
 
 
 @pytest.mark.once
@@ -247,7 +247,7 @@ def test_nothing_ticked_is_told(operator: Client) -> None:
     for asked in ({}, {"task": "x"}, {"scope": "all", "state": "bogus"}):
         page = get(operator, bulk("retry", **asked))
         assert page.status == 200 and not page.all("[data-outlook]")
-        assert page.forms == ["/logout/"]
+        assert page.forms == ["/ops/logout/"]
 
 
 # One
