@@ -252,6 +252,7 @@ _FIELDS: dict[type, Callable[[], models.Field[Any, Any]]] = {
     int: models.BigIntegerField,
     str: models.CharField,
     timedelta: models.DurationField,
+    uuid.UUID: models.UUIDField,
 }
 
 

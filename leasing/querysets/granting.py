@@ -185,7 +185,7 @@ class GrantingRows(HolderRows[Row]):
 
     def _grant_in_one(self, terms: Terms, **key: Any) -> list[tuple[Row, str]] | None:
         """``_grant_locked`` in one statement; None where there is none."""
-        if terms.request_id is not None or not self._is_granted_in_one:
+        if not self._is_granted_in_one:
             return None
         ((column, value),) = key.items()
         return postgres.grant(self, terms, column, value)
@@ -200,12 +200,14 @@ class GrantingRows(HolderRows[Row]):
         """Grant up to ``limit`` available rows with ``key``, in the order of the queryset.
         Returns them with what happened to each; within the caller's transaction."""
         sent_at = clock()
-        free = self._chosen(self.available().filter(**key), limit)
-        # Whose last grant was for the same request: that has ended, and is not granted twice.
-        before = {pk: old for pk, old in free.items() if not terms.granted(old)}
+        free = self.available().filter(**key)
+        if terms.request_id is not None:
+            # Its grant has ended, and is not made twice.
+            free = free.exclude(grant_id__range=terms.grants_of_request)
+        before = self._chosen(free, limit)
         if not before:
             return []
-        grants = {pk: terms.new_grant(old) for pk, old in before.items()}
+        grants = {pk: terms.new_grant() for pk in before}
         self._write_grants(before, grants, self.granting(terms))
         won = self._instances().filter(pk__in=list(before), grant_id__in=list(grants.values()))
         dated: Iterable[Any] = won.annotate(now=DbNow())

@@ -40,9 +40,8 @@ class Terms:
     #: The ``SentTerms`` of ``leasing.db.statements``, once they were sent: most are sent again.
     sent: Any = field(default=None, init=False, repr=False, compare=False)
 
-    def new_grant(self, row: Any) -> uuid.UUID:
-        """Return the id of the next grant of ``row``, which is available. No two grants of a row
-        have the same."""
+    def new_grant(self) -> uuid.UUID:
+        """Return the id of a grant. No two grants have the same."""
         if self.request_id is None:
             return uuid.uuid4()
         return uuid.UUID(bytes=self.begin_of_grants + uuid.uuid4().bytes[8:])

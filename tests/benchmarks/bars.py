@@ -85,6 +85,7 @@ BARS = [
     Bar("remote drain, 1 gunicorn worker (tasks/s)", 2500),
     Bar("CPU of a remote drain, of all three (us a task)", 400, at_most=True),
     Bar("acquire, renew, release over HTTP (cycles/s)", 0.6, "limit"),
+    Bar("CPU of the HTTP worker for an acquire (us)", 2000, at_most=True),
     Bar("lists of the API, long to short, the slowest (ratio)", 1.5, at_most=True),
     Bar("kill -9 to running elsewhere, p99, beyond the ttl (s)", 2, at_most=True),
 ]

@@ -21,6 +21,8 @@ class Size:
     drained: int = 30_000
     #: Claimed and completed over HTTP.
     batched: int = 20_000
+    #: Leases that are acquired over HTTP, each with a resource of its own.
+    acquired: int = 500
     latency_seconds: float = 10.0
     lease_seconds: float = 1.0
     #: The number of times that short work alternates with its limit.
@@ -64,6 +66,7 @@ SHORT = replace(
     bulk=10_000,
     drained=5_000,
     batched=2_000,
+    acquired=200,
     latency_seconds=3.0,
     lease_seconds=0.4,
     rounds=2,
@@ -97,6 +100,7 @@ MINI = replace(
     bulk=200,
     drained=100,
     batched=200,
+    acquired=10,
     latency_seconds=0.25,
     lease_seconds=0.02,
     rounds=1,

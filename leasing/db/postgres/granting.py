@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from typing import Any
 
 from django.db import connections, models
@@ -72,12 +71,16 @@ def grant(rows: LeasableRows, terms: Terms, column: str, value: Any) -> list[Gra
     granted; None when ``terms`` decide about columns in Python, which no compiled text can. Raises
     LeaseInTransaction."""
     sent, shape = SentTerms.of(terms)
-    values = {**sent, "key": value, "grant": uuid.uuid4()}
+    values = {**sent, "key": value, "grant": terms.new_grant()}
+    if terms.request_id is not None:
+        values["lowest"], values["highest"] = terms.grants_of_request
 
     def compile() -> Granting | None:
         meta: Any = rows.model._meta
         field = meta.pk if column == "pk" else meta.get_field(column)
         free = rows.available().filter(**{column: Marker("key", field)})
+        if terms.request_id is not None:
+            free = free.exclude(grant_id__range=[Marker("lowest", UUID), Marker("highest", UUID)])
         return _granting(rows, free, terms, Marker("grant", UUID), alone=True)
 
     return _granted(rows, ("one", column, shape), compile, values)

@@ -1,5 +1,6 @@
 """The HTTP API under gunicorn, over loopback: batches of tasks, cycles of a lease next to three
-bare Django views that run the same statements, and lists of many rows next to lists of few.
+bare Django views that run the same statements, the processor time of an acquire, and lists of many
+rows next to lists of few.
 
 The clients have a token. Batches and cycles are sent by two clients at a time to one worker, which
 has something to do whenever it is ready.
@@ -13,6 +14,7 @@ import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -53,7 +55,7 @@ def run(bench: Bench) -> Figures:
 
     _, secret = ApiToken.objects.issue("bench", scopes=SCOPES)
     server = Server(bench, secret)
-    figures = _batches(bench, server) | _cycles(bench, server)
+    figures = _batches(bench, server) | _cycles(bench, server) | _acquires(bench, server)
     filling.forget_tasks()
     return figures | _lists(bench, secret)
 
@@ -69,10 +71,14 @@ class Server:
         self.url = f"http://localhost:{self._port}"
         self._worker = int(soon(partial(_heard, r"worker with pid: (\d+)", process), "a worker"))
 
-    def call(self, method: str, path: str, body: dict[str, Any]) -> Any:
-        """Send a request on a connection of its own, as gunicorn's workers want it."""
+    def call(self, method: str, path: str, body: dict[str, Any], *, keyed: bool = True) -> Any:
+        """Send a request on a connection of its own, as gunicorn's workers want it. A POST has an
+        Idempotency-Key, as those of the clients, unless it is not ``keyed``."""
+        headers = dict(self._headers)
+        if keyed and method == "POST":
+            headers["Idempotency-Key"] = str(uuid.uuid4())
         connection = http.client.HTTPConnection("localhost", self._port, timeout=60)
-        connection.request(method, path, json.dumps(body), self._headers)
+        connection.request(method, path, json.dumps(body), headers)
         response = connection.getresponse()
         answer = json.loads(response.read())
         connection.close()
@@ -163,6 +169,29 @@ def _cycles(bench: Bench, server: Server) -> Figures:
         {"limit": partial(measured, bare), "ours": partial(measured, ours)}, bench.size.rounds
     )
     return {"acquire, renew, release over HTTP (cycles/s)": found}
+
+
+def _acquires(bench: Bench, server: Server) -> Figures:
+    """Processor time of leases that are acquired, each as a client sends it and without its key."""
+
+    def measured(*, keyed: bool) -> float:
+        terms = [
+            {"resource": f"acquired-{number}", "holder": "bench"}
+            for number in range(bench.size.acquired)
+        ]
+        used = server.cpu()
+        for term in terms:
+            answer = server.call("POST", "/api/leases", term, keyed=keyed)
+            term["lease_key"] = answer["lease_key"]
+        used = server.cpu() - used
+        for term in terms:
+            server.call("DELETE", "/api/leases/release", term)
+        return used / len(terms) * 1e6
+
+    measured(keyed=True)  # which creates the rows
+    contenders = {"ours": partial(measured, keyed=True), "no key": partial(measured, keyed=False)}
+    found = in_turns(contenders, bench.size.rounds)
+    return {"CPU of the HTTP worker for an acquire (us)": found}
 
 
 def _by_clients(work: Callable[[int], None]) -> float:

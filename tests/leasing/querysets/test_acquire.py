@@ -21,7 +21,7 @@ from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
 from tests.factories import LeaseFactory
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import events, just_before_the_update, stored, usurp
+from tests.leasing.support import events, expire, just_before_the_update, stored, usurp
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -30,6 +30,12 @@ pytestmark = pytest.mark.django_db
 def duration(lease: Lease) -> timedelta:
     assert lease.acquired_at is not None
     return lease.expires_at - lease.acquired_at
+
+
+def acquire_by(request: uuid.UUID, resource: str = "crane:1") -> Lease:
+    """Acquire ``resource`` as a request over HTTP that may be sent again."""
+    terms = replace(Terms.check(holder="ann"), request_id=request)
+    return drive(Lease.objects.all().acquiring_named(resource, terms, 0))
 
 
 def test_acquiring_a_new_name_creates_the_row_and_holds_it() -> None:
@@ -130,15 +136,39 @@ def test_a_free_row_is_acquired_without_a_second_row() -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_a_request_that_is_repeated_after_its_lease_ended_is_not_granted_twice() -> None:
-    terms = replace(Terms.check(holder="ann"), request_id=uuid.uuid4())
-    lease = drive(Lease.objects.all().acquiring_named("crane:1", terms, 0))
-    Lease.objects.release(lease)
+def test_a_request_that_is_repeated_finds_the_grant_that_it_holds() -> None:
+    LeaseFactory(resource="crane:1", state="free")
+    request = uuid.uuid4()
+
+    first, again = acquire_by(request), acquire_by(request)
+
+    assert again.grant_id == first.grant_id
+    assert events("crane:1") == ["acquired"]
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("end", [lambda lease: lease.release(), expire], ids=["release", "expiry"])
+def test_a_request_that_is_repeated_after_its_lease_ended_is_not_granted_twice(
+    end: Callable[[Lease], object],
+) -> None:
+    request = uuid.uuid4()
+    end(acquire_by(request))
 
     with pytest.raises(LeaseLost):
-        drive(Lease.objects.all().acquiring_named("crane:1", terms, 0))
+        acquire_by(request)
 
-    assert events("crane:1") == ["acquired", "released"]
+    assert events("crane:1").count("acquired") == Lease.objects.get().grants == 1
+
+
+@pytest.mark.usefixtures("form")
+def test_a_request_is_granted_what_another_request_has_released() -> None:
+    first = acquire_by(uuid.UUID(int=0))
+    first.release()
+
+    second = acquire_by(uuid.UUID(int=1))
+
+    assert second.grant_id not in (None, first.grant_id)
+    assert second.grants == 2
 
 
 def test_acquiring_touches_no_other_free_row() -> None:
@@ -292,6 +322,22 @@ def test_on_postgresql_acquiring_and_releasing_take_a_statement_each(
         Lease.objects.release(lease)
 
     assert events("crane:1") == ["acquired", "released"]
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_on_postgresql_a_request_is_granted_by_the_same_statement(
+    django_assert_num_queries: Any,
+) -> None:
+    """Its id changes the text, but not with each request: that would be compiled each time."""
+    LeaseFactory(resource="crane:1", state="free")
+    LeaseFactory(resource="crane:2", state="free")
+
+    with django_assert_num_queries(2) as captured:
+        acquire_by(uuid.uuid4())
+        acquire_by(uuid.uuid4(), "crane:2")
+
+    assert events("crane:1") == events("crane:2") == ["acquired"]
+    assert [each["sql"].split()[0] for each in captured.captured_queries] == ["WITH", "WITH"]
 
 
 def test_the_deadline_is_the_databases(database_clock: DatabaseClock) -> None:
