@@ -202,8 +202,10 @@ class Log:
     )
     notifications_swallowed = _worker(
         WARNING,
-        "Notifications do not arrive (a pooler in transaction mode?); falling back to polling",
+        "Notifications of PostgreSQL do not arrive; falling back to polling. Behind a pooler in "
+        "transaction mode set LEASING['LISTEN_URL']",
     )
+    notifications_arrive = _worker(INFO, "Notifications of PostgreSQL arrive again")
 
     # Services
     recovery_failed = _recovery(WARNING, "Recovery sweep failed; will retry: %(error)s")

@@ -240,6 +240,8 @@ class Listener:
         #: True if notifications are known to arrive: behind a pooler in transaction mode they do
         #: not.
         self.hears = False
+        #: True if the latest proof did not arrive, which was logged.
+        self._is_swallowed = False
         #: The number of proofs in a row that did not arrive.
         self._deaf = 0
         #: Its ticks last as long as the connection does its duty, so it needs a thread of its own.
@@ -256,9 +258,6 @@ class Listener:
     def _listen_once(self) -> bool:
         """Listen for as long as the connection does its duty. Whether it ever did."""
         with listening(self.using, CHANNEL) as raw, Notifications(raw) as notes:
-            self.service.failures.succeeded()
-            # What came while nobody listened.
-            self._hear("all")
             while self._prove(notes):
                 self._take(notes, clock() + PROOF_EVERY)
                 if self._ended.is_set():
@@ -268,14 +267,22 @@ class Listener:
     def _prove(self, notes: Notifications) -> bool:
         """Return True if a notification from another connection arrives here."""
         trial = notify_trial(self.using, CHANNEL)
+        # Not before: LISTEN_URL may lead to a server that answers while the pooler is away.
+        self.service.failures.succeeded()
         connections[self.using].close()  # or it would idle until the next proof
         heard = self._take(notes, clock() + ARRIVAL, until=trial)
         if self.hears != heard:
             self.hears = heard
-            self._hear("all")
-        if not heard:
-            log.notifications_swallowed()
+            self._hear("all")  # what came while nobody listened
+        if not self._ended.is_set():
+            self._log_change(heard)
         return heard
+
+    def _log_change(self, heard: bool) -> None:
+        if self._is_swallowed == (not heard):
+            return
+        self._is_swallowed = not heard
+        (log.notifications_arrive if heard else log.notifications_swallowed)()
 
     def _take(self, notes: Notifications, deadline: float, until: str = "") -> bool:
         """Pass on what comes before ``deadline``; stop at the message ``until``, if it comes."""

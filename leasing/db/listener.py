@@ -71,13 +71,15 @@ class Listener:
 
     def _listen_once(self) -> float:
         with listening(self.using, self._channel) as raw, Notifications(raw) as notes:
-            self._service.failures.succeeded()
             trial = notify_trial(self.using, self._channel)
+            # Not before: LISTEN_URL may lead to a server that answers while the pooler is away.
+            self._service.failures.succeeded()
             arrives_by = clock.system_clock() + ARRIVAL
             while self._goes_on(end=False):
                 for payload in notes.within(CHECK_EVERY):
                     if payload == trial:
                         arrives_by = math.inf
+                        self._go_on_hearing()
                     self._hear(payload)
                 if clock.system_clock() > arrives_by:
                     self._give_up()
@@ -88,6 +90,11 @@ class Listener:
         if not self._deaf_until:
             log.notifications_swallowed()
         self._deaf_until = clock.system_clock() + DEAFNESS
+
+    def _go_on_hearing(self) -> None:
+        if self._deaf_until:
+            log.notifications_arrive()
+        self._deaf_until = 0.0
 
     def _goes_on(self, end: bool = True) -> bool:
         with self._lock:

@@ -95,7 +95,7 @@ class Log:
     thread_not_started = _threads(
         ERROR, "Thread %(thread_name)s cannot be started; will retry: %(error)s"
     )
-    outage_ended = _leasing(INFO, "Database operations succeed again after %(seconds).1f s")
+    outage_ended = _leasing(INFO, "The database answers again, after %(seconds).1f s")
     connection_cut_off = _leasing(
         WARNING,
         "No answer from the database within %(seconds).1f s (%(setting)s); connection closed",
@@ -111,6 +111,7 @@ class Log:
         "Notifications of PostgreSQL do not arrive; falling back to polling. Behind a pooler in "
         "transaction mode set LEASING['LISTEN_URL']",
     )
+    notifications_arrive = _leasing(INFO, "Notifications of PostgreSQL arrive again")
 
     # Metrics and traces
     metrics_unread = _leasing(ERROR, "Metrics of %(figure)s could not be read")

@@ -9,8 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from django.db import connection, connections, transaction
+from django.test import override_settings
 
 from leasing.functions import after, next_token
 from leasing.hold import Hold
@@ -27,6 +29,29 @@ Result = TypeVar("Result")
 PATIENCE = 20.0
 #: Settings under which holds that were granted for long are renewed often.
 OFTEN = {"RENEW_EVERY": 0.05, "JITTER": 0}
+
+
+# The server
+
+
+def address() -> Any:
+    """Return the address of the test database, for psycopg."""
+    settings = connection.get_connection_params()
+    known = ("dbname", "user", "password", "host", "port")
+    return {key: settings[key] for key in known if key in settings}
+
+
+@contextmanager
+def refused_except_to_listen() -> Iterator[Callable[[], object]]:
+    """A block in which new connections are refused, as by a pooler that is away, but for the one
+    that LISTEN_URL leads around it. Yields what makes them succeed again."""
+    import psycopg
+
+    around = psycopg.conninfo.make_conninfo(**address())
+    database = connections.settings["default"]
+    port = database["PORT"]
+    with override_settings(LEASING={"LISTEN_URL": around}), patch.dict(database, PORT="1"):
+        yield lambda: database.update(PORT=port)
 
 
 # What others do to a row

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +28,7 @@ from leasing.testing.keeper import manual_keeper
 from leasing.waiting import MAX_PAUSE, Waiter
 from tests.conftest import Spawn
 from tests.leasing.locks import someone_waits
-from tests.leasing.support import PATIENCE, OtherSession
+from tests.leasing.support import PATIENCE, OtherSession, address, refused_except_to_listen
 from tests.logs import logged
 from tests.processes import wait_for
 
@@ -296,6 +297,56 @@ def test_a_connection_that_cannot_be_made_is_tried_again(
     assert caplog.text.count("no such server") == 1, "an outage is told once"
 
 
+@contextmanager
+def waiting_alone(own: Notifier | None = None) -> Iterator[Notifier]:
+    """A block in which one caller waits at a notifier of its own."""
+    own, waiter = own or Notifier("default"), FakeWaiter()
+    own.add("crane:1", waiter)
+    try:
+        yield own
+    finally:
+        own.remove("crane:1", waiter)
+        wait_for(lambda: not own._listener.is_running)
+
+
+@transactional
+@on_postgresql
+def test_a_database_that_is_away_while_its_listen_connection_opens_is_one_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LISTEN_URL leads around the pooler, which alone is away."""
+    monkeypatch.setattr("leasing.runtime.outage.random.uniform", lambda low, high: low)
+    with (
+        caplog.at_level(logging.DEBUG, "leasing"),
+        refused_except_to_listen() as restored,
+        waiting_alone() as own,
+    ):
+        wait_for(lambda: logged(caplog).count("notifications.failed") > 3)
+        assert logged(caplog, levelno=logging.WARNING) == ["notifications.failed"]
+        assert "outage.ended" not in logged(caplog)
+        restored()
+        wait_for(lambda: not own._listener._service.is_failing)
+
+    assert logged(caplog).count("outage.ended") == 1
+
+
+@transactional
+@on_postgresql
+def test_notifications_that_stop_arriving_again_are_warned_of_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("leasing.db.listener.ARRIVAL", 0.1)
+    monkeypatch.setattr("leasing.db.listener.DEAFNESS", 0.0)
+    notifies = psycopg.Connection.notifies
+    own = Notifier("default")
+    for expected in (1, 2):
+        with waiting_alone(own):
+            with monkeypatch.context() as patch:
+                patch.setattr(psycopg.Connection, "notifies", a_poolers(notifies))
+                wait_for(lambda: logged(caplog).count("notifications.swallowed") == expected)  # noqa: B023
+            wait_for(lambda: logged(caplog).count("notifications.arrive") == expected)  # noqa: B023
+
+
 @transactional
 @on_postgresql
 def test_the_check_knows_whether_notifications_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,13 +433,6 @@ def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPa
 
 
 # Telling: only those who are waited for are announced
-
-
-def address() -> Any:
-    """Return the address of the test database, for psycopg."""
-    settings = connection.get_connection_params()
-    known = ("dbname", "user", "password", "host", "port")
-    return {key: settings[key] for key in known if key in settings}
 
 
 @pytest.fixture

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
+from leasing.db import notifications
 from leasing.db.dialects import private_connection
 from leasing.functions import database_now
 from leasing.runtime.clock import system_clock
@@ -22,7 +26,7 @@ from tasks.notifier import CHANNEL, Listener, limiter
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.worker.process import WorkerProcess
 from tests.factories import TaskFactory
-from tests.leasing.support import FakeClock, expire
+from tests.leasing.support import FakeClock, expire, refused_except_to_listen
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, row_of, running
@@ -337,7 +341,7 @@ class Listening:
         )
         self.thread.start()
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.ended.set()
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
@@ -346,9 +350,8 @@ class Listening:
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
     monkeypatch.setattr(notifier, "ARRIVAL", 0.05)
-    listening = Listening()
-    yield listening
-    listening.end()
+    with closing(Listening()) as listening:
+        yield listening
 
 
 def test_a_listener_hears_what_others_notify_and_heals(
@@ -370,16 +373,48 @@ def test_a_listener_hears_what_others_notify_and_heals(
     wait_for(lambda: listening.listener.hears)
 
 
-def test_a_listener_whose_notifications_do_not_arrive_says_so(
+def test_a_database_that_is_away_while_its_listen_connection_opens_is_one_outage(
     on_postgresql: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(notifier, "ARRIVAL", 0.05)
-    monkeypatch.setattr(Listener, "_take", lambda *args, **options: False)
-    listening = Listening()
+    """LISTEN_URL leads around the pooler, which alone is away."""
+    monkeypatch.setattr("leasing.runtime.outage.random.uniform", lambda low, high: low)
+    with (
+        caplog.at_level(logging.DEBUG, "tasks"),
+        refused_except_to_listen() as restored,
+        closing(Listening()) as listening,
+    ):
+        wait_for(lambda: logged(caplog).count("notifications.failed") > 3)
+        assert logged(caplog, levelno=logging.WARNING) == ["notifications.failed"]
+        assert "outage.ended" not in logged(caplog)
+        restored()
+        wait_for(lambda: listening.listener.hears)
 
-    wait_for(lambda: "notifications.swallowed" in logged(caplog))
-    assert not listening.listener.hears
-    listening.end()
+    assert logged(caplog).count("outage.ended") == 1
+
+
+def test_a_listener_whose_notifications_do_not_arrive_says_so_once_and_again_when_it_changes(
+    on_postgresql: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(notifier, "ARRIVAL", 0.02)
+    monkeypatch.setattr(notifier, "PROOF_EVERY", 0.02)
+    tries: list[str] = []
+
+    def notify_trial(using: str, channel: str) -> str:
+        tries.append(channel)
+        return notifications.notify_trial(using, channel)
+
+    monkeypatch.setattr(notifier, "notify_trial", notify_trial)
+    with closing(Listening()) as listening:
+        wait_for(lambda: listening.listener.hears)
+        for expected in (1, 2):
+            with monkeypatch.context() as patch:
+                patch.setattr(psycopg.Connection, "notifies", lambda *args, **options: iter([]))
+                wait_for(lambda: not listening.listener.hears)
+                tries.clear()
+                wait_for(lambda: len(tries) > 3)
+                assert not listening.listener.hears
+                assert logged(caplog).count("notifications.swallowed") == expected
+            wait_for(lambda: logged(caplog).count("notifications.arrive") == expected)  # noqa: B023
 
 
 def test_where_there_are_no_notifications_nobody_listens(
