@@ -196,7 +196,10 @@ class Log:
         ERROR, "Tasks of %(worker)s left to recovery: no answer from the database in time"
     )
     fleet_writer_failed = _worker(ERROR, "Handing back tasks failed unexpectedly; will retry")
-    notifications_unsent = _worker(WARNING, "Notification of %(notification)s failed: %(error)s")
+    notifications_unsent = _worker(
+        WARNING,
+        "Workers could not be notified (%(notification)s) and find out by polling: %(error)s",
+    )
     notifications_failed = _worker(
         WARNING, "LISTEN connection failed; falling back to polling: %(error)s"
     )

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.hold.trust import interval, longest_pause, margin
+from leasing.humanize import plural
 from leasing.models import Lease, LeaseEvent
 
 #: The fewest samples of which one in a hundred can be told.
@@ -33,7 +34,7 @@ ROUND_TRIPS: Final = 100
 
 
 class TooFewSamples(Exception):
-    """Too little is recorded to suggest a ttl; the message says how much."""
+    """Not enough is recorded to suggest a ttl; the message says how much."""
 
 
 class Heartbeats(NamedTuple):
@@ -60,7 +61,7 @@ class Heartbeats(NamedTuple):
 class History:
     """Records of the terms of a lease, or of the tasks of a queue."""
 
-    #: The name of what the terms are of, and of one of these.
+    #: The name of what the terms are of, and the noun for one of these.
     subject: str
     noun: str
     #: Seconds of each term that its holder ended.
@@ -68,7 +69,7 @@ class History:
     #: The number of terms that their holder did not end.
     lost: int
     heartbeats: list[Heartbeats]
-    #: The rows that send the heartbeats.
+    #: The noun for one of the rows that send the heartbeats.
     renewed: str
     #: The ttl of the latest term, in seconds; None if there was none.
     ttl: float | None
@@ -131,9 +132,9 @@ def suggest(history: History) -> Suggestion:
     basis = heartbeat or work
     if basis is None:
         raise TooFewSamples(
-            f"Too little is recorded of {history.subject} to suggest a ttl: "
-            f"{len(history.lengths)} {history.noun} that ended by themselves, and the renewals of "
-            f"{len(history.heartbeats)} {history.renewed}. {FEWEST} of either are needed."
+            f"Not enough data on {history.subject} to suggest a ttl: "
+            f"{plural(len(history.lengths), history.noun)} that ended normally, and the renewals "
+            f"of {plural(len(history.heartbeats), history.renewed)}. {FEWEST} of either are needed."
         )
     trip = Sample.of(round_trips(history.database))
     ttl = least_ttl(basis.p99 + trip.p99, is_renewed=heartbeat is not None)
@@ -173,11 +174,11 @@ def history_of_lease(lease: Lease) -> History:
     ended, lost = LeaseEvent.objects.using(using).lengths(lease.resource, NEWEST)
     return History(
         subject=lease.resource,
-        noun="terms",
+        noun="term",
         lengths=ended,
         lost=lost,
         heartbeats=[Heartbeats(*row) for row in Lease.objects.using(using).heartbeats(NEWEST)],
-        renewed="leases",
+        renewed="lease",
         ttl=lease.ttl.total_seconds() if lease.grants else None,
         database=using,
     )

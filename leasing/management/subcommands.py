@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFo
 
 from leasing.humanize import stamp
 from leasing.management.base import TablesCommand
-from leasing.runtime.terminal import as_json
+from leasing.runtime.terminal import as_json, as_table
 
 
 class AddAction(Protocol):
@@ -78,6 +78,23 @@ class SubcommandsCommand(TablesCommand):
             text: The result that is printed without.
         """
         self.stdout.write(as_json(facts) if options["json"] else text)
+
+    def print_list(
+        self,
+        options: Mapping[str, Any],
+        facts: Sequence[object],
+        table: Sequence[tuple[str, ...]],
+        none: str,
+    ) -> None:
+        """Print a list, as JSON with --json.
+
+        Args:
+            options: The options of the subcommand.
+            facts: The rows for JSON.
+            table: The table of the rows, with its head.
+            none: The sentence that is printed if there are no rows.
+        """
+        self.print_result(options, facts, as_table(table) if facts else none)
 
 
 def add_json(parser: ArgumentParser, what: str = "object") -> None:

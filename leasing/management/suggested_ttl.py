@@ -7,6 +7,7 @@ from typing import Any
 from leasing.conf import leasing_settings
 from leasing.diagnosis.ttl import FEWEST, Suggestion, spare
 from leasing.hold.trust import margin
+from leasing.humanize import plural
 from leasing.runtime.terminal import as_table
 
 
@@ -29,10 +30,10 @@ def text_of(suggestion: Suggestion) -> str:
     if ttl > (longest := leasing_settings.MAX_TTL):
         lines.append(f"It exceeds MAX_TTL ({longest:.12g} s): raise that, or renew the lease.")
     if history.lost:
-        lines.append(f"Not ended by their holder: {history.lost:,} {history.noun}.")
+        lines.append(f"Not ended by their holder: {plural(history.lost, history.noun)}.")
     sources = {
-        "work": history.noun,
-        "heartbeat": history.renewed,
+        "work": f"{history.noun}s",
+        "heartbeat": f"{history.renewed}s",
         "round_trip": "queries from here",
     }
     table = [("", "P99", "MAX", "OF")]
@@ -53,7 +54,7 @@ def text_of(suggestion: Suggestion) -> str:
 def _meaning(suggestion: Suggestion) -> str:
     ttl, before = suggestion.ttl, suggestion.history.ttl
     if not suggestion.is_renewed:
-        return f"Without renewals, one in a hundred {suggestion.history.noun} outlasts it."
+        return f"Without renewals, one in a hundred {suggestion.history.noun}s outlasts it."
     than = "" if before is None else f" (now {spare(before):.1f} s)"
     return (
         f"With it, a renewal may be {spare(ttl):.1f} s late{than} before the lease is "

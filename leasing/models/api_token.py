@@ -16,7 +16,7 @@ from leasing.functions import DbNow
 from leasing.models.event import MAX_KEY, MAX_LABEL
 from leasing.querysets.api_tokens import ApiTokenQuerySet, hash_of, new_secret
 from leasing.querysets.token_grants import TokenGrantQuerySet
-from leasing.runtime.suggestions import suggestion
+from leasing.runtime.suggestions import closest
 from leasing.validation.names import MAX_NAME, TOKEN, check_name
 
 #: The permissions that routes of the API require, as far as they are imported.
@@ -97,6 +97,11 @@ class ApiToken(models.Model):
         self.token_hash = hash_of(secret)
         return secret
 
+    def unique_error_message(self, model_class: Any, unique_check: Any) -> ValidationError:
+        if tuple(unique_check) != ("name",):
+            return super().unique_error_message(model_class, unique_check)
+        return ValidationError(f"There is already a token called {self.name}.", code="unique")
+
     def clean(self) -> None:
         errors = {
             "name": _wrong_name(self.name),
@@ -148,7 +153,11 @@ def _wrong_scopes(given: Any) -> str:
         return "A token needs at least one scope."
     known = known_scopes()
     unknown = sorted(set(given) - known)
-    return f"There is no scope {unknown[0]}. {suggestion(unknown[0], known)}" if unknown else ""
+    if not unknown:
+        return ""
+    close = closest(unknown[0], known)
+    hint = f"Did you mean {close!r}? " if close else ""
+    return f"Unknown scope {unknown[0]}. {hint}`api_tokens scopes` lists them."
 
 
 def _wrong_prefix(prefix: str) -> str:

@@ -21,7 +21,8 @@ def suggestion(name: object, known: Iterable[str], listed_at_most: int = LISTED)
     names = list(known)
     if close := closest(name, names):
         return f"Did you mean {close!r}?"
-    listed = ", ".join(names[:listed_at_most]) + (", ..." if len(names) > listed_at_most else "")
+    more = len(names) - listed_at_most
+    listed = ", ".join(names[:listed_at_most]) + (f" and {more} more" if more > 0 else "")
     return f"Known: {listed or 'none'}."
 
 

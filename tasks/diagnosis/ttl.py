@@ -29,11 +29,11 @@ def history_of_queue(queue: str) -> History:
     lengths += [end - begin for outcome, begin, end in others if outcome not in _CUT_SHORT]
     return History(
         subject=f"the queue {queue}",
-        noun="attempts",
+        noun="attempt",
         lengths=[length.total_seconds() for length in lengths],
         lost=sum(outcome == AttemptOutcome.LOST for outcome, _, _ in others),
         heartbeats=[Heartbeats(*row) for row in mine if row[2]],
-        renewed="attempts",
+        renewed="attempt",
         ttl=mine[0][3].total_seconds() if mine else None,
         database=tasks.db,
     )

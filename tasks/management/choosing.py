@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser
-from collections.abc import Mapping
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,9 +16,13 @@ from django.utils.timezone import is_naive, make_aware
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
 from leasing.humanize import plural
+from leasing.management.base import duration
 from leasing.management.subcommands import add_operator
+from leasing.runtime.exit_codes import ExitCode
 from leasing.runtime.terminal import plain
 from tasks import registry
+from tasks.conf import task_settings
+from tasks.exceptions import TaskError, UnknownQueue, UnknownTask
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet, check_queue
 
@@ -43,7 +48,7 @@ def add_filters(parser: ArgumentParser) -> None:
 
 def add_verb(verb: ArgumentParser, reason: str = "Reason, stored in the audit") -> None:
     verb.add_argument(
-        "ids", type=int, nargs="*", metavar="ID", help="IDs of the tasks (or use the filters)"
+        "ids", type=key_of, nargs="*", metavar="ID", help="IDs of the tasks (or use the filters)"
     )
     add_filters(verb)
     verb.add_argument(
@@ -56,7 +61,11 @@ def add_time(parser: ArgumentParser) -> None:
     time = parser.add_mutually_exclusive_group()
     time.add_argument("--at", metavar="TIME", help='Start time: "now" or an ISO 8601 time')
     time.add_argument(
-        "--in", type=float, metavar="SECONDS", dest="delay", help="Start after this many seconds"
+        "--in",
+        type=duration,
+        metavar="DURATION",
+        dest="delay",
+        help="Start after this time: 90, 10m, 1h30m",
     )
 
 
@@ -74,6 +83,27 @@ def add_enqueue(parser: ArgumentParser) -> None:
     add_operator(parser)
 
 
+def key_of(text: str) -> int:
+    """Return the key of the task that ``text`` names, as logs and lists do: ``17``, ``task:17``.
+    Raises ArgumentTypeError."""
+    digits = text.removeprefix("task:")
+    if not (digits.isascii() and digits.isdecimal()):
+        raise ArgumentTypeError(f"{plain(text)!r} is no task: use 17 or task:17.")
+    return int(digits)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """A block in which a refusal of a verb ends the command with its sentence: with code 2 if a
+    queue or a handler is named that is not known."""
+    try:
+        yield
+    except (UnknownQueue, UnknownTask) as error:
+        raise CommandError(str(error), returncode=ExitCode.REFUSED) from error
+    except (TaskError, ValueError) as error:
+        raise CommandError(str(error)) from error
+
+
 def find(key: int) -> Task:
     task: Task | None = Task.objects.home().filter(pk=key).first()
     if task is None:
@@ -82,15 +112,22 @@ def find(key: int) -> Task:
 
 
 def chosen_by(options: Mapping[str, Any]) -> TaskQuerySet:
-    tasks: TaskQuerySet = Task.objects.home()
+    """Return the tasks that the options select. Raises CommandError if a queue or a handler is
+    named that is neither known nor that of any task: it may have been removed since."""
+    every = tasks = Task.objects.home()
     if options.get("ids"):
         tasks = tasks.filter(pk__in=options["ids"])
     for state in {options["state"], "stuck" if options["stuck"] else None} - {None}:
         tasks = tasks.lapsed() if state == "stuck" else getattr(tasks, state)()
-    if options["queue"] is not None:
-        tasks = tasks.filter(queue=options["queue"])
-    if options["name"] is not None:
-        tasks = tasks.filter(name__in=registry.all_names(options["name"]))
+    with refusing():
+        if (queue := options["queue"]) is not None:
+            if queue not in task_settings.QUEUES and not every.filter(queue=queue).exists():
+                check_queue(queue)
+            tasks = tasks.filter(queue=queue)
+        if (name := options["name"]) is not None:
+            if registry.get(name) is None and not every.filter(name=name).exists():
+                registry.find(name)
+            tasks = tasks.filter(name__in=registry.all_names(name))
     return tasks
 
 

@@ -39,13 +39,13 @@ class Command(SubcommandsCommand):
             action="append",
             required=True,
             metavar="PERMISSION",
-            help="Permission, such as leasing.change_lease; see the subcommand scopes. Repeatable",
+            help="Permission, such as leasing.change_lease (see scopes); may be repeated",
         )
         create.add_argument(
             "--prefix", default="", help="Only resources whose names begin with this"
         )
         create.add_argument(
-            "--queue", action="append", default=[], help="Only tasks of this queue. Repeatable"
+            "--queue", action="append", default=[], help="Only tasks of this queue; may be repeated"
         )
         create.add_argument(
             "--max-held", type=int, metavar="N", help="Leases and tasks that it may hold at once"
@@ -105,7 +105,8 @@ class Command(SubcommandsCommand):
             tokens = getattr(tokens, options["state"])()
         now, rows = database_now(tokens.db), list(tokens)
         table = [_HEAD, *(_columns(token, now) for token in rows)]
-        self.print_result(options, [_facts(token, now) for token in rows], as_table(table))
+        none = f"No token is {options['state']}." if options["state"] else "No tokens."
+        self.print_list(options, [_facts(token, now) for token in rows], table, none)
 
     def _revoke(self, options: dict[str, Any]) -> None:
         by, name = operator(options), options["name"]

@@ -9,6 +9,7 @@ from leasing import audit
 from leasing.diagnosis.lease import explain
 from leasing.diagnosis.ttl import History, TooFewSamples, history_of_lease, readers, suggest
 from leasing.humanize import ago, plural, stamp, until
+from leasing.management.base import duration
 from leasing.management.subcommands import (
     AddAction,
     SubcommandsCommand,
@@ -51,9 +52,9 @@ class Command(SubcommandsCommand):
         tokens = add("raise-tokens", "After a restore: revoke all leases and raise every token")
         tokens.add_argument(
             "--ahead",
-            type=float,
+            type=duration,
             default=0.0,
-            metavar="SECONDS",
+            metavar="DURATION",
             help="How far the clock of the lost database may have been ahead of this one",
         )
         tokens.add_argument(
@@ -72,7 +73,8 @@ class Command(SubcommandsCommand):
         rows = list(leases.with_state().order_by("resource"))
         head = ("RESOURCE", "STATE", "HOLDER", "UNTIL", "TOKEN")
         table = [head, *(_columns(lease) for lease in rows)]
-        self.print_result(options, [_facts(lease) for lease in rows], as_table(table))
+        none = f"No lease is {options['state']}." if options["state"] else "No leases."
+        self.print_list(options, [_facts(lease) for lease in rows], table, none)
 
     def _show(self, options: dict[str, Any]) -> None:
         lease = _find(options["name"])

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 
 from leasing.exceptions import LeaseError
 from leasing.leader import Leader
-from leasing.management.base import ServiceCommand
+from leasing.management.base import ServiceCommand, duration
 from leasing.metrics import port
 from leasing.process.supervisor import Run, run_under
 from leasing.runtime.event_lines import log
@@ -36,7 +36,10 @@ class Command(ServiceCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="NAME", help="Resource of the lease to lead under")
         parser.add_argument(
-            "--ttl", type=float, help="Seconds from the death of a leader to the next election"
+            "--ttl",
+            type=duration,
+            metavar="DURATION",
+            help="Time from the death of a leader to the next election",
         )
         parser.add_argument("--holder", help="Name of this instance")
         parser.add_argument(
@@ -47,9 +50,9 @@ class Command(ServiceCommand):
         )
         parser.add_argument(
             "--stop-timeout",
-            type=float,
+            type=duration,
             default=10.0,
-            metavar="SECONDS",
+            metavar="DURATION",
             help="Time for COMMAND to stop after SIGTERM (default 10)",
         )
         port.add_arguments(parser)

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from leasing.management.base import TablesCommand
+from leasing.management.base import TablesCommand, duration
 from leasing.runtime.terminal import as_json
 from tasks.maintenance import housekeeping
 from tasks.models import TaskStatus
@@ -33,9 +33,10 @@ class Command(TablesCommand):
         )
         parser.add_argument(
             "--pause",
-            type=float,
+            type=duration,
             default=housekeeping.PRUNE_PAUSE,
-            help=f"Seconds between two batches (default {housekeeping.PRUNE_PAUSE})",
+            metavar="DURATION",
+            help=f"Time between two batches (default {housekeeping.PRUNE_PAUSE})",
         )
         parser.add_argument("--json", action="store_true", help="Print a JSON object")
 

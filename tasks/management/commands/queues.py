@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from leasing.functions import database_now
 from leasing.humanize import ago
 from leasing.management.subcommands import (
@@ -13,11 +11,11 @@ from leasing.management.subcommands import (
     add_operator,
     attributes,
 )
-from leasing.runtime.terminal import as_table, plain
+from leasing.runtime.terminal import plain
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
 from tasks.dashboard.queue_rows import QueueLine, read_queues
-from tasks.exceptions import UnknownQueue
 from tasks.management.acting import perform, report
+from tasks.management.choosing import refusing
 from tasks.models import Queue
 
 
@@ -42,14 +40,12 @@ class Command(SubcommandsCommand):
             due = ago(line.due_since, now) if line.due_since else ""
             counts = str(line.ready), str(line.scheduled), str(line.running), due, str(line.workers)
             table.append((line.name, line.badge.word, *counts, _why(line)))
-        self.print_result(options, [_facts(line) for line in lines], as_table(table))
+        self.print_list(options, [_facts(line) for line in lines], table, "No queues.")
 
     def _act(self, options: dict[str, Any]) -> None:
         name = options["action"]
-        try:
+        with refusing():
             rows = Queue.objects.home().known(*options["names"])
-        except UnknownQueue as error:
-            raise CommandError(str(error)) from error
         outcome = perform(QUEUE_ACTIONS[name], rows, options["names"], options)
         self.print_result(options, *report(outcome, "queue", f"{name}d"))
 

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from leasing.exceptions import InvalidResource, InvalidTTL
-from leasing.management.base import ServiceCommand
+from leasing.management.base import ServiceCommand, duration
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import check_name, check_ttl, default_holder
@@ -32,13 +32,15 @@ class Command(ServiceCommand):
         for bound, default in (("shortest", SHORTEST), ("longest", LONGEST)):
             parser.add_argument(
                 f"--{bound}",
-                type=float,
+                type=duration,
                 default=default,
-                metavar="SECONDS",
+                metavar="DURATION",
                 help=f"Time that the {bound} tasks run (default {default:g})",
             )
         parser.add_argument("--queue", help="Queue of the tasks (default: the handler's)")
-        parser.add_argument("--ttl", type=float, help="Seconds that its lease is valid")
+        parser.add_argument(
+            "--ttl", type=duration, metavar="DURATION", help="Time that its lease is valid"
+        )
         parser.add_argument("--name", help="Name of this instance")
         port.add_arguments(parser)
         parser.add_argument(

@@ -64,6 +64,9 @@ class Command(ServiceCommand):
                 self.stdout.write(f"  to be repaired: {each.remedy}")
             else:
                 self.stdout.write(f"  {each.repaired} repaired: {each.remedy}")
+        if not report.findings:
+            self.stdout.write("Nothing to repair, nothing to report.")
+            return
         if report.dry_run:
             repairs = f"{report.repairable} to be repaired"
         else:

@@ -7,7 +7,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from leasing.exceptions import InvalidResource, InvalidTTL
-from leasing.management.base import ServiceCommand
+from leasing.management.base import ServiceCommand, duration
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
@@ -27,7 +27,10 @@ class Command(ServiceCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--ttl", type=float, help="Seconds from the death of a relay to its takeover by another"
+            "--ttl",
+            type=duration,
+            metavar="DURATION",
+            help="Time from the death of a relay to its takeover by another",
         )
         parser.add_argument("--name", help="Name of this relay (default: host:pid:random)")
         port.add_arguments(parser)

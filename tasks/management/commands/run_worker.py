@@ -15,7 +15,7 @@ from django.utils import autoreload
 
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.keeper import keeper
-from leasing.management.base import ServiceCommand
+from leasing.management.base import ServiceCommand, duration
 from leasing.metrics import port
 from leasing.runtime.exit_codes import ExitCode
 from leasing.runtime.shutdown import on_stop_signal
@@ -69,13 +69,14 @@ class Command(ServiceCommand):
         )
         parser.add_argument(
             "--ttl",
-            type=float,
-            help="Seconds that a claim or a heartbeat is valid (default: LEASING['TTL'])",
+            type=duration,
+            metavar="DURATION",
+            help="Time that a claim or a heartbeat is valid (default: LEASING['TTL'])",
         )
         parser.add_argument(
             "--stop-timeout",
-            type=float,
-            metavar="SECONDS",
+            type=duration,
+            metavar="DURATION",
             help="Time for running tasks to finish after a stop signal",
         )
         ends = parser.add_mutually_exclusive_group()

@@ -15,7 +15,7 @@ from leasing.management.subcommands import (
     add_operator,
     attributes,
 )
-from leasing.runtime.terminal import as_table, plain
+from leasing.runtime.terminal import plain
 from tasks.dashboard.schedule_actions import SCHEDULE_ACTIONS
 from tasks.dashboard.schedule_status import ScheduleStatus, status_of
 from tasks.management.acting import perform, report
@@ -44,8 +44,8 @@ class Command(SubcommandsCommand):
         found = [(each, status_of(each, now)) for each in rows.with_last().order_by("name")]
         head = ("SCHEDULE", "STATE", "RULE", "NEXT", "LAST", "TASK")
         table = [head, *(_columns(each, status, now) for each, status in found)]
-        self.print_result(
-            options, [_facts(each, status) for each, status in found], as_table(table)
+        self.print_list(
+            options, [_facts(each, status) for each, status in found], table, "No schedules."
         )
 
     def _stop_or_go_on(self, options: dict[str, Any]) -> None:

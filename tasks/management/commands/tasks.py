@@ -21,7 +21,6 @@ from leasing.web.masking import masked
 from tasks import monitoring
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.diagnosis import diagnose
-from tasks.exceptions import TaskError
 from tasks.management.acting import perform, report
 from tasks.management.choosing import (
     DONE,
@@ -34,8 +33,10 @@ from tasks.management.choosing import (
     data_of,
     details_of,
     find,
+    key_of,
     now,
     refuse_unasked,
+    refusing,
     start_of,
 )
 from tasks.management.commands import workers
@@ -59,7 +60,7 @@ class Command(SubcommandsCommand):
             ("explain", "Explain the state of one task"),
         ):
             one = add(name, says)
-            one.add_argument("id", type=int, metavar="ID")
+            one.add_argument("id", type=key_of, metavar="ID", help="ID of the task: 17 or task:17")
             add_json(one)
         add_enqueue(add("enqueue", "Enqueue one task"))
         add_verb(add("retry", "Make failed and cancelled tasks ready again"))
@@ -112,7 +113,8 @@ class Command(SubcommandsCommand):
         at = now()
         head = ("ID", "STATE", "NAME", "QUEUE", "ATTEMPTS", "WHEN", "HOLDER")
         table = [head, *(columns_of(task, at) for task in tasks)]
-        self.print_result(options, [facts_of(task) for task in tasks], as_table(table))
+        none = "No task matches." if any(options[each] for each in FILTERS) else "No tasks."
+        self.print_list(options, [facts_of(task) for task in tasks], table, none)
 
     def _show(self, options: dict[str, Any]) -> None:
         task = find(options["id"])
@@ -154,27 +156,24 @@ class Command(SubcommandsCommand):
     def _enqueue(self, options: dict[str, Any]) -> None:
         data = data_of(options["data"])
         start = start_of(options)
-        try:
-            with transaction.atomic(using=leasing_settings.DATABASE):
-                task = Task.objects.enqueue(
-                    options["name"],
-                    data,
-                    queue=options["queue"],
-                    priority=options["priority"],
-                    scheduled_at=start,
-                    unique_key=options["unique_key"],
-                )
-                audit.record(
-                    operator(options),
-                    "enqueue",
-                    Task,
-                    keys=[task.pk],
-                    changed=int(not task.is_duplicate),
-                    reason=options["reason"],
-                    via="command",
-                )
-        except (TaskError, ValueError) as error:
-            raise CommandError(str(error)) from error
+        with refusing(), transaction.atomic(using=leasing_settings.DATABASE):
+            task = Task.objects.enqueue(
+                options["name"],
+                data,
+                queue=options["queue"],
+                priority=options["priority"],
+                scheduled_at=start,
+                unique_key=options["unique_key"],
+            )
+            audit.record(
+                operator(options),
+                "enqueue",
+                Task,
+                keys=[task.pk],
+                changed=int(not task.is_duplicate),
+                reason=options["reason"],
+                via="command",
+            )
         is_duplicate, task = task.is_duplicate, find(task.pk)
         if is_duplicate:
             text = f"Nothing enqueued: task:{task.pk} has this unique key"
@@ -185,14 +184,12 @@ class Command(SubcommandsCommand):
 
     def _act(self, action: str, options: dict[str, Any]) -> None:
         tasks = chosen_by(options)
-        try:
+        with refusing():
             if options["ids"]:
                 self._act_on_some(action, tasks, options)
             else:
                 refuse_unasked(action, tasks, options)
                 self._act_on_all(action, tasks, options)
-        except (TaskError, ValueError) as error:
-            raise CommandError(str(error)) from error
 
     def _act_on_some(self, action: str, tasks: TaskQuerySet, options: dict[str, Any]) -> None:
         said = details_of(action, options)

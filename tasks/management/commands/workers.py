@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 from leasing.humanize import ago
 from leasing.management.subcommands import AddAction, SubcommandsCommand, add_json, attributes
 from leasing.runtime.exit_codes import ExitCode
-from leasing.runtime.terminal import as_table, plain
+from leasing.runtime.terminal import plain
 from tasks.dashboard.worker_rows import WorkerRow, with_tasks
 from tasks.diagnosis.slots import Slots
 from tasks.models import Worker, WorkerState
@@ -35,7 +35,8 @@ class Command(SubcommandsCommand):
         workers = with_tasks(rows.filter(state__in=wanted))
         head = ("WORKER", "STATE", "ROLE", "QUEUES", "SLOTS", "TASKS", "SEEN", "HOST", "PID")
         table = [head, *(_columns(each) for each in workers)]
-        self.print_result(options, [_facts(each) for each in workers], as_table(table))
+        none = f"No worker is {options['state']}." if options["state"] else "No workers."
+        self.print_list(options, [_facts(each) for each in workers], table, none)
 
     def _check(self, options: dict[str, Any]) -> None:
         rows: Any = Worker.objects.home().with_state()

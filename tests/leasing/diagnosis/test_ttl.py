@@ -48,7 +48,7 @@ def terms_of(lease: Lease, lengths: list[float], end: str = EventKind.RELEASED) 
 
 
 def history(lengths: list[float], heartbeats: list[Heartbeats] | None = None) -> History:
-    return History("x", "terms", lengths, 0, heartbeats or [], "leases", 30.0, "default")
+    return History("x", "term", lengths, 0, heartbeats or [], "lease", 30.0, "default")
 
 
 def beats(renewals: int, renewed_after: float, lasted: float | None, ttl: float = 30) -> Heartbeats:
@@ -119,7 +119,7 @@ def test_heartbeats_count_where_enough_was_renewed() -> None:
 
 @pytest.mark.django_db
 def test_too_few_samples_are_refused_with_their_number() -> None:
-    with pytest.raises(TooFewSamples, match=r"of x .* 99 terms that ended .* of 1 leases\. 100"):
+    with pytest.raises(TooFewSamples, match=r"on x .* 99 terms that ended .* of 1 lease\. 100"):
         suggest(history([1.0] * (FEWEST - 1), [beats(1, 10, 11)]))
 
 
@@ -217,7 +217,7 @@ def test_the_command_says_if_no_lease_could_have_the_ttl(settings: Any) -> None:
 def test_the_command_refuses_what_has_too_few_samples_or_does_not_exist() -> None:
     LeaseFactory(resource="stock")
 
-    with pytest.raises(CommandError, match="Too little is recorded of stock"):
+    with pytest.raises(CommandError, match="Not enough data on stock .* 0 terms that"):
         ran("stock")
     with pytest.raises(CommandError, match="There is no lease shop"):
         ran("shop")

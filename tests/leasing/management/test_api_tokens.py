@@ -70,7 +70,7 @@ def test_it_says_what_is_wrong(arguments: tuple[str, ...], said: str) -> None:
 
 def test_a_name_is_not_given_twice() -> None:
     call_command("api_tokens", *CREATE)
-    with pytest.raises(CommandError, match="Name already exists"):
+    with pytest.raises(CommandError, match="There is already a token called ci\\."):
         call_command("api_tokens", *CREATE)
     assert AuditEntry.objects.count() == 1
 

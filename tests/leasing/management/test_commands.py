@@ -86,8 +86,9 @@ def test_the_list_is_a_table_in_the_order_of_names(
 
 @pytest.mark.once
 @pytest.mark.django_db
-def test_an_empty_list_has_its_head(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, "list") == "RESOURCE  STATE  HOLDER  UNTIL  TOKEN\n"
+def test_an_empty_list_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "list") == "No leases.\n"
+    assert printed(capsys, "list", "--state", "expired") == "No lease is expired.\n"
     assert printed_json(capsys, "list") == []
 
 

@@ -102,7 +102,7 @@ def test_the_command_suggests_a_ttl_for_a_queue(
     for module in ("leasing.management.suggested_ttl", ttl.__name__):
         monkeypatch.setattr(f"{module}.FEWEST", 2)
     run(database_clock, 60, renewals=3)
-    with pytest.raises(CommandError, match="the queue default .* 1 attempts .* of 1 attempts"):
+    with pytest.raises(CommandError, match=r"queue default .* 1 attempt that .* of 1 attempt\."):
         ran("--queue", "default")
     run(database_clock, 48, renewals=3)
 

@@ -84,7 +84,7 @@ def test_a_queue_is_paused_with_a_reason_and_resumed() -> None:
 def test_a_queue_that_does_not_exist_is_named_and_none_is_changed(verb: list[str]) -> None:
     with pytest.raises(CommandError, match="nowhere") as refused:
         said("queues", *verb, "mail", "nowhere")
-    assert refused.value.returncode == 1
+    assert refused.value.returncode == 2
     assert not Queue.objects.paused().exists() and not AuditEntry.objects.exists()
 
 
@@ -92,6 +92,22 @@ def test_a_queue_that_does_not_exist_is_named_and_none_is_changed(verb: list[str
 def test_a_pause_needs_a_reason() -> None:
     with pytest.raises(CommandError, match="--reason"):
         said("queues", "pause", "mail")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("listing", "none"),
+    [
+        (["workers", "list"], "No workers."),
+        (["workers", "list", "--state", "live"], "No worker is live."),
+        (["schedules", "list"], "No schedules."),
+        (["api_tokens", "list"], "No tokens."),
+        (["api_tokens", "list", "--state", "revoked"], "No token is revoked."),
+        (["run_recovery", "--once"], "Nothing to repair, nothing to report."),
+    ],
+)
+def test_a_list_without_rows_says_so(listing: list[str], none: str) -> None:
+    assert said(*listing) == f"{none}\n"
 
 
 # Workers

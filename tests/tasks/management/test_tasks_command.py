@@ -13,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from leasing.functions import database_now
+from leasing.runtime.exit_codes import ExitCode
 from tasks.diagnosis import diagnose
 from tasks.exceptions import UnknownQueue
 from tasks.models import Task
@@ -92,9 +93,52 @@ def test_the_list_is_a_table_that_steers_no_terminal() -> None:
 
 
 @pytest.mark.once
-def test_an_empty_list_is_its_head() -> None:
-    assert tasks("list").splitlines()[0].startswith("ID")
+def test_an_empty_list_says_so() -> None:
+    assert tasks("list") == "No tasks.\n"
+    assert tasks("list", "--state", "failed") == tasks("list", "--stuck") == "No task matches.\n"
     assert listed() == []
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("command", ["show", "explain", "retry", "reschedule"])
+def test_a_task_is_named_as_every_output_prints_it(command: str) -> None:
+    task = TaskFactory(state="ready" if command == "reschedule" else "failed")
+    options = ["--in", "60"] if command == "reschedule" else []
+
+    by_name = tasks(command, f"task:{task.pk}", *options)
+
+    assert by_name.startswith("1 task" if options or command == "retry" else f"task:{task.pk} ")
+    for wrong in ("task:", "task:x", "lease:1", "-1", "²"):
+        with pytest.raises(CommandError, match="is no task: use 17 or task:17|arguments"):
+            tasks(command, wrong)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["list", "--queue", "nope"], r"Unknown queue 'nope': .* Known: default, mail, reports\."),
+        (["list", "--name", "jobs.ecko"], "No handler is registered .* Did you mean 'jobs.echo'"),
+        (["retry", "--queue", "nope", "--yes"], "Unknown queue 'nope'"),
+        (["cancel", "1", "--name", "nope"], "No handler is registered for 'nope'"),
+        (["reschedule", "1", "--to-queue", "nope"], "Unknown queue 'nope'"),
+        (["enqueue", "nope"], "No handler is registered for 'nope'"),
+        (["enqueue", "sample.sleep", "--queue", "nope"], "Unknown queue 'nope'"),
+    ],
+)
+def test_an_unknown_queue_or_handler_is_refused_with_code_2(options: list[str], said: str) -> None:
+    with pytest.raises(CommandError, match=said) as refused:
+        tasks(*options)
+
+    assert refused.value.returncode == ExitCode.REFUSED
+
+
+@pytest.mark.once
+def test_tasks_of_a_queue_or_handler_that_was_removed_are_still_found() -> None:
+    task = TaskFactory()
+    Task.objects.filter(pk=task.pk).update(queue="former", name="jobs.former")
+
+    assert listed("--queue", "former") == listed("--name", "jobs.former") == [task.pk]
 
 
 @pytest.mark.once
@@ -235,6 +279,10 @@ def test_cancelling_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (["--to-queue", "mail"], "mail", 3600),
         (["--in", "60"], "default", 60),
+        (["--in", "10m"], "default", 600),
+        (["--in", "1h30m"], "default", 5400),
+        (["--in", "1.5h20s"], "default", 5420),
+        (["--in", "2d"], "default", 172_800),
         (["--at", "now"], "default", 0),
         (["--at", "now", "--to-queue", "mail"], "mail", 0),
         (["--at", "{later}"], "default", 7200),
@@ -275,6 +323,9 @@ def test_a_time_without_a_zone_is_of_the_current_one() -> None:
         (["reschedule", "1", "--at", "soon"], "'soon'"),
         (["reschedule", "1", "--at", "2030-02-31T00:00"], "2030-02-31T00:00"),
         (["reschedule", "1", "--at", "now", "--in", "5"], "--in"),
+        (["reschedule", "1", "--in", "soon"], "'soon' is no duration: .* 10m or 1h30m"),
+        (["reschedule", "1", "--in", "30m1h"], "'30m1h' is no duration"),
+        (["reschedule", "1", "--in", ""], "'' is no duration"),
         (["reschedule", "1", "--in", "inf"], "--in is out of bounds: inf s"),
         (["enqueue", "sample.sleep", "--in", "nan"], "--in is out of bounds: nan s"),
     ],
