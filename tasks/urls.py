@@ -7,6 +7,7 @@ from django.urls import path, re_path
 from leasing.web import navigation
 from leasing.web.cache import shared
 from leasing.web.navigation import Entry
+from tasks.dashboard.worker_rows import url_of_holder
 from tasks.generator import is_used
 from tasks.views import actions, detail, generator, lists, overview, queues, schedules, workers
 
@@ -38,6 +39,7 @@ navigation.add(
         lambda: shared("generator", is_used, fresh=False),
     ),
 )
+navigation.add_holder_page(url_of_holder)
 navigation.add_row_page("leasing_tasks.task", "leasing_tasks:detail")
 navigation.add_row_page("leasing_tasks.worker", "leasing_tasks:worker")
 navigation.add_shared_page("leasing_tasks.queue", "leasing_tasks:queues")

@@ -16,11 +16,11 @@ from django.db.models import Exists, Q
 from leasing.conf import leasing_settings
 from leasing.db.questions import query_scalars
 from leasing.leasables import is_large, listed, matching
-from leasing.models import Leasable, Lease, LeaseState, leasable_models
+from leasing.models import Leasable, Lease, LeaseState, OnceKey, leasable_models
 from leasing.web.counts import Capped, Tally, count_together
 from leasing.web.cursors import Cursor, Order
 from leasing.web.fingerprint import LEASE_READ
-from leasing.web.paging import Page, chunks_of, page_of
+from leasing.web.paging import PAGE_SIZE, Page, chunks_of, page_of
 
 ALL: Final = "all"
 #: The states in which a lease can be, one at a time.
@@ -28,6 +28,12 @@ STATES: Final = (LeaseState.ACTIVE, LeaseState.EXPIRED, LeaseState.RELEASED, Lea
 #: A condition in addition to the state: the latest grant was renewed.
 RENEWED: Final = Q(renewals__gt=0)
 RENEWED_ONES: Final = "renewed"
+#: The leases that workers hold for their own services: an application's come before them.
+INTERNAL: Final[Mapping[type[Leasable], Q]] = {
+    Lease: Q(resource__startswith="leasing_tasks."),
+    OnceKey: Q(key__startswith="leasing_tasks:"),
+}
+_INTERNAL_NAMES: Final = ("leasing_tasks.", "once:leasing_tasks:")
 
 
 @dataclass(frozen=True)
@@ -36,11 +42,17 @@ class Section:
 
     title: str
     page: Page[Any]
+    note: str = ""
+
+
+def is_internal(row: Leasable) -> bool:
+    """Return True if workers hold the lease of ``row`` for their own services."""
+    return type(row) in INTERNAL and row.lease_resource.startswith(_INTERNAL_NAMES)
 
 
 def sections(wanted: Mapping[str, Any], cursor: Cursor | None) -> list[Section]:
-    """Return the leases that are ``wanted``: of every model that has any, and named ones. Raises
-    InvalidCursor."""
+    """Return the leases that are ``wanted``: of every model that has any, and named ones; on the
+    first page also the internal ones, at the end. Raises InvalidCursor."""
     models = tuple(leasable_models())
     using = leasing_settings.DATABASE
     # One statement, and not one for each model that nobody leases.
@@ -48,11 +60,18 @@ def sections(wanted: Mapping[str, Any], cursor: Cursor | None) -> list[Section]:
     labels = {name.partition(" ")[0] for name, is_any in found.items() if is_any}
     if cursor:
         labels.add(cursor.model)
-    return [
-        section(model, wanted, cursor)
-        for model in models
-        if model is Lease or model._meta.label_lower in labels
-    ]
+    shown = [model for model in models if model is Lease or model._meta.label_lower in labels]
+    pages = [section(model, wanted, cursor) for model in shown]
+    return pages if cursor else [*pages, _internal(shown, wanted)]
+
+
+def _internal(models: Sequence[type[Leasable]], wanted: Mapping[str, Any]) -> Section:
+    rows: list[Leasable] = []
+    for model in filter(INTERNAL.get, models):
+        found = _listed(model, wanted).filter(INTERNAL[model], _search(wanted) or Q())
+        rows += found.only(*_columns(model)).order_by("-pk")[:PAGE_SIZE]
+    note = "held by workers for their own services"
+    return Section("Internal leases", Page(rows), note)
 
 
 def _any_of(model: type[Leasable]) -> Iterator[tuple[str, Exists]]:
@@ -74,6 +93,8 @@ def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | N
     """
     title = "Named leases" if model is Lease else str(model._meta.verbose_name_plural).capitalize()
     rows = _listed(model, wanted).only(*_columns(model))
+    if model in INTERNAL:
+        rows = rows.exclude(INTERNAL[model])
     return Section(title, page_of(rows, cursor, order=_order(model), search=_search(wanted)))
 
 

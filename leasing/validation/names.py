@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -92,3 +94,16 @@ def default_holder() -> str:
         host = "".join(c for c in socket.gethostname() if c.isprintable()).strip() or "host"
         _process_name = os.getpid(), f"{host[:150]}:{os.getpid()}:{secrets.token_hex(4)}"
     return _process_name[1]
+
+
+@contextmanager
+def process_named(name: str) -> Iterator[None]:
+    """A block in which ``name`` is the name of this process as a holder: leases of its own services
+    and of its handlers then show who has them. LEASING["HOLDER"] has precedence."""
+    global _process_name
+    before = _process_name
+    _process_name = os.getpid(), check_name(name, "name")
+    try:
+        yield
+    finally:
+        _process_name = before

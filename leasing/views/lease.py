@@ -12,6 +12,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 
 from leasing import audit
 from leasing.conf import leasing_settings
+from leasing.dashboard import lease_lists
 from leasing.dashboard.exports import EVENTS
 from leasing.dashboard.forms import EventsFilter, ForceReleaseForm
 from leasing.dashboard.term_chart import drawing_of
@@ -86,6 +87,8 @@ def _detail(
         return {
             "row": row,
             "row_url": navigation.row_url(row),
+            "holder_url": navigation.holder_url(row.holder),
+            "is_internal": lease_lists.is_internal(row),
             "events": events,
             "marked": [(event, badge_of_event(event.kind)) for event in events.rows],
             "explanation": explain(row, now, events=() if events.moved else events.rows),

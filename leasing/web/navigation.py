@@ -32,6 +32,7 @@ _entries: dict[str, Entry] = {}
 _row_views: dict[str, str] = {}
 _shared_views: dict[str, str] = {}
 _only_rows: dict[str, str] = {}
+_holder_finders: list[Callable[[str], str]] = []
 
 
 def add(*entries: Entry) -> None:
@@ -50,6 +51,17 @@ def add_shared_page(label: str, view: str, only: str = "") -> None:
     _shared_views[label] = view
     if only:
         _only_rows[label] = only
+
+
+def add_holder_page(find: Callable[[str], str]) -> None:
+    """Holders of leases are shown where ``find`` says: it returns the URL of a name, or nothing."""
+    if find not in _holder_finders:
+        _holder_finders.append(find)
+
+
+def holder_url(name: str) -> str:
+    """Return the URL of the page of the holder ``name``, if an app has one; else nothing."""
+    return next(filter(None, (find(name) for find in _holder_finders if name)), "")
 
 
 def name_of(label: str, key: str) -> str:

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+from django.urls import reverse
+
 from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import Task, TaskAttempt, Worker, WorkerState
+from tasks.models.worker import ProcessEnd
 
 #: More running tasks than this are not looked up for one page of workers.
 SHOWN = 1_000
@@ -65,12 +68,18 @@ class WorkerRow(_HoldsTasks):
         worker = self.worker
         seen = None if self.is_live else worker.last_seen_at
         shown = [worker.pk, worker.name, self.state, worker.pid, worker.started_at, seen]
-        shown += worker.queues, self.slots, worker.stopped_at, worker.death
+        shown += worker.queues, self.slots, worker.stopped_at, worker.death, worker.ends
         object.__setattr__(self, "shown", shown)
 
     @property
     def state(self) -> str:
         return state_of(self.worker)
+
+    @property
+    def crash(self) -> ProcessEnd | None:
+        """The end of the process before this one, where that was no clean one."""
+        before = self.worker.former_ends[:1]
+        return next((end for end in before if not end.is_clean), None)
 
     @property
     def first_left(self) -> list[Task]:
@@ -173,6 +182,22 @@ def siblings_of(worker: Worker) -> list[WorkerRow]:
     rows: Any = Worker.objects.home().defer("handlers")
     mine = rows.filter(fleet=worker.fleet, stopped_at=None).exclude(pk=worker.pk)
     return [WorkerRow(each, []) for each in mine.with_state().order_by("fleet_index", "pk")]
+
+
+def url_of_holder(name: str) -> str:
+    """Return the URL of the worker called ``name``; nothing if there is none."""
+    pk = Worker.objects.home().filter(name=name).values_list("pk", flat=True).first()
+    return reverse("leasing_tasks:worker", args=[pk]) if pk else ""
+
+
+def ends_before(worker: Worker) -> list[ProcessEnd]:
+    """Return the ends of the processes before that of ``worker``, the latest first: those that its
+    row has, and those of rows with its number that were killed together with their parent."""
+    ends = worker.former_ends
+    if worker.fleet is not None:
+        same = Worker.objects.home().filter(fleet=worker.fleet, fleet_index=worker.fleet_index)
+        ends += [each.end for each in same.filter(stopped_at=None, pk__lt=worker.pk)]
+    return sorted(ends, key=lambda end: end.at, reverse=True)
 
 
 def _read_handlers(workers: list[Worker]) -> None:

@@ -82,6 +82,7 @@ class Migration(migrations.Migration):
                 ('fleet_index', models.PositiveSmallIntegerField(default=None, null=True)),
                 ('fleet_restarts', models.PositiveIntegerField(default=None, null=True)),
                 ('death', models.CharField(default='', max_length=200)),
+                ('ends', models.JSONField(default=list)),
                 ('started_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
                 ('last_seen_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
                 ('stopped_at', models.DateTimeField(default=None, null=True)),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from datetime import timedelta
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
 
 from django.db import models, transaction
 from django.db.models import Case, Exists, OuterRef, Value, When
@@ -40,6 +40,26 @@ class WorkerRole(models.TextChoices):
     def running(cls) -> tuple[WorkerRole, ...]:
         """Return the roles that run tasks."""
         return (cls.WORKER, cls.CELERY)
+
+
+#: How a process ended. Of one that was killed only its parent, if it had one, sees more than that
+#: it did not sign off.
+_STOPPED: Final = "stopped cleanly"
+_UNSEEN: Final = "ended without signing off"
+
+
+class ProcessEnd(NamedTuple):
+    """The end of a process that a worker has succeeded."""
+
+    pid: int
+    started_at: datetime
+    #: Its last sign of life, if nobody saw its end.
+    at: datetime
+    how: str
+
+    @property
+    def is_clean(self) -> bool:
+        return self.how == _STOPPED
 
 
 class WorkerQuerySet(RoutedQuerySet["Worker"]):
@@ -94,10 +114,21 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         """
         what = {"started_at": DbNow()} | what
         what |= {"process": process, "last_seen_at": DbNow(), "stopped_at": None}
-        if instead_of and process == instead_of.process != "" and not instead_of.stopped_at:
-            del what["started_at"]
+        is_new = not (
+            instead_of and process == instead_of.process != "" and not instead_of.stopped_at
+        )
+        before = self.none()
+        if what.get("fleet"):
+            # Of a child, those that had its number: their names differ in the last part alone.
+            place = f"{name.rpartition(':')[0]}:"
+            before = self.filter(name__startswith=place, stopped_at__isnull=False)
+            before = before.exclude(name=name)
         with transaction.atomic(using=self.db):
             take_write_lock(self)
+            if is_new:
+                what["ends"] = _ends_of([*([instead_of] if instead_of else []), *before])
+            else:
+                del what["started_at"]
             if instead_of is None:
                 _, is_registered = self.get_or_create(name=name, defaults=what)
             else:
@@ -105,10 +136,9 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
                 if instead_of.process != process:  # and not a heartbeat later
                     same = same.filter(last_seen_at=instead_of.last_seen_at)
                 is_registered = bool(same.update(**what))
-        if is_registered and what.get("fleet"):
-            # Or there would be a row for each that its parent has replaced.
-            before = self.filter(fleet=what["fleet"], fleet_index=what["fleet_index"])
-            before.filter(stopped_at__isnull=False).delete()
+            if is_registered:
+                # Or there would be a row for each that its parent has replaced.
+                before.delete()
         if is_registered:
             Queue.objects.using(self.db).declare(what.get("queues", ()))
         return is_registered
@@ -154,6 +184,17 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         return mine.update(last_seen_at=DbNow(), stopped_at=DbNow())
 
 
+def _ends_of(workers: Iterable[Worker]) -> list[ProcessEnd]:
+    """Return the ends of ``workers`` and of those before them, the latest first, for the row of
+    their successor."""
+    ends = [end for worker in workers for end in (worker.end, *worker.former_ends)]
+    latest = sorted(ends, key=lambda end: end.at, reverse=True)[: Worker.ENDS_KEPT]
+    return [
+        end._replace(started_at=end.started_at.isoformat(), at=end.at.isoformat())  # type: ignore[arg-type]
+        for end in latest
+    ]
+
+
 class Worker(models.Model):
     """A worker process: what it serves, and when it was last seen."""
 
@@ -161,6 +202,8 @@ class Worker(models.Model):
     LATE_AFTER = timedelta(seconds=14)
     GONE_AFTER = timedelta(seconds=30)
     FORGOTTEN_AFTER = timedelta(days=1)
+    #: The number of ends of its predecessors that a row has.
+    ENDS_KEPT: Final = 10
     #: The kind of the slots of a Celery worker, whose pool runs handlers of every kind.
     POOL: Final = "pool"
 
@@ -191,6 +234,9 @@ class Worker(models.Model):
     fleet_restarts = models.PositiveIntegerField(null=True, default=None)
     #: Its death, where its parent has seen that: "was killed by signal 9".
     death = models.CharField(max_length=200, default="")
+    #: The ends of its predecessors, as ``former_ends`` reads them: a restarted worker takes the row
+    #: of the process before it, and nobody else knows that one when it was killed.
+    ends = models.JSONField(default=list)
     started_at = models.DateTimeField(db_default=DbNow())
     last_seen_at = models.DateTimeField(db_default=DbNow())
     stopped_at = models.DateTimeField(null=True, default=None)
@@ -207,6 +253,20 @@ class Worker(models.Model):
     def concurrency(self) -> int:
         """Return the number of its slots of all kinds."""
         return sum(self.slots.values())
+
+    @property
+    def end(self) -> ProcessEnd:
+        """The end of its process, for a worker that has ended."""
+        how = self.death or (_STOPPED if self.stopped_at else _UNSEEN)
+        return ProcessEnd(self.pid, self.started_at, self.stopped_at or self.last_seen_at, how)
+
+    @property
+    def former_ends(self) -> list[ProcessEnd]:
+        """The ends of the processes before this one, the latest first."""
+        return [
+            ProcessEnd(pid, datetime.fromisoformat(begin), datetime.fromisoformat(end), how)
+            for pid, begin, end, how in self.ends
+        ]
 
     def kind_of(self, name: str) -> str:
         """Return the kind of slot in which it runs tasks called ``name``. A thread gives back a

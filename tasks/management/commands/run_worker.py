@@ -19,7 +19,7 @@ from leasing.management.base import ServiceCommand, duration
 from leasing.metrics import port
 from leasing.runtime.exit_codes import ExitCode
 from leasing.runtime.shutdown import on_stop_signal
-from leasing.validation.names import MAX_NAME, check_name, check_ttl
+from leasing.validation.names import MAX_NAME, check_name, check_ttl, process_named
 from tasks.exceptions import NameTaken, UnknownQueue
 from tasks.execution.chaos import Chaos
 from tasks.fleet import child_start
@@ -146,7 +146,7 @@ class Command(ServiceCommand):
         """Run a worker, as the child of a fleet if ``child`` is given."""
         worker = self._made(options) if child is None else _measured(options, child)
         obeying = on_stop_signal(worker.stop) if child is None else reporting(child, worker)
-        with exit_if_taken(), obeying, collected_seldom():
+        with exit_if_taken(), obeying, collected_seldom(), process_named(worker.name):
             worker.run()
             if worker.executions:
                 # A thread that cannot be ended must not keep the process from its end.
@@ -273,7 +273,8 @@ def _measured(options: dict[str, Any], child: ChildContext | None = None) -> Wor
 def _reloaded(worker: WorkerProcess) -> None:
     atexit.register(worker.stop_now)
     try:
-        worker.run()
+        with process_named(worker.name):
+            worker.run()
         if worker.name_taken:
             raise worker.name_taken
     except NameTaken as error:  # on a thread, whose end would not be the end of the process

@@ -128,3 +128,13 @@ def test_the_name_can_be_configured_and_is_checked() -> None:
         assert default_holder() == "crane driver"
     with override_settings(LEASING={"HOLDER": lambda: ""}), pytest.raises(InvalidResource):
         default_holder()
+
+
+def test_a_process_can_be_named_for_a_block() -> None:
+    before = default_holder()
+
+    with names.process_named("worker-1"):
+        assert default_holder() == "worker-1"
+        with override_settings(LEASING={"HOLDER": lambda: "crane driver"}):
+            assert default_holder() == "crane driver"
+    assert default_holder() == before

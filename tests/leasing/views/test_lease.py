@@ -6,6 +6,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from leasing import once
 from leasing.models import Lease, leasable_models
 from tests.factories import LeaseFactory, TaskFactory
 from tests.fixtures import client_with
@@ -242,3 +243,33 @@ def test_the_pages_stand_alone_under_any_prefix(operator: Client) -> None:
     said = {"reason": "x", "typed": task.lease_id}
     response = operator.post(revoke, said)
     assert response["Location"] == f"/deep/inside/leases/{task.lease_id}/"
+
+
+def test_internal_leases_are_marked_and_come_after_those_of_the_application(
+    operator: Client,
+) -> None:
+    for name in ("leasing_tasks.sampling", "leasing_tasksy", "report:7"):
+        LeaseFactory(resource=name)
+    for key in ("leasing_tasks:examine", "mail:7"):
+        once(key, 60).run(lambda: None)
+
+    page = get(operator, "/ops/leases/")
+
+    sections = page.all("section.section")
+    assert [each.one("h2").text for each in sections][-1] == "Internal leases"
+    names = [[name.text for name in each.all("td.name a")] for each in sections]
+    assert names[0] == ["report:7", "leasing_tasksy"]
+    assert ["once:mail:7"] in names
+    assert names[-1] == ["leasing_tasks.sampling", "once:leasing_tasks:examine"]
+    for internal in sections[-1].links:
+        assert "Internal: " in get(operator, internal).text
+    assert "Internal: " not in get(operator, sections[0].links[0]).text
+
+
+def test_the_internal_leases_obey_the_filter(operator: Client) -> None:
+    LeaseFactory(resource="leasing_tasks.sampling")
+    LeaseFactory(resource="report:7")
+
+    assert get(operator, "/ops/leases/?q=report").names == ["report:7"]
+    assert get(operator, "/ops/leases/?q=leasing_tasks").names == ["leasing_tasks.sampling"]
+    assert get(operator, "/ops/leases/?state=released").names == []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.test import Client
 
 from leasing.functions import after
+from leasing.models import Lease
 from tasks.dashboard.badges import WORKER_BADGES
 from tasks.models import Task, Worker, WorkerState
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 from tests.fixtures import client_with
 from tests.pages import get, sent_by, signed_in
 
@@ -206,3 +208,59 @@ def test_the_page_asks_a_fixed_number_of_questions(viewer: Client) -> None:
     statements = sent_by(viewer, url_of(worker))
     assert len(statements) == len(few) <= 12
     assert not any("OFFSET" in sql for sql in statements)
+
+
+@pytest.mark.once
+def test_a_worker_killed_while_idle_and_restarted_shows_its_end(viewer: Client) -> None:
+    killed = WorkerFactory(name="dora", pid=41, process="boot:1|1|1")
+    new: dict[str, Any] = {"hostname": "host-1", "pid": 42, "process": "boot:2|1|1"}
+    assert Worker.objects.register("dora", instead_of=killed, **new)
+
+    (end,) = get(viewer, url_of(killed)).answers["before"].all("li")
+    (row,) = get(viewer, "/ops/workers/").rows
+
+    seen = killed.last_seen_at.isoformat(timespec="milliseconds")
+    for shown in (end, row.cell("Worker").one("[data-crash]")):
+        assert "pid 41" in shown.text and "ended without signing off" in shown.text
+        assert shown.one("time")["datetime"] == seen
+    assert "after 1 h" in end.text
+
+
+@pytest.mark.once
+def test_a_clean_restart_is_on_the_page_of_the_worker_alone(viewer: Client) -> None:
+    stopped = WorkerFactory(name="dora", pid=41, process="boot:1|1|1", state="stopped")
+    new: dict[str, Any] = {"hostname": "host-1", "pid": 42, "process": "boot:2|1|1"}
+    assert Worker.objects.register("dora", instead_of=stopped, **new)
+
+    (end,) = get(viewer, url_of(stopped)).answers["before"].all("li")
+
+    assert "pid 41 stopped cleanly" in end.text
+    assert not get(viewer, "/ops/workers/").all("[data-crash]")
+
+
+@pytest.mark.once
+def test_a_child_killed_together_with_its_parent_shows_on_the_page_of_its_successor(
+    viewer: Client,
+) -> None:
+    fleet = {"fleet": "web", "fleet_index": 1, "fleet_restarts": 0}
+    WorkerFactory(name="web:1:a", pid=41, state="gone", **fleet)
+    WorkerFactory(name="web:2:b", pid=43, state="gone", **{**fleet, "fleet_index": 2})
+    new = WorkerFactory(name="web:1:c", pid=42, **fleet)
+
+    (end,) = get(viewer, url_of(new)).answers["before"].all("li")
+
+    assert "pid 41 ended without signing off" in end.text
+
+
+@pytest.mark.once
+def test_a_lease_leads_to_the_worker_that_holds_it() -> None:
+    worker, client = WorkerFactory(name="dora"), signed_in("leasing.view_lease")
+    mine = LeaseFactory(resource="leasing_tasks.sampling", holder="dora")
+    released = LeaseFactory(resource="report:7", holder="dora", state="released")
+    other = LeaseFactory(resource="report:8", holder="ann")
+
+    def links(lease: Lease) -> list[str]:
+        return get(client, f"/ops/leases/{lease.lease_id}/").answers["who"].links
+
+    assert links(mine) == links(released) == [url_of(worker)]
+    assert links(other) == []

@@ -16,6 +16,7 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from leasing.functions import EPOCH, DbNow, after
+from leasing.models import Lease
 from leasing.runtime.clock import clock
 from tasks.exceptions import NameTaken
 from tasks.models import Worker, WorkerQuerySet
@@ -427,3 +428,72 @@ def test_a_worker_whose_parent_is_gone_frees_its_name(running: Row) -> None:
     assert begin_below("web")
     beside.refresh_from_db()
     assert (beside.fleet, beside.fleet_index) == ("web", 2)
+
+
+# What a successor knows of the processes before it
+
+
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [
+        (killed, "ended without signing off"),
+        (lambda: elsewhere(state="gone"), "ended without signing off"),
+        (lambda: elsewhere(state="stopped"), "stopped cleanly"),
+    ],
+    ids=["killed", "gone", "stopped"],
+)
+def test_a_restarted_worker_knows_the_end_of_the_process_before_it(
+    make: Callable[[], Worker], how: str
+) -> None:
+    before = make()
+
+    assert begin()
+
+    (end,) = Worker.objects.get().former_ends
+    assert (end.pid, end.started_at, end.how) == (before.pid, before.started_at, how)
+    assert end.at == (before.stopped_at or before.last_seen_at)
+
+
+def test_a_worker_that_was_silent_is_no_restart() -> None:
+    worker_row(process=own_identity(), state="gone")
+
+    assert begin()
+
+    assert Worker.objects.get().former_ends == []
+
+
+def test_the_latest_ends_of_a_name_are_known() -> None:
+    killed()
+    pids = []
+    for number in range(Worker.ENDS_KEPT + 2):
+        assert begin()
+        pids.append(number)
+        Worker.objects.update(pid=number, process=f"boot:{number}|1|1", stopped_at=DbNow())
+
+    assert begin()
+
+    assert [end.pid for end in Worker.objects.get().former_ends] == pids[:1:-1]
+
+
+def test_a_child_knows_the_ends_of_those_that_had_its_number_also_below_an_earlier_parent() -> None:
+    for name in ("web:1:a", "web:1:b", "web:2:c"):
+        index = int(name.split(":")[1])
+        WorkerFactory(name=name, fleet="web", fleet_index=index, fleet_restarts=0)
+    Worker.objects.sign_off_dead("web:1:a", "was killed by signal 9")
+    Worker.objects.leave_fleet("web:1:b")
+    Worker.objects.sign_off("web:1:b")
+
+    assert begin_below("web")
+
+    ends = Worker.objects.get(name="web:1:new").former_ends
+    assert [end.how for end in ends] == ["stopped cleanly", "was killed by signal 9"]
+    assert set(Worker.objects.values_list("name", flat=True)) == {"web:1:new", "web:2:c"}
+
+
+def test_the_leases_of_a_workers_own_services_have_its_name(spawn: Spawn) -> None:
+    spawn(["manage.py", "run_worker", "--name", "dora"])
+
+    sampling = Lease.objects.filter(resource="leasing_tasks.sampling")
+    wait_for(sampling.active().exists)
+
+    assert sampling.get().holder.startswith("dora")
