@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,6 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,40 +37,7 @@ ENVIRONMENT = {
     "LEASE_SERVICE_URL": "",
 }
 
-#: Folders whose tests have no SQL of their own: what is done to rows there is done by the verbs of
-#: `querysets`, which are tested on every database, or read by Django's ORM. All their tests count
-#: as marked `once`: `make rest` runs them on PostgreSQL.
-ONCE = (
-    "leasing/celery",
-    "leasing/testing",
-    "leasing/web",
-    "tasks/celery",
-    "tasks/diagnosis",
-    "tasks/django_api",
-    "tasks/execution",
-    "tasks/management",
-    "tasks/testing",
-    "tasks/worker",
-)
-#: Folders whose tests all count as marked `rest`: the edges, which call what the others test, and
-#: races between processes.
-REST = (
-    "leasing/admin",
-    "leasing/api",
-    "leasing/client",
-    "leasing/dashboard",
-    "leasing/views",
-    "tasks/admin",
-    "tasks/api",
-    "tasks/client",
-    "tasks/dashboard",
-    "tasks/views",
-    "races",
-)
-#: A fixture of tests that concern PostgreSQL alone.
-FOR_POSTGRESQL = "on_postgresql"
-
-#: Fixtures that start a server for the whole run. Their tests count as marked `rest`.
+#: Fixtures that start a server for the whole run.
 BROKERS = {"redis_broker", "rabbitmq_broker"}
 
 
@@ -106,34 +71,16 @@ class Database(NamedTuple):
 DATABASE = pytest.StashKey[Database]()
 #: The variable that hands it to the workers of pytest-xdist.
 CHOSEN = "TESTS_DATABASE"
-#: The property of a test that names the implementation whose contract it tries.
-CONTRACT = "contract"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("leasing")
-    group.addoption("--db", choices=("sqlite", "postgresql"), default="sqlite")
-    group.addoption(
-        "--only-db", action="store_true", help="leave out the tests that touch no database"
-    )
-    group.addoption(
-        "--once",
-        choices=("also", "not", "only"),
-        default="also",
-        help="run the tests marked `once` as well, leave them out, or run nothing else",
-    )
-    group.addoption(
-        "--no-rest",
-        action="store_true",
-        help="leave out the tests marked `rest`, and those that need a message broker",
-    )
-    group.addoption("--counts", metavar="FILE", help="write what passed and failed, as JSON")
+    parser.addoption("--db", choices=("sqlite", "postgresql"), default="sqlite")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
     # A wrapper comes before pytest-django's hook of this name, which reads the settings.
-    if is_worker():
+    if "PYTEST_XDIST_WORKER" in os.environ:
         database = Database(*json.loads(os.environ[CHOSEN]))
     else:
         choose = {"sqlite": _sqlite, "postgresql": _postgresql}
@@ -145,74 +92,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     yield
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """In a worker of pytest-xdist, report a test that passed in one message of six, without what
-    it printed: sending and reading the others takes a tenth of the CPU of the suite."""
-    if not is_worker():
-        return None
-    for report in runtestprotocol(item, log=False, nextitem=nextitem):
-        if report.when == "call" or not report.passed:
-            if report.passed:
-                report.sections.clear()
-            item.ihook.pytest_runtest_logreport(report=report)
-    return True
-
-
-def is_worker() -> bool:
-    """Return True if pytest-xdist deals out the tests, and this process only runs some."""
-    return "PYTEST_XDIST_WORKER" in os.environ
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = [item for item in items if _is_wanted(item, config)]
-    if len(wanted) < len(items):
-        kept = set(wanted)
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = wanted
-    if is_worker():
-        items.sort(key=_place)
-
-
-def _place(item: pytest.Item) -> tuple[bool, bool, bool]:
-    """Return what puts the tests of brokers first, so that one worker has them and starts each
-    broker once, and after them what lasts long: at the end nobody could share it."""
-    fixtures = _fixtures(item)
-    is_long = item.get_closest_marker("rest") is not None
-    return not fixtures & BROKERS, not is_long, "process_env" not in fixtures
-
-
-def _fixtures(item: pytest.Item) -> set[str]:
-    return set(getattr(item, "fixturenames", ()))
-
-
-def _is_left_to_rest(item: pytest.Item) -> bool:
-    if item.get_closest_marker("rest") is not None or _folder(item) in REST:
-        return True
-    return bool(_fixtures(item) & BROKERS)
-
-
-def _is_wanted(item: pytest.Item, config: pytest.Config) -> bool:
-    """Return False if this run leaves the test to the run on the other database."""
-    on_sqlite = config.stash[DATABASE].name == "SQLite"
-    if FOR_POSTGRESQL in _fixtures(item) and on_sqlite:
-        return False
-    if _is_left_to_rest(item):
-        return not config.getoption("no_rest") and config.getoption("once") != "not"
-    if not _touches_a_database(item):
-        return not config.getoption("only_db") and config.getoption("once") != "only"
-    once = _is_once(item)
-    return {"also": True, "not": not once, "only": once}[config.getoption("once")]
-
-
-def _is_once(item: pytest.Item) -> bool:
-    if item.get_closest_marker("once") is not None:
-        return True
-    return _folder(item) in ONCE and FOR_POSTGRESQL not in _fixtures(item)
-
-
-def _folder(item: pytest.Item) -> str:
-    return item.path.parent.relative_to(ROOT / "tests").as_posix()
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of brokers first: so one worker of pytest-xdist has them, and starts each
+    broker once."""
+    items.sort(key=lambda item: not BROKERS & set(getattr(item, "fixturenames", ())))
 
 
 def pytest_collection_finish() -> None:
@@ -221,27 +104,9 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 20)  # a twentieth of the CPU is spent on fewer
 
 
-def _touches_a_database(item: pytest.Item) -> bool:
-    wanted = {"db", "transactional_db", "live_server", "client", "admin_client"}
-    return item.get_closest_marker("django_db") is not None or bool(wanted & _fixtures(item))
-
-
 def pytest_report_header(config: pytest.Config) -> str:
     database = config.stash[DATABASE]
     return f"database: {database.name} ({'thrown away' if database.throw_away else 'given'})"
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    stats, database = terminalreporter.stats, config.stash[DATABASE].name
-    if path := config.getoption("counts"):
-        counts = {kind: len(reports) for kind, reports in stats.items() if kind}
-        Path(path).write_text(json.dumps({"on": database, **counts}))
-    properties = [entry for report in stats.get("passed", ()) for entry in report.user_properties]
-    if held := Counter(value for name, value in properties if name == CONTRACT):
-        cases = ", ".join(f"{name} {count}" for name, count in held.items())
-        terminalreporter.write_line(f"contract cases on {database}: {cases}")
 
 
 def _sqlite(config: pytest.Config) -> Database:

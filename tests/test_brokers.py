@@ -12,7 +12,7 @@ from kombu.connection import Connection
 from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.processes import Process, wait_for
 
-pytestmark = pytest.mark.rest
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", ["redis_broker", "rabbitmq_broker"])

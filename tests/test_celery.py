@@ -15,7 +15,7 @@ from tests.celery_soak.soak import Soak
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 SIZE = 300
 

@@ -22,15 +22,13 @@ from tests.brokers import free_ports
 from tests.conftest import Spawn
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def port() -> int:
     return free_ports(1)[0]
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_demo_shows_all_workers_at_work_and_stops_cleanly(spawn: Spawn, port: int) -> None:
     demo = spawn(["manage.py", "demo"], PORT=str(port), PYTHONWARNINGS="default")
 
@@ -61,7 +59,7 @@ def test_the_demo_shows_all_workers_at_work_and_stops_cleanly(spawn: Spawn, port
     assert "stopped" in demo.output.splitlines()[-1]
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_demo_over_celery_runs_its_tasks_in_both_workers_without_a_server(
     spawn: Spawn, port: int, tmp_path: Path
 ) -> None:
@@ -84,7 +82,7 @@ def test_the_demo_over_celery_runs_its_tasks_in_both_workers_without_a_server(
     assert demo.wait(timeout=30) == 0
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_demo_of_two_services_shows_each_its_part_and_stops_cleanly(
     spawn: Spawn, tmp_path: Path
 ) -> None:

@@ -110,7 +110,6 @@ def test_sessions_behind_a_proxy_with_tls_need_to_know_of_it(
 
 
 @pytest.mark.django_db
-@pytest.mark.once
 def test_tokens_that_never_expire_are_warned_of() -> None:
     soon = datetime(2099, 1, 1, tzinfo=UTC)
     ApiToken.objects.issue("ends", scopes=["leasing.view_lease"], expires_at=soon)

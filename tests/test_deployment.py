@@ -281,7 +281,8 @@ def test_a_proxy_waits_longer_than_a_request_may() -> None:
 
 @pytest.fixture(scope="module")
 def on_postgresql(request: pytest.FixtureRequest) -> None:
-    """The page is about PostgreSQL."""
+    if request.config.stash[DATABASE].name == "SQLite":
+        pytest.skip("the page is about PostgreSQL")
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +343,7 @@ def number_of(unit: Unit) -> signal.Signals:
     return signal.Signals[unit.stop_signal]
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_image_serves_and_works(site: Site) -> None:
     assert re.fullmatch(r"python:3\.1[1-9]-slim", site.base)
     assert site.user.isdecimal() and int(site.user) > 0
@@ -362,7 +363,7 @@ def test_the_image_serves_and_works(site: Site) -> None:
     assert "ERROR" not in server.output
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_systemd_finds_no_fault_in_the_units(site: Site, tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
@@ -388,7 +389,7 @@ def test_a_program_that_systemd_starts_is_named_from_the_root() -> None:
     assert [line for line in lines if not line.startswith(f"{PLACE}/")] == []
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_unit_of_the_web_server_starts_serves_and_stops(site: Site, tmp_path: Path) -> None:
     unit = UNITS["shop-web.service"]
     assert unit.service["Type"] == "notify"
@@ -401,7 +402,7 @@ def test_the_unit_of_the_web_server_starts_serves_and_stops(site: Site, tmp_path
     assert server.stop(number_of(unit), unit.stop_timeout) == 0
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_unit_of_the_workers_runs_tasks_and_stops(site: Site) -> None:
     unit = UNITS["shop-worker@.service"]
     workers = site.start(shlex.split(unit.start))
@@ -410,7 +411,7 @@ def test_the_unit_of_the_workers_runs_tasks_and_stops(site: Site) -> None:
     assert workers.stop(number_of(unit), unit.stop_timeout) == 0
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_time_after_stop_timeout_is_enough_for_what_does_not_stop(
     site: Site, tmp_path: Path
 ) -> None:
@@ -425,7 +426,7 @@ def test_the_time_after_stop_timeout_is_enough_for_what_does_not_stop(
     assert ask(site, f"SELECT attempts FROM leasing_tasks_task WHERE id = {task}") == 0
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_unit_of_a_release_ends_well(site: Site) -> None:
     lines = UNITS["shop-migrate.service"].starts
 
@@ -434,7 +435,7 @@ def test_the_unit_of_a_release_ends_well(site: Site) -> None:
     assert "static files" in site.run(lines[1])
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_name_that_is_in_use_is_an_exit_that_systemd_does_not_repeat(site: Site) -> None:
     unit = UNITS["shop-worker@.service"]
     single = ["python", "manage.py", "run_worker", "--name", "one"]
@@ -447,7 +448,7 @@ def test_a_name_that_is_in_use_is_an_exit_that_systemd_does_not_repeat(site: Sit
     assert first.stop(signal.SIGTERM, 45) == 0
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["gunicorn", "uvicorn"])
 def test_a_web_server_of_the_page_answers(site: Site, server: str) -> None:
     (line,) = (each for each in block_of("Web server", "console").lines if each.startswith(server))
@@ -485,12 +486,12 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 """
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_preloaded_project_has_no_thread_and_no_connection_to_share(site: Site) -> None:
     assert site.run(f"python -W error -c {shlex.quote(PRELOADED)}") == "[0, 0]\n"
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_readiness_is_answered_while_the_database_hangs(
     site: Site, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -512,7 +513,7 @@ def test_readiness_is_answered_while_the_database_hangs(
         proxy.close()
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["web", "worker"])
 def test_a_line_of_the_procfile_runs(site: Site, process: str) -> None:
     started = site.start(["sh", "-c", f"exec {procfile()[process]}"])
@@ -538,7 +539,7 @@ def sessions(site: Site) -> int:
     return int(row[0])
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_worker_has_as_many_connections_as_the_page_says(site: Site, tmp_path: Path) -> None:
     text = PAGE.read_text()
     assert "| worker, idle | 3:" in text and "up to 6 of its own" in text
@@ -559,7 +560,7 @@ def test_a_worker_has_as_many_connections_as_the_page_says(site: Site, tmp_path:
     assert worker.stop(signal.SIGTERM, 45) == 0
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_web_process_has_as_many_connections_as_the_page_says(site: Site) -> None:
     threads = 3
     options = ["--workers", "1", "--threads", str(threads), "--preload"]
@@ -590,7 +591,7 @@ def test_a_web_process_has_as_many_connections_as_the_page_says(site: Site) -> N
     assert threads + 1 <= max(counts) <= threads + 3
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_recovery_alone_has_as_many_connections_as_the_page_says(site: Site) -> None:
     program = site.start(["python", "manage.py", "run_recovery"])
     wait_for(lambda: sessions(site) > 0, timeout=START_TIMEOUT)
@@ -601,7 +602,7 @@ def test_recovery_alone_has_as_many_connections_as_the_page_says(site: Site) -> 
     assert program.stop(signal.SIGTERM, 45) == 0
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_parent_has_no_connection(site: Site) -> None:
     site.start(["python", "manage.py", "run_worker", "--workers", "2"])
 
@@ -645,7 +646,7 @@ def pooled(site: Site, tmp_path: Path) -> dict[str, str]:
 SWALLOWED = "not arrive"
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_worker_behind_a_pooler_polls(site: Site, pooled: dict[str, str]) -> None:
     worker = site.start(["python", "manage.py", "run_worker"], **pooled)
     wait_for_status(site, enqueue(site, "invoices.send", pooled, invoice_id=7), "succeeded")
@@ -654,7 +655,7 @@ def test_a_worker_behind_a_pooler_polls(site: Site, pooled: dict[str, str]) -> N
     assert worker.stop(signal.SIGTERM, 45) == 0
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_listen_url_leads_around_the_pooler(site: Site, pooled: dict[str, str]) -> None:
     env = pooled | {"LISTEN_URL": site.database}
     worker = site.start(["python", "manage.py", "run_worker"], **env)
@@ -664,7 +665,7 @@ def test_listen_url_leads_around_the_pooler(site: Site, pooled: dict[str, str]) 
     assert "WARNING" not in worker.output
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_checks_find_no_fault_in_the_settings_of_the_page(
     site: Site, pooled: dict[str, str]
 ) -> None:
@@ -679,7 +680,7 @@ def test_the_checks_find_no_fault_in_the_settings_of_the_page(
 # Time-outs
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_worker_works_under_the_time_outs_of_the_page(site: Site, tmp_path: Path) -> None:
     name = psycopg.conninfo.conninfo_to_dict(site.database)["dbname"]
     role = f"ROLE {site.environment['DATABASE_USER']} IN DATABASE {name}"
@@ -727,7 +728,7 @@ def ask_with(site: Site, line: str, setting: str) -> str:
 # The rest of the page
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_line_for_cron_prunes(site: Site) -> None:
     (line,) = block_of("Prune leases", "text").lines
     when, command = re.fullmatch(r"((?:\S+ ){5})(.*)", line).groups()  # type: ignore[union-attr]
@@ -754,7 +755,7 @@ def test_the_line_for_cron_prunes(site: Site) -> None:
     assert bare.stdout.startswith("Pruned 0 leases"), bare.stderr
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_on_a_laptop_each_claim_is_a_line(site: Site) -> None:
     enqueue(site, "invoices.send", invoice_id=7)
     lines = logged(site, 0)
@@ -762,7 +763,7 @@ def test_on_a_laptop_each_claim_is_a_line(site: Site) -> None:
     assert any(" INFO    tasks: " in line and " completed by " in line for line in lines)
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_in_production_what_went_wrong_is_a_line_of_json(site: Site) -> None:
     enqueue(site, "invoices.send", invoice_id=7)
     enqueue(site, "test.query", seconds="no number")
@@ -784,7 +785,7 @@ def logged(site: Site, number: int) -> list[str]:
     return site.run("python manage.py run_worker --once", **env).splitlines()
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_database_of_the_queue_is_migrated_and_used(
     request: pytest.FixtureRequest, site: Site
 ) -> None:
@@ -838,7 +839,7 @@ def certificate(tmp_path: Path) -> Path:
     return tmp_path / "shop.pem"
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_remote_worker_comes_through_the_proxy(
     site: Site, tmp_path: Path, certificate: Path
 ) -> None:

@@ -91,7 +91,6 @@ def own_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
 
 
-@pytest.mark.once
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("own_handlers", "own_celery_tasks")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
@@ -183,7 +182,6 @@ def open_api(settings: Any) -> None:
     settings.LEASING = {**settings.LEASING, "API_ACCESS": "compatible"}
 
 
-@pytest.mark.once
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("open_api")
 def test_the_requests_of_the_api_page_are_answered(client: Client) -> None:

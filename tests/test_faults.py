@@ -22,7 +22,7 @@ from tests.fixtures import client_with
 from tests.pages import Page, get, signed_in
 from tests.processes import wait_for
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 CRASH, FREEZE, CHILD = "/ops/demo/crash/", "/ops/demo/freeze/", "/ops/demo/crash-child/"
 VIEW, MAY = (

@@ -27,7 +27,7 @@ def test_the_first_steps_name_the_file_of_each_code() -> None:
     ]
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_first_hour_takes_less_than_three_minutes(tmp_path: Path) -> None:
     # Whatever it waits for has an end of its own, which on a loaded machine may come late.
     faulthandler.cancel_dump_traceback_later()

@@ -31,7 +31,7 @@ from tests.web_servers import Site
 
 __all__ = ["compatible"]
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.rest]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 #: Returns a module of the generated package, by its name there.
 Generated = Callable[[str], ModuleType]

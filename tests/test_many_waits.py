@@ -21,7 +21,7 @@ from tests.web_servers import UVICORN, Site, at_port
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.rest,
+    pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc"),
 ]
 

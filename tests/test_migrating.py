@@ -35,7 +35,7 @@ from tasks.producer import HandlerFunction, ProducerOptions
 from tasks.testing import drain, run
 from tests.plugin import ROOT
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("own_handlers", "own_celery_tasks")]
+pytestmark = [pytest.mark.usefixtures("own_handlers", "own_celery_tasks")]
 
 PAGE = (ROOT / "docs" / "migrating.md").read_text()
 BLOCKS = re.findall(r"^```py(?:thon)?\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

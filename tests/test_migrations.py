@@ -120,7 +120,6 @@ def test_what_would_break_it_is_recognised(operation: Any, is_safe: bool) -> Non
     assert unsafe([new, operation]) == ([] if is_safe else [operation.describe()])
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("label", APPS)
 def test_names_of_indexes_and_constraints_fit_every_database(label: str) -> None:
     for model in apps.get_app_config(label).get_models():

@@ -35,7 +35,6 @@ SETTINGS = """
 
 
 # Each makes a project, and starts processes in it.
-pytestmark = pytest.mark.rest
 
 
 class Said(NamedTuple):

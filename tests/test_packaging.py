@@ -26,7 +26,7 @@ TIMEOUT = 120
 #: What is run of pip: the one of this environment, on whatever environment it is told.
 PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check")
 
-pytestmark = pytest.mark.packaging
+pytestmark = pytest.mark.slow
 
 
 def run(*command: str | Path, cwd: Path) -> str:

@@ -28,7 +28,7 @@ from tests.fixtures import compatible
 
 __all__ = ["compatible"]
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once, pytest.mark.rest]
+pytestmark = pytest.mark.django_db
 
 #: The verbs that each permission allows.
 VERBS: dict[str, tuple[str, ...]] = {

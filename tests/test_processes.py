@@ -52,7 +52,6 @@ def test_keywords_reach_the_environment_of_a_process(spawn: Spawn) -> None:
     assert process.output == "2.5\n"
 
 
-@pytest.mark.once
 def test_the_site_starts_without_a_warning(spawn_cold: Spawn) -> None:
     process = spawn_cold(["manage.py", "check"])
 

@@ -27,7 +27,6 @@ def read_settings(monkeypatch: pytest.MonkeyPatch, **env: str) -> dict[str, Any]
     return runpy.run_path(str(ROOT / "project" / "settings.py"))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("path", ["/ops/login/", "/admin/login/", "/nothing/is/here"])
 @pytest.mark.django_db
 def test_every_page_carries_the_content_security_policy(client: Client, path: str) -> None:
@@ -100,7 +99,6 @@ def test_a_key_that_cannot_be_kept_asks_for_one(tmp_path: Path) -> None:
         kept_key(tmp_path / "missing" / ".secret_key")
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_the_home_page_leads_to_the_pages_the_admin_and_the_api(client: Client) -> None:
     page = client.get("/").content.decode()

@@ -16,7 +16,7 @@ from tasks.models import Task
 from tasks.testing import drain, run
 from tests.plugin import ROOT
 
-pytestmark = [pytest.mark.once, pytest.mark.django_db, pytest.mark.usefixtures("own_handlers")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_handlers")]
 
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
 RECIPES = dict(re.findall(r"^## ([^\n]*)\n.*?^```python\n(.*?)^```$", PAGE, re.DOTALL | re.M))

@@ -23,7 +23,7 @@ from tasks.models import Task
 from tests.leasing.support import expire
 from tests.tasks.support import make_due
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Reply(NamedTuple):

@@ -22,7 +22,7 @@ from tests.processes import Process, wait_for
 from tests.remote import SCOPES
 from tests.web_servers import Site
 
-pytestmark = [pytest.mark.rest, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 #: The generators, each with the duration of its tasks, which tells whose a task is.
 GENERATORS = {"ann": 0.0, "bob": 0.1}

@@ -60,7 +60,7 @@ def generators(spawn: Spawn) -> list[Process]:
     return [spawn([*run, "--name", name]) for name in ("left", "right")]
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 @pytest.mark.usefixtures("generators")
 def test_a_stop_sent_to_either_process_stops_the_one_generator(ports: list[int]) -> None:
     for number in range(ROUNDS):

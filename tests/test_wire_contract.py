@@ -22,7 +22,7 @@ from tests.api_calls import Answer, check_form
 from tests.leasing.support import expire
 from tests.web_servers import Site
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 ME = {"resource": "crane:1", "holder": "me"}
 OTHER = {"resource": "crane:1", "holder": "other"}

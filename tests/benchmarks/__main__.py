@@ -1,8 +1,7 @@
 """``make bench``: ``python -m tests.benchmarks [options]``.
 
 Starts a PostgreSQL of its own, has the workloads measured in turns, prints medians and ratios,
-writes build/bench.json, and ends with 1 when a bar is missed. The last line is the summary. With
-``--combos 3.13/6.1`` it does so under that Python and Django, in their environment of the matrix.
+writes build/bench.json, and ends with 1 when a bar is missed. The last line is the summary.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import django
 
-from tests import suite
 from tests.benchmarks import bars, peers
 from tests.benchmarks.bench import LOG, Figures, measured
 from tests.benchmarks.databases import ROOT, Databases, running
@@ -142,7 +140,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--size", choices=SIZES, default="default")
     made.add_argument("--only", nargs="*", choices=WORKLOADS, default=[], metavar="WORKLOAD")
     made.add_argument("--peers", nargs="*", choices=peers.PINS, default=[], metavar="PEER")
-    made.add_argument("--combos", nargs="*", default=[], metavar="PYTHON/DJANGO")
     made.add_argument("--turns", type=int)
     made.add_argument("--report-only", action="store_true", help="missed bars are no failure")
     made.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json")
@@ -157,33 +154,9 @@ def peers_of(options: argparse.Namespace, workloads: list[str]) -> list[str]:
     return list(peers.IN_BARS)
 
 
-def measure_under(pair: str, args: list[str], path: Path) -> int:
-    """Measure the same under another Python and Django. The name of the file says which."""
-    interpreter = suite.find_interpreter(pair.partition("/")[0])
-    if interpreter is None:
-        print(f"bench: {pair}: no interpreter")
-        return 1
-    print(f"=== Python/Django {pair}", flush=True)
-    path = path.with_stem(f"{path.stem}-{pair.replace('/', '-')}")
-    command = [suite.make_environment(pair, interpreter), "-m", "tests.benchmarks"]
-    return subprocess.run(
-        [*command, *without("--combos", args), "--json", str(path)], cwd=ROOT
-    ).returncode
-
-
-def without(option: str, args: list[str]) -> list[str]:
-    """``args`` without ``option`` and its values."""
-    place = args.index(option)
-    after = args[place + 1 :]
-    values = next((n for n, each in enumerate(after) if each.startswith("--")), len(after))
-    return args[:place] + after[values:]
-
-
 def main(args: list[str]) -> int:
     """Measure what is asked for."""
     options = parser().parse_args(args)
-    if options.combos:
-        return max(measure_under(pair, args, options.json) for pair in options.combos)
     size = SIZES[options.size]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server's folder is removed
     LOG.unlink(missing_ok=True)

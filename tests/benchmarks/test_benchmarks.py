@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from tests.benchmarks import databases
-from tests.benchmarks.__main__ import WORKLOADS, parser, peers_of, without
+from tests.benchmarks.__main__ import WORKLOADS, parser, peers_of
 from tests.benchmarks.bars import BARS, Bar
 from tests.benchmarks.bench import measured, percentile
 from tests.benchmarks.peers import HERE, PINS
@@ -25,7 +25,7 @@ QUICK = {
 }
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_workloads_run_in_miniature(process_env: dict[str, str]) -> None:
     workloads = QUICK[connection.vendor]
     command = [sys.executable, "-m", "tests.benchmarks.turn", "mini", *workloads]
@@ -54,7 +54,7 @@ def plain(process_env: dict[str, str]) -> Iterator[queue.Connection]:
         made.execute("DROP TABLE plain_queue")
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_plain_loop_loses_no_task_and_does_each_once(
     plain: queue.Connection, process_env: dict[str, str]
 ) -> None:
@@ -71,7 +71,7 @@ def test_the_plain_loop_loses_no_task_and_does_each_once(
     assert plain.execute(statuses).fetchall() == [("succeeded", "other", 5_000)]
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_no_limit_is_measured_with_a_plan_that_reads_the_whole_table(
     plain: queue.Connection,
 ) -> None:
@@ -155,13 +155,6 @@ def test_the_command_takes_what_make_gives_it() -> None:
 
     assert (options.only, options.peers) == (["drain", "leases"], ["pgqueuer"])
     assert parser().parse_args(["--size", "default", "--only", "--peers"]).only == []
-
-
-def test_the_same_is_measured_under_another_python_and_django() -> None:
-    args = ["--size", "short", "--combos", "3.11/5.2", "3.13/6.1", "--report-only"]
-
-    assert parser().parse_args(args).combos == ["3.11/5.2", "3.13/6.1"]
-    assert without("--combos", args) == ["--size", "short", "--report-only"]
 
 
 def test_peers_of_which_a_bar_speaks_are_measured_unless_time_is_short() -> None:

@@ -112,7 +112,6 @@ def test_a_use_that_another_process_has_noted_is_not_noted_again(clocks: ManualK
     assert token.last_used_at == noted
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
@@ -137,7 +136,6 @@ def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any], field: str) -> N
     assert not ApiToken.objects.exists()
 
 
-@pytest.mark.once
 def test_two_tokens_have_two_names() -> None:
     issue()
     ApiToken.objects.revoke()

@@ -46,7 +46,6 @@ def test_the_clock_goes_on_within_a_transaction() -> None:
     assert microseconds.get() > before
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("text", ["2030-01-01 00:00:00", "2030-01-01 00:00:00.120"])
 def test_sqlite_writes_the_clock_as_django_writes_a_moment(text: str) -> None:
     """Or a row could not be found again by a moment that was read of it, one time in a thousand."""

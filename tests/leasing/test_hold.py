@@ -34,7 +34,6 @@ def test_what_was_never_entered_shows_nothing(hold: Hold) -> None:
         _ = hold.fencing_token
 
 
-@pytest.mark.once
 def test_a_hold_shows_what_its_holder_may_use_and_nothing_else() -> None:
     assert [name for name in dir(Hold) if not name.startswith("_")] == [
         *("ensure", "expires_at", "fencing_token", "grant_id", "holder", "interval", "lost"),

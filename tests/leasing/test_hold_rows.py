@@ -163,7 +163,6 @@ def test_an_unusable_name_is_refused_at_the_block() -> None:
         pytest.fail("the body must not run")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", ["acquire", "hold"])
 def test_a_row_that_is_not_saved_cannot_be_leased(verb: str) -> None:
     with pytest.raises(ValueError, match="^This task is not saved, so it cannot be leased: save"):
@@ -174,7 +173,6 @@ def test_a_row_that_is_not_saved_cannot_be_leased(verb: str) -> None:
         getattr(ByUuid.lease_rows(), verb)(ByUuid())  # which has its key already
 
 
-@pytest.mark.once
 @pytest.mark.django_db(transaction=True)
 def test_a_hold_that_a_coroutine_enters_by_with_names_async_with() -> None:
     async def enter() -> None:

@@ -478,7 +478,6 @@ print((tracemalloc.get_traced_memory()[0] - before) / len(names))
 """
 
 
-@pytest.mark.once
 def test_a_hold_weighs_less_than_two_kibibytes(spawn: Spawn) -> None:
     # In a process of its own: what other tests have left behind would be counted too.
     process = spawn(["-c", WEIGHED])

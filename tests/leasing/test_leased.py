@@ -40,7 +40,6 @@ in_earnest = pytest.mark.django_db(transaction=True)
 # Functions
 
 
-@pytest.mark.once
 def test_a_function_runs_under_its_lease_and_returns() -> None:
     @leased("report")
     def build() -> list[str]:
@@ -53,7 +52,6 @@ def test_a_function_runs_under_its_lease_and_returns() -> None:
     assert not iscoroutinefunction(build)
 
 
-@pytest.mark.once
 def test_a_lost_race_raises_and_the_body_does_not_run() -> None:
     @leased("report")
     def build() -> None:
@@ -65,7 +63,6 @@ def test_a_lost_race_raises_and_the_body_does_not_run() -> None:
         build()
 
 
-@pytest.mark.once
 def test_each_call_has_a_hold_of_its_own() -> None:
     @leased("report:{pk}")
     def build(pk: int, deeper: bool = False) -> list[str]:
@@ -86,7 +83,6 @@ class Shop:
     id = 7
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("resource", "args", "kwargs", "name"),
     [
@@ -113,7 +109,6 @@ def test_the_name_is_made_of_the_arguments(
     assert build(*args, **kwargs) == [name]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("decorate", [leased, lambda key: once(key, window=3600)])
 @pytest.mark.parametrize(
     ("template", "said"),
@@ -134,14 +129,12 @@ def test_a_name_without_its_argument_is_refused_where_it_is_written(
         decorate(template)(build)
 
 
-@pytest.mark.once
 def test_any_argument_may_be_in_keywords_that_are_collected() -> None:
     leased("report:{day}")(anything)
     with pytest.raises(TypeError, match=re.escape("uses {0}")):
         leased("report:{0}")(anything)
 
 
-@pytest.mark.once
 def test_what_can_be_no_name_with_any_arguments_is_refused_where_it_is_written() -> None:
     for name in ("", " report", "x" * 201):
         with pytest.raises(InvalidResource):
@@ -150,7 +143,6 @@ def test_what_can_be_no_name_with_any_arguments_is_refused_where_it_is_written()
         leased("report:{pk")(rebuild)
 
 
-@pytest.mark.once
 def test_the_decorator_needs_the_name_of_a_resource() -> None:
     with pytest.raises(TypeError, match=r'@leased needs the name of a resource: @leased\("report:'):
 
@@ -158,7 +150,6 @@ def test_the_decorator_needs_the_name_of_a_resource() -> None:
         def build() -> None: ...
 
 
-@pytest.mark.once
 def test_who_looks_at_its_arguments_sees_those_that_are_given() -> None:
     """As API frameworks do, and ``@handler``."""
     assert str(inspect.signature(abuild)) == "(pk: 'int') -> 'str'"
@@ -172,7 +163,6 @@ async def agenerate() -> AsyncIterator[int]:
     yield 1
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("function", [generate, agenerate, partial(generate)])
 @pytest.mark.parametrize(
     "decorate", [leased("report"), once("report", window=3600), Leader("report").lead]
@@ -182,7 +172,6 @@ def test_a_generator_would_outlive_what_guards_its_call(decorate: Any, function:
         decorate(function)
 
 
-@pytest.mark.once
 def test_a_parameter_called_hold_is_given_the_hold() -> None:
     @leased("report:{pk}", ttl=10)
     def build(pk: int, hold: Hold) -> Hold:
@@ -194,7 +183,6 @@ def test_a_parameter_called_hold_is_given_the_hold() -> None:
     assert Lease.objects.get().ttl.total_seconds() == 10
 
 
-@pytest.mark.once
 def test_a_keyword_only_hold_is_given_too() -> None:
     @leased("report")
     def build(*, hold: Hold | None = None) -> bool:
@@ -203,7 +191,6 @@ def test_a_keyword_only_hold_is_given_too() -> None:
     assert build()
 
 
-@pytest.mark.once
 def test_the_options_are_those_of_a_hold(
     clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +211,6 @@ def test_the_options_are_those_of_a_hold(
     assert [hold.resource for hold in reported] == ["report"]
 
 
-@pytest.mark.once
 def test_options_that_cannot_be_are_refused_at_the_call() -> None:
     @leased("report", ttl=0)
     def build() -> None: ...
@@ -233,7 +219,6 @@ def test_options_that_cannot_be_are_refused_at_the_call() -> None:
         build()
 
 
-@pytest.mark.once
 def test_an_error_of_the_body_is_raised_and_the_lease_released() -> None:
     @leased("report")
     def build() -> None:
@@ -245,7 +230,6 @@ def test_an_error_of_the_body_is_raised_and_the_lease_released() -> None:
     assert events("report") == ["acquired", "released"]
 
 
-@pytest.mark.once
 def test_a_refusal_that_the_body_raises_is_the_bodys() -> None:
     Lease.objects.acquire("something else", holder="bob")
 
@@ -317,7 +301,6 @@ VIEWS: dict[str, Any] = {
 }
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", list(VIEWS))
 def test_a_view_answers_under_its_lease(name: str) -> None:
     response = VIEWS[name](RequestFactory().get("/"), pk=5)
@@ -326,7 +309,6 @@ def test_a_view_answers_under_its_lease(name: str) -> None:
     assert events("report:5") == ["acquired", "released"]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", list(VIEWS))
 def test_a_view_that_lost_the_race_answers_409(name: str) -> None:
     Lease.objects.acquire("report:5", holder="web-1:4711", ttl=20)
@@ -339,14 +321,12 @@ def test_a_view_that_lost_the_race_answers_409(name: str) -> None:
     assert events("report:5") == ["acquired"]
 
 
-@pytest.mark.once
 def test_a_client_is_told_to_come_back_within_a_minute() -> None:
     Lease.objects.acquire("report:5", ttl=3600)
 
     assert view(RequestFactory().get("/"), 5).headers["Retry-After"] == "60"
 
 
-@pytest.mark.once
 def test_a_view_that_lost_the_race_may_answer_with_a_page_of_its_own() -> None:
     def busy(request: HttpRequest, held: LeaseHeld, **kwargs: Any) -> HttpResponse:
         return HttpResponse(f"{kwargs['pk']} is being built by {held.holder}", status=503)
@@ -362,7 +342,6 @@ def test_a_view_that_lost_the_race_may_answer_with_a_page_of_its_own() -> None:
     assert (response.status_code, response.content) == (503, b"5 is being built by ann")
 
 
-@pytest.mark.once
 def test_a_function_that_lost_the_race_may_return_something_else() -> None:
     @leased("report", on_held=lambda held: held.holder)
     def build() -> str:
@@ -372,7 +351,6 @@ def test_a_function_that_lost_the_race_may_return_something_else() -> None:
     assert build() == "ann"
 
 
-@pytest.mark.once
 def test_what_is_given_a_request_beside_its_own_arguments_is_no_view() -> None:
     @leased("report:{pk}")
     def build(pk: int, lang: str, request: HttpRequest | None = None) -> None: ...
@@ -382,7 +360,6 @@ def test_what_is_given_a_request_beside_its_own_arguments_is_no_view() -> None:
         build(5, "en", request=RequestFactory().get("/"))
 
 
-@pytest.mark.once
 def test_a_view_that_waited_in_vain_answers_409_too(
     clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,7 +393,6 @@ async def aview(request: HttpRequest) -> HttpResponse:
     return HttpResponse("done")
 
 
-@pytest.mark.once
 @in_earnest
 def test_a_coroutine_runs_under_its_lease_or_raises() -> None:
     assert iscoroutinefunction(abuild)
@@ -429,7 +405,6 @@ def test_a_coroutine_runs_under_its_lease_or_raises() -> None:
         async_to_sync(abuild)(5)  # type: ignore[call-arg]
 
 
-@pytest.mark.once
 @in_earnest
 def test_an_async_view_answers_or_refuses() -> None:
     request = AsyncRequestFactory().get("/")
@@ -444,7 +419,6 @@ def test_an_async_view_answers_or_refuses() -> None:
     assert (response.status_code, json.loads(response.content)) == (409, {"error": "busy"})
 
 
-@pytest.mark.once
 @in_earnest
 def test_a_coroutine_that_lost_the_race_may_return_something_else() -> None:
     async def ask(pk: int, held: LeaseHeld) -> str:
@@ -461,7 +435,6 @@ async def elsewhere(pk: int) -> str:
     return "built"
 
 
-@pytest.mark.once
 @in_earnest
 def test_the_body_of_a_coroutine_is_cancelled_when_the_lease_is_lost() -> None:
     ended: list[str] = []

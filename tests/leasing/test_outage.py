@@ -10,8 +10,6 @@ from django.db import InterfaceError, OperationalError, ProgrammingError
 from leasing.runtime import outage as module
 from leasing.runtime.outage import TOGETHER, Outage, Streak
 
-pytestmark = pytest.mark.once
-
 AWAY = OperationalError("no route")
 
 

@@ -17,7 +17,7 @@ from leasing.runtime.services import Service, run_services
 from tests.leasing.support import FakeClock
 from tests.logs import logged
 
-pytestmark = [pytest.mark.once, pytest.mark.usefixtures("_no_connections")]
+pytestmark = pytest.mark.usefixtures("_no_connections")
 
 AWAY, BUG = OperationalError("away"), RuntimeError("a bug of ours")
 

@@ -21,7 +21,7 @@ from leasing.testing import assert_free, assert_held, hold_elsewhere, in_memory
 from tests.leasing.support import PATIENCE
 from tests.processes import wait_for
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from tests.leasing.support import events, stored
 from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE, pause, race
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 #: Seconds. A holder on a loaded machine is to come to its renewals.
 TTL = 3

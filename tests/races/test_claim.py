@@ -9,7 +9,7 @@ from tests.conftest import Spawn
 from tests.factories import TaskFactory
 from tests.races.support import race
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 TASKS = 60
 

@@ -10,7 +10,7 @@ from tests.factories import TaskFactory
 from tests.races.support import race
 from tests.tasks.support import attempts, row_of
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 ROUNDS = 10
 

@@ -18,7 +18,7 @@ from tests.races import doomed
 from tests.races.support import PATIENCE, begins, let_go, waiting
 from tests.tasks.support import attempts, row_of
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 #: Longer than any test: nothing in them waits until a lease has run out.
 FLEET = ["manage.py", "run_worker", "--skip-checks", "--name", "fleet", "--ttl", "300"]
@@ -74,7 +74,6 @@ def test_a_worker_that_is_killed_is_replaced_and_its_handlers_end_before_their_t
 UNBEGUN = ["before the claim", "after the claim", "before the entry", "before the mark"]
 
 
-@pytest.mark.rest
 @pytest.mark.parametrize("point", [*doomed.BEFORE, *doomed.AFTER])
 def test_a_worker_that_is_killed_anywhere_loses_nothing(
     spawn: Spawn, tmp_path: Path, point: str
@@ -99,7 +98,6 @@ def test_a_worker_that_is_killed_anywhere_loses_nothing(
     assert not Worker.objects.filter(stopped_at=None).exists()
 
 
-@pytest.mark.rest
 def test_a_worker_whose_parent_is_killed_ends_with_its_tasks(spawn: Spawn, tmp_path: Path) -> None:
     """Another parent of its name can start meanwhile, and a third cannot."""
     task = waiting(tmp_path)
@@ -123,7 +121,6 @@ def test_a_worker_whose_parent_is_killed_ends_with_its_tasks(spawn: Spawn, tmp_p
     assert successor.wait(PATIENCE) == 0, successor.output
 
 
-@pytest.mark.rest
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_whole_group_stops_once_and_a_second_one_hurries(
     spawn: Spawn, tmp_path: Path, number: signal.Signals
@@ -142,7 +139,6 @@ def test_a_signal_to_the_whole_group_stops_once_and_a_second_one_hurries(
     assert "Traceback" not in parent.output
 
 
-@pytest.mark.rest
 def test_a_fleet_whose_workers_do_not_start_ends(spawn: Spawn, tmp_path: Path) -> None:
     parent = spawn(["-m", "tests.races.doomed", "no start", str(tmp_path), "--workers", "2"])
 
@@ -153,7 +149,6 @@ def test_a_fleet_whose_workers_do_not_start_ends(spawn: Spawn, tmp_path: Path) -
     )
 
 
-@pytest.mark.rest
 def test_a_parent_with_threads_starts_workers_that_serve_and_are_handed_back(
     spawn: Spawn, tmp_path: Path
 ) -> None:
@@ -175,8 +170,6 @@ def test_a_parent_with_threads_starts_workers_that_serve_and_are_handed_back(
     assert not present()
 
 
-@pytest.mark.rest
-@pytest.mark.once
 def test_what_is_handed_back_is_counted_where_workers_share_a_directory(
     spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +193,6 @@ def test_what_is_handed_back_is_counted_where_workers_share_a_directory(
     assert parent.wait(PATIENCE) == 0, parent.output
 
 
-@pytest.mark.rest
 def test_a_worker_that_is_suspended_is_killed_and_replaced(spawn: Spawn, tmp_path: Path) -> None:
     task = waiting(tmp_path)
     options = ["--name", "fleet", "--workers", "1", "--ttl", "3"]
@@ -219,7 +211,6 @@ def test_a_worker_that_is_suspended_is_killed_and_replaced(spawn: Spawn, tmp_pat
     assert parent.wait(PATIENCE) == 0, parent.output
 
 
-@pytest.mark.rest
 def test_a_worker_that_has_run_its_tasks_is_replaced(spawn: Spawn, tmp_path: Path) -> None:
     parent = start_fleet(spawn, "--max-tasks", "1")
     names = {row.name for row in present()}

@@ -11,7 +11,7 @@ from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 RESOURCE = "leasing_tasks.generator"
 ROUNDS = 10

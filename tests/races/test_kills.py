@@ -15,7 +15,7 @@ from tests.conftest import Spawn
 from tests.processes import wait_for
 from tests.races.support import PATIENCE, STAGES, begins, let_go, start_workers, waiting
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 KILLS = int(os.environ.get("KILLS", "15"))
 SEED = int(os.environ.get("SEED", random.randrange(10**6)))

@@ -17,7 +17,7 @@ from tests.plugin import ROOT
 from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE, pause
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 TTL = 2.0
 #: How often each of the faults happens; more, and the figures mean more.

@@ -22,6 +22,8 @@ from tests.processes import Process, wait_for
 from tests.proxy import Proxy
 from tests.races.support import PATIENCE, pause
 
+pytestmark = pytest.mark.slow
+
 #: Seconds.
 TTL = 5.0
 #: Each way of hearing, by the hold that is told so.
@@ -166,7 +168,6 @@ def deadlines_at(server: Server) -> dict[str, float]:
         return {which: here + float(seconds) for which, seconds in remaining}
 
 
-@pytest.mark.rest
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite does not restart")
 def test_a_holder_whose_database_restarts(
     writer: Callable[..., Writer], own_server: Server

@@ -20,6 +20,7 @@ from tests.proxy import Proxy
 from tests.races.test_losing import socket_folder
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="there is no network to SQLite"),
 ]

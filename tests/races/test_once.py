@@ -12,7 +12,7 @@ from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE, SIZE, race
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 
 def at_work(spawn: Spawn, folder: Path, how: str = "done") -> Process:

@@ -18,7 +18,7 @@ from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE, begins, let_go, pause, start_workers, waiting
 from tests.tasks.support import attempt, attempts, refusals, row_of
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 #: Seconds.
 TTL = 3

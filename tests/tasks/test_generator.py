@@ -107,7 +107,6 @@ def test_a_first_stop_is_a_desired_state_too() -> None:
     assert (desired().revision, desired().changed_by) == (1, "alice")
 
 
-@pytest.mark.once
 def test_names_and_reasons_that_are_too_long_are_cut() -> None:
     start_generator(by="a" * 300, reason="r" * 600)
 
@@ -194,7 +193,6 @@ def test_a_desired_state_is_acknowledged_once(hold: Hold) -> None:
     assert desired().acknowledged_at == before
 
 
-@pytest.mark.once
 def test_a_batch_of_none_is_no_task(hold: Hold) -> None:
     start_generator()
 
@@ -202,7 +200,6 @@ def test_a_batch_of_none_is_no_task(hold: Hold) -> None:
     assert not Task.objects.exists()
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("queues")
 def test_tasks_go_to_the_queue_that_was_asked_for(hold: Hold) -> None:
     start_generator()
@@ -272,7 +269,6 @@ def test_a_refused_generator_does_not_acknowledge(hold: Hold) -> None:
     assert (desired().acknowledged_revision, desired().acknowledged_by) == (1, "bob")
 
 
-@pytest.mark.once
 def test_a_generator_that_knows_of_its_loss_stores_nothing(hold: Hold) -> None:
     start_generator()
     Generator().batch(hold, 1)
@@ -284,7 +280,6 @@ def test_a_generator_that_knows_of_its_loss_stores_nothing(hold: Hold) -> None:
     assert Task.objects.count() == 1
 
 
-@pytest.mark.once
 def test_the_lease_may_be_kept_elsewhere(settings: Settings, manual_keeper: Any) -> None:
     """In a database that the tasks are not in, or as here in the memory of the process."""
     settings.LEASING = {**settings.LEASING, "ENABLED": False}
@@ -409,7 +404,6 @@ def keep_elsewhere(settings: Settings, url: str = "http://127.0.0.1:1/api", **op
     settings.TASK_QUEUE = {**settings.TASK_QUEUE, **ELSEWHERE}
 
 
-@pytest.mark.once
 def test_the_status_of_a_generator_whose_lease_is_elsewhere_asks_nobody_else(
     settings: Settings,
 ) -> None:
@@ -430,7 +424,6 @@ def test_the_status_of_a_generator_whose_lease_is_elsewhere_asks_nobody_else(
     assert generator_status().holder == ""
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("worker", [{"state": "gone"}, {"role": "worker"}])
 def test_only_a_generator_that_sends_heartbeats_is_running(
     settings: Settings, worker: dict[str, str]
@@ -444,7 +437,6 @@ def test_only_a_generator_that_sends_heartbeats_is_running(
     assert (generator_status().status, generator_status().holder) == ("STARTED", "")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_generator_that_was_killed_is_not_shown_under_the_name_of_the_next(
     settings: Settings, is_stopped: bool
@@ -464,7 +456,6 @@ def test_a_generator_that_was_killed_is_not_shown_under_the_name_of_the_next(
     assert generator_status().status == ("STOPPED" if is_stopped else "STARTED")
 
 
-@pytest.mark.once
 def test_a_generator_that_starts_leaves_the_acknowledgements_of_others_and_of_a_stop() -> None:
     start_generator()
     stop_generator()
@@ -474,7 +465,6 @@ def test_a_generator_that_starts_leaves_the_acknowledgements_of_others_and_of_a_
         assert desired().acknowledged_by == name
 
 
-@pytest.mark.once
 def test_after_a_change_to_a_store_of_lower_tokens_the_fence_can_be_lowered(hold: Hold) -> None:
     start_generator()
     Generator().batch(hold, 0)
@@ -602,7 +592,6 @@ class TestInThreads:
         assert events.count("generator.failed") == 1, "an outage is told once"
         assert "outage.ended" in events
 
-    @pytest.mark.once
     def test_a_lease_service_that_is_away_ends_its_term_and_brings_the_next(
         self, settings: Settings, live_server: Any
     ) -> None:
@@ -660,7 +649,6 @@ class Beats:
     def ensure(self) -> None: ...
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("rate", "seconds", "expected"),
     [(1.0, 20, 20), (0.1, 100, 10), (3.0, 10, 30), (7.5, 60, 450), (1000.0, 2, 2000)],
@@ -685,7 +673,6 @@ def test_as_many_tasks_are_made_as_the_rate_says(
     assert max(beats.waits) <= generator.LOOK_EVERY
 
 
-@pytest.mark.once
 def test_the_first_task_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
@@ -701,7 +688,6 @@ def test_the_first_task_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [1]
 
 
-@pytest.mark.once
 def test_durations_lie_where_they_were_asked_for() -> None:
     drawn = [Generator(shortest=1, longest=60)._data() for _ in range(200)]
     seconds = [data["sleep_duration_seconds"] for data in drawn]

@@ -31,7 +31,6 @@ def send() -> Any:
     return send
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_a_task_is_enqueued_with_the_parameters_of_its_handler(send: Any) -> None:
     task = send.enqueue(invoice_id=7)
@@ -59,7 +58,6 @@ def test_a_transaction_is_only_waited_for_on_commit(send: Any) -> None:
         send.using(transaction="default").enqueue(7)
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_positional_arguments_are_stored_by_name(send: Any) -> None:
     assert send.enqueue(7, copies=2).task_data == {"invoice_id": 7, "copies": 2}
@@ -88,7 +86,6 @@ def test_arguments_of_a_star_have_no_names() -> None:
         total.enqueue(1, 2)
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_options_cannot_be_mistaken_for_parameters_of_the_handler() -> None:
     @handler
@@ -104,7 +101,6 @@ def test_options_cannot_be_mistaken_for_parameters_of_the_handler() -> None:
     assert paint.enqueue(priority="a", self="b", data="c").priority == 0
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_an_option_that_does_not_exist_is_refused(send: Any) -> None:
     with pytest.raises(TypeError, match="prio"):
@@ -113,7 +109,6 @@ def test_an_option_that_does_not_exist_is_refused(send: Any) -> None:
         send.using(unique_key="x").enqueue_many([send.data(invoice_id=7)])
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_many_tasks_are_enqueued_by_one_call(send: Any) -> None:
     data = [send.data(1), send.data(invoice_id=2, copies=3), {"invoice_id": 3}]
@@ -129,7 +124,6 @@ def test_many_tasks_are_enqueued_by_one_call(send: Any) -> None:
     assert send.enqueue_many([]) == []
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_async_code_has_twins(send: Any) -> None:
     task = async_to_sync(send.aenqueue)(invoice_id=7)
@@ -140,7 +134,6 @@ def test_async_code_has_twins(send: Any) -> None:
     assert later.scheduled_at > task.scheduled_at
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_the_decorated_function_stays_the_function_that_it_was(send: Any) -> None:
     assert inspect.isfunction(send)
@@ -150,7 +143,6 @@ def test_the_decorated_function_stays_the_function_that_it_was(send: Any) -> Non
     assert send(FakeContext(), 7) == {"sent": 7, "copies": 1}
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_a_coroutine_function_stays_one() -> None:
     @handler
@@ -186,7 +178,6 @@ def test_a_lambda_needs_a_name(decorate: Callable[..., Any]) -> None:
         decorate(lambda ctx: None)
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_of_two_names_of_one_function_its_tasks_get_the_upper_one() -> None:
     @handler("new")
@@ -210,7 +201,6 @@ class Stamp:
         return f"{letter}: {self.data}"
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_an_object_that_is_a_handler_keeps_attributes_of_its_own() -> None:
     stamp: Any = handler("letters.stamp")(Stamp())
@@ -219,7 +209,6 @@ def test_an_object_that_is_a_handler_keeps_attributes_of_its_own() -> None:
     assert stamp.enqueue(letter="a").name == "letters.stamp"
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_what_can_have_no_methods_is_registered_all_the_same() -> None:
     method: Any = Desk().file
@@ -227,7 +216,6 @@ def test_what_can_have_no_methods_is_registered_all_the_same() -> None:
     assert Task.objects.enqueue("letters.file", {"letter": "a"}).name == "letters.file"
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_a_handler_that_was_removed_is_unknown(send: Any) -> None:
     del registry._handlers["invoices.send"]
@@ -236,7 +224,6 @@ def test_a_handler_that_was_removed_is_unknown(send: Any) -> None:
         send.enqueue(invoice_id=7)
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_a_task_has_the_names_that_callers_expect(send: Any) -> None:
     task = send.enqueue(invoice_id=7)
@@ -266,7 +253,6 @@ def test_the_observer_of_an_end_finds_these_names_too() -> None:
     assert seen == [({"grams": 3}, 3, Task.objects.get().processed_at)]
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_the_verbs_of_producers_and_operators_have_async_twins(send: Any) -> None:
     @async_to_sync

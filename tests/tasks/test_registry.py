@@ -48,7 +48,6 @@ def test_a_handler_says_nothing_of_queue_and_attempts_by_default() -> None:
     assert registry.find(build) == registry.Handler("reports.build", build, "default", None)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("verb", "option", "hint"),
     [

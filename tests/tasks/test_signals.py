@@ -62,7 +62,6 @@ LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
 }
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("do", "level", "says"), LINES.values(), ids=LINES)
 def test_what_happens_to_a_running_task_is_logged(
     do: Callable[[Task], object], level: int, says: str, caplog: pytest.LogCaptureFixture
@@ -76,7 +75,6 @@ def test_what_happens_to_a_running_task_is_logged(
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(level, line)]
 
 
-@pytest.mark.once
 def test_a_retry_is_logged_with_the_operators_name(caplog: pytest.LogCaptureFixture) -> None:
     task, other = TaskFactory.create_batch(2, state="failed")
     caplog.clear()
@@ -100,7 +98,6 @@ def test_an_enqueue_that_met_another_is_logged(caplog: pytest.LogCaptureFixture)
     assert record.getMessage() == f"Duplicate enqueue of task:{task.pk} ignored (unique key)"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "signal", [signals.claimed, signals.completed, signals.attempt_failed, signals.recovered]
 )
@@ -119,7 +116,6 @@ def test_a_receiver_that_raises_harms_nobody(signal: Signal) -> None:
     assert Task.objects.count() == 3
 
 
-@pytest.mark.once
 def test_a_receiver_may_listen_to_tasks_alone() -> None:
     heard: list[Any] = []
 

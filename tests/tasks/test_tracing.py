@@ -561,7 +561,6 @@ print("opentelemetry:", any(name.split(".")[0] == "opentelemetry" for name in sy
 """
 
 
-@pytest.mark.once
 def test_opentelemetry_is_not_imported_while_it_is_off(tmp_path: Any) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
     env |= {
@@ -576,7 +575,6 @@ def test_opentelemetry_is_not_imported_while_it_is_off(tmp_path: Any) -> None:
     assert done.stdout.splitlines()[-1:] == ["opentelemetry: False"], done.stderr
 
 
-@pytest.mark.once
 def test_the_setting_without_the_extra_is_a_clear_error(tmp_path: Any) -> None:
     code = (
         "import sys; sys.modules['opentelemetry'] = None\n"

@@ -18,7 +18,7 @@ from tests.typed_app import services
 from tests.typed_app.models import Invoice, Ledger
 from tests.typed_app.tasks import archive, charge, remind, send
 
-pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 #: What users may import: see the packages' docstrings and docs/.
 PUBLIC = {

@@ -14,7 +14,7 @@ from leasing.models import ApiToken, AuditEntry
 from tests.api_calls import call
 from tests.fixtures import client_with
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 LIST = "/admin/leasing/apitoken/"
 SCOPES = ["leasing.change_lease", "leasing.view_lease"]

@@ -17,7 +17,7 @@ from tests.factories import TaskFactory
 from tests.fixtures import client_with
 from tests.pages import get, sent_by
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 TASKS = "/admin/leasing_tasks/task/"
 OURS = [

@@ -16,7 +16,7 @@ from tasks.models import TaskAttempt
 from tests.factories import LeaseFactory, TaskFactory
 from tests.pages import get, signed_in
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 VIEW = (
     *("leasing.view_lease", "leasing.view_leaseevent", "leasing.view_oncekey"),

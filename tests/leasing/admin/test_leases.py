@@ -56,7 +56,6 @@ def beat_entry() -> BeatEntry:
     return entry
 
 
-@pytest.mark.once
 def test_an_entry_of_a_beat_says_whether_its_latest_slot_was_sent() -> None:
     viewer = signed_in("leasing.view_beatentry", is_staff=True)
     entry = beat_entry()
@@ -73,7 +72,6 @@ def noted(lease: Lease) -> AuditEntry:
     return audit.record("olga", "revoke", Lease, keys=[lease.pk], changed=1, reason="it hangs")
 
 
-@pytest.mark.once
 def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> None:
     lease = LeaseFactory()
     for row in (lease, LeaseEvent.objects.get(), once(), noted(lease), beat_entry()):
@@ -87,7 +85,6 @@ def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> 
         assert not page.all("input[name=_save]") and "hunter2" not in page.text
 
 
-@pytest.mark.once
 def test_a_lease_shows_its_state_and_leads_to_its_events_and_its_page(viewer: Client) -> None:
     lease = LeaseFactory(resource="berth: a & b", state="expired")
     page = get(viewer, f"{LEASES}{lease.pk}/change/")
@@ -103,7 +100,6 @@ def test_a_lease_shows_its_state_and_leads_to_its_events_and_its_page(viewer: Cl
     assert f"{LEASES}{lease.pk}/change/" in events.links
 
 
-@pytest.mark.once
 def test_an_event_of_a_model_that_is_gone_still_shows(viewer: Client) -> None:
     lease = LeaseFactory()
     LeaseEvent(model="shop.order", key="1", resource="order 1", kind="acquired").save()
@@ -176,7 +172,6 @@ def test_a_list_costs_the_same_however_long_it_is(viewer: Client) -> None:
 FEW = {Schedule, ScheduleSlot}
 
 
-@pytest.mark.once
 def test_no_list_filters_sorts_or_counts_by_what_has_no_index() -> None:
     for model, site in admin.site._registry.items():
         if model._meta.app_label in ("leasing", "leasing_tasks"):
@@ -199,7 +194,6 @@ def test_the_paginator_counts_no_further_than_its_cap(monkeypatch: pytest.Monkey
 # Actions
 
 
-@pytest.mark.once
 def test_a_revocation_asks_first_and_states_its_consequence(operator: Client) -> None:
     lease = LeaseFactory(resource="berth")
     before = stored(lease)
@@ -209,7 +203,6 @@ def test_a_revocation_asks_first_and_states_its_consequence(operator: Client) ->
     assert stored(lease) == before
 
 
-@pytest.mark.once
 def test_a_confirmed_revocation_calls_the_same_service(operator: Client) -> None:
     held, over = LeaseFactory(), LeaseFactory(state="released")
     said = {"confirmed": "yes", "reason": "they hang"}
@@ -221,7 +214,6 @@ def test_a_confirmed_revocation_calls_the_same_service(operator: Client) -> None
     assert LogEntry.objects.filter(object_id=str(held.pk)).exists()
 
 
-@pytest.mark.once
 def test_a_revocation_without_a_reason_asks_again(operator: Client) -> None:
     lease = LeaseFactory()
     before = stored(lease)
@@ -230,7 +222,6 @@ def test_a_revocation_without_a_reason_asks_again(operator: Client) -> None:
     assert stored(lease) == before
 
 
-@pytest.mark.once
 def test_a_revocation_needs_its_permission(viewer: Client) -> None:
     lease = LeaseFactory()
     before = stored(lease)
@@ -240,7 +231,6 @@ def test_a_revocation_needs_its_permission(viewer: Client) -> None:
     assert stored(lease) == before
 
 
-@pytest.mark.once
 def test_an_action_takes_no_more_rows_than_it_says(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +246,6 @@ def test_an_action_takes_no_more_rows_than_it_says(
     assert AuditEntry.objects.get().target["filter"] == {}
 
 
-@pytest.mark.once
 def test_everything_chosen_is_fixed_to_what_was_asked_about(operator: Client) -> None:
     leases = [LeaseFactory() for _ in range(2)]
     sent = Page(act(operator, leases[:1], select_across="1")).hidden
@@ -267,7 +256,6 @@ def test_everything_chosen_is_fixed_to_what_was_asked_about(operator: Client) ->
     assert (notice.tone, notice.numbers) == ("ok", [2, 2])
 
 
-@pytest.mark.once
 def test_what_no_page_has_sent_is_refused(operator: Client) -> None:
     lease = LeaseFactory()
     for picked in ("", "[", "[1]", '[["x", 1]]', "{}x", '[[1, "x"]]'):
@@ -275,7 +263,6 @@ def test_what_no_page_has_sent_is_refused(operator: Client) -> None:
         assert act(operator, [lease], **said).status_code == 403, picked
 
 
-@pytest.mark.once
 def test_a_lease_that_another_got_meanwhile_is_left_to_them(operator: Client) -> None:
     lease = LeaseFactory()
     sent = Page(act(operator, [lease])).hidden
@@ -287,7 +274,6 @@ def test_a_lease_that_another_got_meanwhile_is_left_to_them(operator: Client) ->
     assert stored(lease)["holder"] == "next" and stored(lease)["released_at"] is None
 
 
-@pytest.mark.once
 def test_hostile_names_are_inert(operator: Client) -> None:
     lease = LeaseFactory(resource="<script>alert(1)</script>", holder="<b>bob</b>")
     pages = [get(operator, LEASES), get(operator, EVENTS), Page(act(operator, [lease]))]
@@ -295,7 +281,6 @@ def test_hostile_names_are_inert(operator: Client) -> None:
         assert "<script>alert" not in page.html and "<b>bob" not in page.html
 
 
-@pytest.mark.once
 def test_the_confirmation_costs_a_fixed_number_of_queries(operator: Client) -> None:
     def cost(leases: list[Lease]) -> int:
         with queries() as sent:
@@ -305,7 +290,6 @@ def test_the_confirmation_costs_a_fixed_number_of_queries(operator: Client) -> N
     assert cost([LeaseFactory()]) == cost([LeaseFactory() for _ in range(10)])
 
 
-@pytest.mark.once
 def test_a_page_has_one_form_of_date(viewer: Client) -> None:
     lease = LeaseFactory(state="expired")
     LeaseFactory(state="free")

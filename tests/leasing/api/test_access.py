@@ -13,7 +13,7 @@ from pytest_django import Settings
 from leasing.models import Lease
 from tests.api_calls import call
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 TERM = {"resource": "crane:1", "holder": "me"}
 

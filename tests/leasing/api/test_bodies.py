@@ -20,7 +20,7 @@ from leasing.validation.requests import MAX_BODY
 from tasks.models import Queue, Task
 from tests.api_calls import BODIES, call
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once, pytest.mark.usefixtures("compatible")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
 
 def nested(depth: int) -> bytes:

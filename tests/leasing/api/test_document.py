@@ -20,7 +20,7 @@ from project.urls import api
 from tests.elements import Element, parse
 from tests.pages import signed_in
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 
 def document(client: Client) -> dict[str, Any]:

@@ -54,7 +54,6 @@ def again(client: Client, key: str = KEY, **body: Any) -> Answer:
 # The key
 
 
-@pytest.mark.once
 @EACH_VERB
 def test_the_key_of_the_grant_acts_for_it_whatever_name_is_given(
     client: Client, method: str, path: str
@@ -66,7 +65,6 @@ def test_the_key_of_the_grant_acts_for_it_whatever_name_is_given(
     assert call(client, method, path, body).status in (200, 201)
 
 
-@pytest.mark.once
 @EACH_VERB
 def test_a_wrong_key_and_a_wrong_grant_are_told_the_same(
     client: Client, method: str, path: str
@@ -83,7 +81,6 @@ def test_a_wrong_key_and_a_wrong_grant_are_told_the_same(
     assert not LeaseEvent.objects.filter(kind="refused").exists()
 
 
-@pytest.mark.once
 @EACH_VERB
 def test_who_has_proven_the_grant_learns_that_it_has_expired(
     client: Client, method: str, path: str
@@ -95,7 +92,6 @@ def test_who_has_proven_the_grant_learns_that_it_has_expired(
     assert "it expired" in answer.body["error"]
 
 
-@pytest.mark.once
 @EACH_VERB
 def test_the_closed_mode_demands_the_key(client: Client, method: str, path: str) -> None:
     acquired(client)
@@ -105,7 +101,6 @@ def test_the_closed_mode_demands_the_key(client: Client, method: str, path: str)
     assert Lease.objects.active().exists()
 
 
-@pytest.mark.once
 @EACH_VERB
 def test_the_compatible_mode_judges_a_key_that_is_sent(
     compatible: None, method: str, path: str
@@ -116,7 +111,6 @@ def test_the_compatible_mode_judges_a_key_that_is_sent(
     assert by_key(stranger, method, path, None).status in (200, 201)
 
 
-@pytest.mark.once
 @EACH_VERB
 def test_who_has_credentials_sends_the_key_in_the_compatible_mode_too(
     client: Client, compatible: None, method: str, path: str
@@ -130,7 +124,6 @@ def test_who_has_credentials_sends_the_key_in_the_compatible_mode_too(
     assert Lease.objects.active().exists()
 
 
-@pytest.mark.once
 def test_a_key_that_was_signed_before_the_secret_key_was_replaced_is_accepted(
     client: Client, settings: Settings
 ) -> None:
@@ -145,7 +138,6 @@ def test_a_key_that_was_signed_before_the_secret_key_was_replaced_is_accepted(
     assert by_key(client, "PUT", "/leases/renew", renewed.body["lease_key"]).status == 201
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("secret", ["ä" * 50, b"\xff" * 50])
 def test_a_key_is_what_djangos_signing_makes_of_the_grant(
     settings: Settings, secret: str | bytes
@@ -156,7 +148,6 @@ def test_a_key_is_what_djangos_signing_makes_of_the_grant(
     assert lease_key_of(lease) == Signer(salt="leasing.lease_key").signature(signed)
 
 
-@pytest.mark.once
 def test_a_release_that_is_sent_again_is_answered_the_same(client: Client) -> None:
     key = acquired(client)["lease_key"]
     first = by_key(client, "DELETE", "/leases/release", key)
@@ -165,25 +156,6 @@ def test_a_release_that_is_sent_again_is_answered_the_same(client: Client) -> No
     assert (second.status, second.body) == (first.status, first.body)
 
 
-@EACH_VERB
-def test_no_verb_counts_after_a_revocation(client: Client, method: str, path: str) -> None:
-    made = acquired(client)
-    key, path = made["lease_key"], path.format(id=made["id"])
-    assert Lease.objects.all().revoke() == 1
-    for _ in range(2):
-        answer = by_key(client, method, path, key)
-        assert (answer.status, "was lost" in answer.body["error"]) == (409, True)
-
-
-def test_a_release_is_answered_the_same_after_another_term_was_revoked(client: Client) -> None:
-    acquired(client)
-    Lease.objects.all().revoke()
-    key = acquired(client)["lease_key"]
-    for _ in range(2):
-        assert by_key(client, "DELETE", "/leases/release", key).status == 201
-
-
-@pytest.mark.once
 def test_nobody_but_the_holder_is_told_the_key(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -200,7 +172,6 @@ def test_nobody_but_the_holder_is_told_the_key(
     assert key not in caplog.text
 
 
-@pytest.mark.once
 @EACH_VERB
 def test_a_name_beside_a_key_must_be_one(client: Client, method: str, path: str) -> None:
     made = acquired(client)
@@ -280,7 +251,6 @@ def test_an_old_request_after_other_grants_is_a_new_one_with_another_key(client:
     assert by_key(client, "PUT", "/leases/renew", old["lease_key"]).status == 409
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "key", ["", "x", KEY[:-1], f"{{{KEY}}}", f"urn:uuid:{KEY}", KEY.replace("-", ""), "é" * 36]
 )
@@ -292,7 +262,6 @@ def test_a_key_that_is_no_uuid_is_refused(client: Client, key: str) -> None:
 # What the holder is told
 
 
-@pytest.mark.once
 def test_a_grant_and_a_renewal_tell_for_how_long_and_who_wants_it(client: Client) -> None:
     made = call(client, "POST", "/leases", {**TERM, "ttl": 20}).body
     assert (made["ttl"], made["yield_to"], made["is_last"]) == (20, "", False)

@@ -123,7 +123,6 @@ def test_one_that_is_locked_is_renewed_when_its_lock_is_free(
 # By name
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["crane:1", "/jobs/nightly", "a/b?c=d&e", "电梯", "x" * 200])
 def test_a_lease_is_found_by_its_name(client: Client, name: str) -> None:
     lease = Lease.objects.acquire(name)
@@ -131,7 +130,6 @@ def test_a_lease_is_found_by_its_name(client: Client, name: str) -> None:
     assert (answer.status_code, answer.json()["id"]) == (200, lease.pk)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("query", "status"),
     [
@@ -168,7 +166,6 @@ def test_the_events_of_a_lease_are_listed_newest_first(client: Client) -> None:
     assert "next" not in rest
 
 
-@pytest.mark.once
 def test_a_task_has_no_events(client: Client) -> None:
     task = TaskFactory(state="running")
     assert call(client, "GET", f"/leases/task:{task.pk}/events").body == {"events": []}
@@ -197,7 +194,6 @@ def test_an_operator_takes_a_lease_away_and_the_audit_says_why(client: Client) -
     assert (refused.status, "was lost" in refused.body["error"]) == (409, True)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("reason", ["", None, 1, "x" * 501])
 def test_a_revocation_has_a_reason(client: Client, reason: Any) -> None:
     lease = LeaseFactory(state="active")
@@ -205,7 +201,6 @@ def test_a_revocation_has_a_reason(client: Client, reason: Any) -> None:
     assert Lease.objects.active().exists()
 
 
-@pytest.mark.once
 def test_a_task_is_taken_away_by_the_id_of_its_lease(client: Client) -> None:
     task = TaskFactory(state="running")
     path = f"/leases/task:{task.pk}/revoke"
@@ -215,7 +210,6 @@ def test_a_task_is_taken_away_by_the_id_of_its_lease(client: Client) -> None:
     assert call(client, "PUT", "/leases/task:99/revoke", {"reason": "x"}).status == 404
 
 
-@pytest.mark.once
 def test_who_may_change_leases_may_not_revoke_them() -> None:
     lease = LeaseFactory(state="active")
     path = f"/leases/{lease.pk}/revoke"

@@ -75,7 +75,6 @@ def test_a_search_looks_through_some_rows_a_page(
     assert len(found) > 2
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "cursor",
     [
@@ -96,7 +95,6 @@ def test_a_cursor_of_no_page_is_refused(client: Client, cursor: str) -> None:
     assert (answer.status, "cursor" in answer.body["error"]) == (400, True)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "limit", ["1_0", "%2B5", "%205", "5%20", "5.0", "1e1", "٥", "", "0x5", "-5"]
 )
@@ -105,7 +103,6 @@ def test_a_limit_is_written_in_digits(client: Client, limit: str) -> None:
     assert (answer.status, answer.body["error"][:6]) == (400, "limit:")
 
 
-@pytest.mark.once
 def test_a_client_that_has_seen_the_list_gets_no_second_copy(client: Client) -> None:
     LeaseFactory(state="active")
     tag = call(client, "GET", "/leases").headers["ETag"]
@@ -117,7 +114,6 @@ def test_a_client_that_has_seen_the_list_gets_no_second_copy(client: Client) -> 
     assert (changed.status_code, changed.headers["ETag"] == tag) == (200, False)
 
 
-@pytest.mark.once
 def test_a_refusal_has_no_tag(client: Client) -> None:
     assert "ETag" not in call(client, "GET", "/leases/17").headers
 

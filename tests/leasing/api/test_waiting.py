@@ -22,7 +22,6 @@ from tests.processes import wait_for
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.once,
     pytest.mark.usefixtures("compatible"),
 ]
 

@@ -44,7 +44,7 @@ def start(spawn: Spawn, folder: Path) -> Callable[[], Process]:
     return start
 
 
-@pytest.mark.rest  # the claims of slots have tests of their own on each database
+@pytest.mark.slow  # the claims of slots have tests of their own on each database
 def test_two_beats_send_each_slot_once_whatever_happens_to_the_leader(
     start: Callable[[], Process], folder: Path
 ) -> None:

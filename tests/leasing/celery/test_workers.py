@@ -12,6 +12,8 @@ from tests.brokers import Broker
 from tests.conftest import Spawn
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.slow
+
 CALLS = 6
 
 

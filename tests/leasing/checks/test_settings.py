@@ -31,7 +31,6 @@ def test_the_defaults_are_fine() -> None:
     assert problems() == []
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_the_checks_are_registered() -> None:
     with override_settings(LEASING={"TLT": 3}):

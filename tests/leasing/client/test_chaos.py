@@ -25,7 +25,7 @@ from leasing.runtime.clock import clock
 from leasing.store import Grant
 from tests.remote import Fault, Network, Service, answered, refused, swallowed
 
-pytestmark = [pytest.mark.rest, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 CLIENTS = 8
 CYCLES = int(os.environ.get("CYCLES", "400"))

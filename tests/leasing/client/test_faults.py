@@ -29,8 +29,6 @@ from leasing.models import ApiToken, Lease
 from leasing.runtime.clock import clock
 from tests.remote import Fault, Service, answered, refused, swallowed
 
-pytestmark = pytest.mark.once
-
 HTML = b"<!doctype html><title>Welcome to nginx!</title>"
 
 

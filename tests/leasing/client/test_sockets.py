@@ -15,8 +15,6 @@ import pytest
 from leasing.client import LeaseClient, ServiceUnavailable
 from leasing.runtime.clock import clock
 
-pytestmark = pytest.mark.once
-
 #: Of localhost, for a day in the past: its key secures nothing.
 EXPIRED = Path(__file__).with_name("expired.pem")
 

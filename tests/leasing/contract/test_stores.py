@@ -6,7 +6,6 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
 from leasing.store import Grant, NamedStore
@@ -36,7 +35,6 @@ class MemoryStoreTest(_Stopped, StoreContract, SimpleTestCase):
         return MemoryStore()
 
 
-@pytest.mark.once
 class HttpStoreTest(_Stopped, StoreContract, TestCase):
     def make_store(self) -> NamedStore:
         self.network = InProcess()

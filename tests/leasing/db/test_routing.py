@@ -397,7 +397,6 @@ def test_our_router_keeps_a_row_where_it_was_read() -> None:
         assert router.db_for_write(Lease, instance=lease) == "shard"
 
 
-@pytest.mark.once
 @pytest.mark.django_db(databases="__all__")  # some checks of Django's ask them
 def test_the_check_of_routers_is_registered() -> None:
     with routed(type("Away", (), {"db_for_write": lambda *args, **hints: "away"})()):

@@ -8,8 +8,6 @@ import pytest
 
 from leasing.db.row_reader import assignment
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize("names", [("holder", "n"), ("from", "n"), ("a b", "n")])
 def test_each_attribute_has_its_value(names: tuple[str, str]) -> None:

@@ -14,7 +14,7 @@ from leasing.db import unapplied
 from leasing.db.unapplied import unapplied_reason, unapplied_reason_of
 from leasing.management.base import ServiceCommand, TablesCommand
 
-pytestmark = [pytest.mark.once, pytest.mark.django_db]
+pytestmark = pytest.mark.django_db
 
 REASON = (
     "The database 'default' lacks migrations of this version (leasing_tasks.0001_initial): run "

@@ -69,7 +69,6 @@ def test_each_situation_is_recognised_and_answered_in_full(code: str) -> None:
     assert "badge" not in json.loads(json.dumps(answer.as_json()))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("code", SITUATIONS)
 def test_revoking_is_offered_where_somebody_has_it(code: str) -> None:
     answer = explained(SITUATIONS[code]())
@@ -89,7 +88,6 @@ def test_takeovers_of_long_ago_are_no_flapping() -> None:
     assert explained(lease).code == "running_ok"
 
 
-@pytest.mark.once
 def test_a_kept_result_says_until_when_and_what_the_next_call_does() -> None:
     once("charge:17", window=60).run(dict)
     row = OnceKey.objects.get()
@@ -102,7 +100,6 @@ def test_a_kept_result_says_until_when_and_what_the_next_call_does() -> None:
     assert kept.next.startswith("Until then") and over.next.startswith("The window has ended")
 
 
-@pytest.mark.once
 def test_who_took_it_is_told_by_the_events() -> None:
     lease: Lease = LeaseFactory(holder="ann", state="revoked")
 

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from leasing.functions import database_now
 from leasing.models import ApiToken, AuditEntry
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 CREATE = ("create", "ci", "--scope", "leasing.view_lease", "--scope", "leasing.change_lease")
 

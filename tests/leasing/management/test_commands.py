@@ -84,7 +84,6 @@ def test_the_list_is_a_table_in_the_order_of_names(
     ]
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_an_empty_list_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "list") == "No leases.\n"
@@ -112,7 +111,6 @@ def test_the_list_of_one_state(
     assert {lease["state"] for lease in found} == {state}
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_what_stands_in_json(
     capsys: pytest.CaptureFixture[str], database_clock: DatabaseClock
@@ -142,7 +140,6 @@ def test_what_stands_in_json(
     }
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_the_proof_of_a_term_is_shown_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     lease = LeaseFactory(resource="crane:1")
@@ -154,7 +151,6 @@ def test_the_proof_of_a_term_is_shown_nowhere(capsys: pytest.CaptureFixture[str]
         assert lease.grant_id.hex not in text
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_a_free_lease_never_had_a_deadline(capsys: pytest.CaptureFixture[str]) -> None:
     LeaseFactory(resource="crane:1", state="free")
@@ -168,7 +164,6 @@ def test_a_free_lease_never_had_a_deadline(capsys: pytest.CaptureFixture[str]) -
 # leases show
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_one_lease_is_explained_with_what_happened_to_it(
     capsys: pytest.CaptureFixture[str], database_clock: DatabaseClock
@@ -206,7 +201,6 @@ def test_the_latest_ten_events_are_shown_newest_first(capsys: pytest.CaptureFixt
     }
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 @pytest.mark.parametrize("arguments", [["show", "nope"], ["revoke", "nope", "--reason", "x"]])
 def test_a_lease_that_is_not_there_is_named(arguments: list[str]) -> None:
@@ -218,7 +212,6 @@ def test_what_could_steer_a_terminal_is_spelled_out() -> None:
     assert plain("a\x1b[2Jb\nc\u2028d é 漢") == "a\\x1b[2Jb\\x0ac\\x2028d é 漢"
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_hostile_text_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     LeaseFactory(resource="crane:1", holder="ann")
@@ -232,7 +225,6 @@ def test_hostile_text_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[st
 # leases revoke
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 @pytest.mark.parametrize("state", ["active", "expired"])
 def test_a_lease_is_taken_from_its_holder(capsys: pytest.CaptureFixture[str], state: str) -> None:
@@ -247,7 +239,6 @@ def test_a_lease_is_taken_from_its_holder(capsys: pytest.CaptureFixture[str], st
     assert list(Lease.objects.active()) == [other]
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_who_revokes_is_by_default_who_runs_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
@@ -258,7 +249,6 @@ def test_who_revokes_is_by_default_who_runs_the_command(monkeypatch: pytest.Monk
     assert LeaseEvent.objects.get(kind="revoked").actor == "alice"
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 @pytest.mark.parametrize("state", ["free", "released", "revoked"])
 def test_there_is_nothing_to_revoke_where_nobody_holds(state: str) -> None:
@@ -334,7 +324,6 @@ def exit_code_of(*arguments: str) -> int:
 in_earnest = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.once
 @in_earnest
 @pytest.mark.parametrize(
     ("arguments", "command"),
@@ -353,7 +342,6 @@ def test_the_command_is_what_follows(
     assert not Lease.objects.active().exists()
 
 
-@pytest.mark.once
 def test_the_lease_is_in_the_store_that_is_named(stage: Stage) -> None:
     shelf = {"BACKEND": "leasing.stores.memory.MemoryStore"}
     with override_settings(LEASING={"STORES": {"here": shelf}}):
@@ -365,7 +353,6 @@ def test_the_lease_is_in_the_store_that_is_named(stage: Stage) -> None:
 LOST = Run(0, "its term was lost", term_ended=True)
 
 
-@pytest.mark.once
 @in_earnest
 @pytest.mark.parametrize(
     ("options", "endings", "code", "asides"),
@@ -395,7 +382,6 @@ def test_what_comes_after_the_command(
     assert not Lease.objects.active().exists()
 
 
-@pytest.mark.once
 @in_earnest
 def test_a_stop_while_others_lead_ends_it_well(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
@@ -407,7 +393,6 @@ def test_a_stop_while_others_lead_ends_it_well(
     assert stage.runs == []
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("arguments", "named"),
@@ -474,7 +459,6 @@ def pid_of(notes: Path) -> int:
     return int(notes.read_text().split()[2])
 
 
-@pytest.mark.once
 @in_earnest
 def test_a_command_runs_while_this_leads_and_ends_with_its_code(
     spawn: Spawn, notes_of: Path
@@ -490,7 +474,6 @@ def test_a_command_runs_while_this_leads_and_ends_with_its_code(
     assert not Lease.objects.active().exists()
 
 
-@pytest.mark.once
 @in_earnest
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_is_passed_on_and_the_leadership_given_back_at_once(
@@ -504,7 +487,6 @@ def test_a_stop_is_passed_on_and_the_leadership_given_back_at_once(
     assert Lease.objects.released().exists()
 
 
-@pytest.mark.once
 @in_earnest
 def test_a_revoked_leader_ends_its_command_and_campaigns_again(
     spawn: Spawn, notes_of: Path
@@ -519,7 +501,6 @@ def test_a_revoked_leader_ends_its_command_and_campaigns_again(
     assert process.poll() is None
 
 
-@pytest.mark.once
 @in_earnest
 def test_a_leader_that_is_killed_takes_its_command_along(spawn: Spawn, notes_of: Path) -> None:
     process = leads(spawn, notes_of, "--ttl", "600")
@@ -531,7 +512,6 @@ def test_a_leader_that_is_killed_takes_its_command_along(spawn: Spawn, notes_of:
     assert Lease.objects.active().exists()
 
 
-@pytest.mark.once
 @in_earnest
 def test_the_command_of_a_leader_that_is_paused_does_not_outlive_its_term(
     spawn: Spawn, notes_of: Path

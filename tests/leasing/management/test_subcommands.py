@@ -15,8 +15,6 @@ from tests.factories import LeaseFactory
 COMMANDS = {"leases": "leasing", "tasks": "tasks", "queues": "tasks", "workers": "tasks"}
 COMMANDS["schedules"] = "tasks"
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(params=COMMANDS)
 def command(request: pytest.FixtureRequest) -> tuple[str, Any]:

@@ -279,7 +279,6 @@ def test_a_process_has_pages_at_the_port_of_its_metrics(monkeypatch: pytest.Monk
     assert "python_info" in scrape(port).names
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("directory", "port", "served"),
     [
@@ -321,14 +320,12 @@ def test_a_port_that_is_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
             metrics_port.serve({"metrics_port": port, "metrics_address": "127.0.0.1"})
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_a_port_that_is_none_is_said() -> None:
     with pytest.raises(CommandError, match="0 to 65535"):
         call_command("run_recovery", "--metrics-port", "65536")
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_a_port_without_the_client_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)

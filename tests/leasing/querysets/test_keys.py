@@ -191,7 +191,6 @@ def test_a_row_and_its_child_have_one_lease_in_memory() -> None:
         keys.Parcel.objects.get().hold().__enter__()
 
 
-@pytest.mark.once
 def test_pages_list_and_find_rows_by_their_keys(
     rows: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

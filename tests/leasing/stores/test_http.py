@@ -31,7 +31,7 @@ from tests.leasing.support import OFTEN, PATIENCE
 from tests.processes import wait_for
 from tests.remote import answered, refused, swallowed
 
-pytestmark = [pytest.mark.once, pytest.mark.django_db]
+pytestmark = pytest.mark.django_db
 
 BACKEND = "leasing.stores.http.HttpStore"
 URL = "http://localhost/api"

@@ -33,7 +33,7 @@ from tests.proxy import TcpProxy
 from tests.remote import SCOPES
 from tests.test_two_web_processes import answers
 
-pytestmark = [pytest.mark.once, pytest.mark.rest]
+pytestmark = pytest.mark.slow
 
 #: Threads that contend for one lease, each with a client of its own, and the seconds that they do.
 RIVALS, SECONDS = 6, 20.0

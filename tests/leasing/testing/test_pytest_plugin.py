@@ -59,7 +59,7 @@ def examples() -> str:
     return f"import pytest\n{text}\npytestmark = pytest.mark.django_db\n"
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_cases_and_the_examples_of_the_page_pass(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -74,7 +74,7 @@ def test_the_cases_and_the_examples_of_the_page_pass(
     assert f"{number + examples().count('def test_')} passed" in printed
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_the_examples_pass_under_djangos_own_runner(tmp_path: Path) -> None:
     (tmp_path / "test_examples.py").write_text(examples())
 

@@ -181,7 +181,6 @@ WAIT = "pass wait=: 0 does not wait, None waits for ever."
 TTL = "pass ttl=, the seconds until it expires without a renewal."
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("option", "hint"),
     [
@@ -208,7 +207,6 @@ def test_what_only_some_verbs_take_is_told_as_that() -> None:
         Task(pk=1).hold(priority=5)  # type: ignore[arg-type]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "verb",
     [

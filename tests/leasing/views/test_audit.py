@@ -30,12 +30,10 @@ def deed(row: Row) -> tuple[str, list[str]]:
     return verb, [each.text for each in what.all("bdi")]
 
 
-@pytest.mark.once
 def test_without_permission_it_is_closed() -> None:
     assert signed_in("leasing_tasks.view_task").get(AUDIT).status_code == 403
 
 
-@pytest.mark.once
 def test_an_entry_tells_who_did_what_to_which_row_and_why(viewer: Client) -> None:
     audit.record("olga", "retry", Task, keys=[17], changed=1, reason="again, please", via="page")
     (row,) = get(viewer, AUDIT).rows
@@ -46,7 +44,6 @@ def test_an_entry_tells_who_did_what_to_which_row_and_why(viewer: Client) -> Non
     assert "/ops/tasks/17/" in row.links and row.element.all("time")
 
 
-@pytest.mark.once
 def test_what_came_of_it_is_told(viewer: Client) -> None:
     audit.record("olga", "retry", Task, keys=[1, 2, 3], changed=1, skipped={"it runs": 2})
     audit.record("olga", "cancel", Task, filter={"state": "ready", "q": ""}, asked=5, changed=5)
@@ -68,7 +65,6 @@ def test_what_came_of_it_is_told(viewer: Client) -> None:
     assert "it runs" in retried.element.one("td.told").text
 
 
-@pytest.mark.once
 def test_many_rows_are_named_in_part(viewer: Client) -> None:
     audit.record("olga", "retry", Task, keys=list(range(100, 140)), changed=40)
     (row,) = get(viewer, AUDIT).rows
@@ -91,7 +87,6 @@ def test_entries_are_found_by_who_what_and_which(viewer: Client) -> None:
     assert get(viewer, f"{AUDIT}?by=nina").is_empty
 
 
-@pytest.mark.once
 def test_its_links_lead_to_the_same_filter(viewer: Client) -> None:
     audit.record("o&l=ga", "retry", Task, keys=[17], changed=1)
     page = get(viewer, f"{AUDIT}?verb=retry")
@@ -112,13 +107,11 @@ def test_it_is_paged_by_key(viewer: Client) -> None:
     assert_cheap(statements)
 
 
-@pytest.mark.once
 def test_an_address_that_makes_no_sense_is_refused(viewer: Client) -> None:
     page = Page(viewer.get(AUDIT, {"at": "nonsense"}))
     assert page.status == 400 and len(page.alerts) == 1 and AUDIT in page.links
 
 
-@pytest.mark.once
 def test_markup_in_it_is_inert(viewer: Client) -> None:
     audit.record("<b>o", "<i>x", Task, keys=["<u>1"], changed=1, reason="<script>1</script>")
     page = get(viewer, AUDIT)

@@ -29,14 +29,12 @@ def url_of(lease: Lease, verb: str = "detail") -> str:
 # Who may see and do what
 
 
-@pytest.mark.once
 def test_an_anonymous_visitor_is_sent_to_sign_in_and_back(client: Client) -> None:
     response = client.get(LIST, {"state": "active"})
     assert response.status_code == 302
     assert response["Location"] == "/ops/login/?next=/ops/leases/%3Fstate%3Dactive"
 
 
-@pytest.mark.once
 def test_without_permission_pages_answer_403() -> None:
     lease = LeaseFactory()
     client = signed_in()
@@ -44,12 +42,10 @@ def test_without_permission_pages_answer_403() -> None:
     assert client.get(url_of(lease)).status_code == 403
 
 
-@pytest.mark.once
 def test_to_be_staff_is_no_permission() -> None:
     assert signed_in(is_staff=True).get(LIST).status_code == 403
 
 
-@pytest.mark.once
 def test_a_revocation_without_permission_answers_403_and_changes_nothing(viewer: Client) -> None:
     lease = LeaseFactory()
     before = stored(lease)
@@ -58,7 +54,6 @@ def test_a_revocation_without_permission_answers_403_and_changes_nothing(viewer:
     assert stored(lease) == before
 
 
-@pytest.mark.once
 def test_a_revocation_needs_a_csrf_token() -> None:
     lease = LeaseFactory()
     client = Client(enforce_csrf_checks=True)
@@ -68,7 +63,6 @@ def test_a_revocation_needs_a_csrf_token() -> None:
     assert stored(lease) == before
 
 
-@pytest.mark.once
 def test_get_changes_nothing(operator: Client) -> None:
     lease = LeaseFactory()
     before = stored(lease)
@@ -77,14 +71,12 @@ def test_get_changes_nothing(operator: Client) -> None:
     assert stored(lease) == before
 
 
-@pytest.mark.once
 def test_who_may_not_revoke_sees_no_form(viewer: Client, operator: Client) -> None:
     lease = LeaseFactory()
     assert url_of(lease, "revoke") not in get(viewer, url_of(lease)).forms
     assert url_of(lease, "revoke") in get(operator, url_of(lease)).forms
 
 
-@pytest.mark.once
 def test_pages_are_not_kept_by_caches(viewer: Client) -> None:
     assert "no-store" in viewer.get(LIST)["Cache-Control"]
 
@@ -143,7 +135,6 @@ def test_a_task_is_found_by_its_id(viewer: Client) -> None:
         assert get(viewer, f"{LIST}?q={text}").names == [f"task:{task.pk}"]
 
 
-@pytest.mark.once
 def test_an_unknown_state_is_refused_and_says_which_there_are(viewer: Client) -> None:
     page = get(viewer, f"{LIST}?state=bogus")
     assert page.status == 400
@@ -186,7 +177,6 @@ def test_a_list_costs_the_same_however_long_it_is(viewer: Client) -> None:
     assert not any("task_data" in sql or "last_error" in sql for sql in many)
 
 
-@pytest.mark.once
 def test_an_empty_list_says_so(viewer: Client) -> None:
     for url in (LIST, f"{LIST}?state=expired&renewed=1"):
         page = get(viewer, url)
@@ -196,7 +186,6 @@ def test_an_empty_list_says_so(viewer: Client) -> None:
     assert len(get(viewer, LIST).rows) == 1
 
 
-@pytest.mark.once
 def test_hostile_names_are_inert(viewer: Client) -> None:
     hostile = '<script>alert(1)</script>"><img src=x onerror=alert(1)>'
     lease = LeaseFactory(resource=hostile, holder=f"{hostile}!")
@@ -209,7 +198,6 @@ def test_hostile_names_are_inert(viewer: Client) -> None:
 # Live
 
 
-@pytest.mark.once
 def test_a_poll_gets_the_page_without_its_frame(viewer: Client) -> None:
     LeaseFactory(resource="berth")
     page = get(viewer, LIST, x_live="1")
@@ -218,7 +206,6 @@ def test_a_poll_gets_the_page_without_its_frame(viewer: Client) -> None:
     assert "X-Live" in viewer.get(LIST)["Vary"]
 
 
-@pytest.mark.once
 def test_a_poll_leaves_messages_for_the_page(operator: Client) -> None:
     lease = LeaseFactory(holder="dora")
     operator.post(url_of(lease, "revoke"), {"reason": "x", "typed": lease.resource})
@@ -229,7 +216,6 @@ def test_a_poll_leaves_messages_for_the_page(operator: Client) -> None:
 # In another site
 
 
-@pytest.mark.once
 @pytest.mark.urls("tests.leasing.urls_alone")
 def test_the_pages_stand_alone_under_any_prefix(operator: Client) -> None:
     lease, task = LeaseFactory(), TaskFactory(state="running")

@@ -32,7 +32,6 @@ def url_of(lease: Lease, verb: str = "detail") -> str:
     return reverse(f"leasing:{verb}", args=[lease.lease_id])
 
 
-@pytest.mark.once
 def test_an_active_lease_says_who_holds_it_and_what_happens_next(viewer: Client) -> None:
     lease = LeaseFactory(holder="dora")
     page = get(viewer, url_of(lease))
@@ -47,7 +46,6 @@ def test_an_active_lease_says_who_holds_it_and_what_happens_next(viewer: Client)
     assert str(lease.fencing_token) in page.facts.values()
 
 
-@pytest.mark.once
 def test_lateness_has_three_steps(viewer: Client, database_clock: DatabaseClock) -> None:
     lease = LeaseFactory(holder="dora", renewals=1)
 
@@ -62,7 +60,6 @@ def test_lateness_has_three_steps(viewer: Client, database_clock: DatabaseClock)
     assert seen() == "expired_unclaimed"
 
 
-@pytest.mark.once
 def test_all_times_are_the_databases(viewer: Client, database_clock: DatabaseClock) -> None:
     lease = LeaseFactory()
     database_clock.advance(12)
@@ -72,7 +69,6 @@ def test_all_times_are_the_databases(viewer: Client, database_clock: DatabaseClo
     assert page.one("main")["data-now"].startswith("2030-01-01T00:00:12")
 
 
-@pytest.mark.once
 def test_a_revoked_lease_says_by_whom_and_why(viewer: Client) -> None:
     lease = LeaseFactory(holder="dora")
     Lease.objects.filter(pk=lease.pk).revoke("she is on leave", "olga")
@@ -81,7 +77,6 @@ def test_a_revoked_lease_says_by_whom_and_why(viewer: Client) -> None:
     assert all(word in page.answers["why"].text for word in ("dora", "olga", "she is on leave"))
 
 
-@pytest.mark.once
 def test_a_released_lease_says_that_its_holder_gave_it_back(viewer: Client) -> None:
     lease = LeaseFactory(holder="dora", state="released")
     page = get(viewer, url_of(lease))
@@ -89,14 +84,12 @@ def test_a_released_lease_says_that_its_holder_gave_it_back(viewer: Client) -> N
     assert not page.forms[1:], "there is nothing to revoke"
 
 
-@pytest.mark.once
 def test_a_lease_that_nobody_ever_held_says_so(viewer: Client) -> None:
     page = get(viewer, url_of(LeaseFactory(state="free")))
     assert page.code == "free" and not page.answers["who"].all("bdi")
     assert not page.answers["do"].all("form") and not page.all("[data-forbidden]")
 
 
-@pytest.mark.once
 def test_the_timeline_shows_a_takeover_with_rising_tokens(viewer: Client) -> None:
     first = LeaseFactory(resource="berth", holder="dora")
     expire(first)
@@ -131,7 +124,6 @@ def test_a_lease_costs_the_same_however_much_happened_to_it(viewer: Client) -> N
     assert len(sent_by(viewer, url_of(lease))) == len(few) <= 9
 
 
-@pytest.mark.once
 def test_a_lease_that_does_not_exist_answers_404(viewer: Client) -> None:
     LeaseFactory()
     for key in ("999", "task:999", "nobody:1", "x", "task:x", "lease:1", "9" * 30):
@@ -141,7 +133,6 @@ def test_a_lease_that_does_not_exist_answers_404(viewer: Client) -> None:
 # Revoke
 
 
-@pytest.mark.once
 def test_a_revocation_takes_the_lease_and_remembers_who_and_why(operator: Client) -> None:
     lease = LeaseFactory(holder="dora")
     said = {"reason": "she hangs", "typed": lease.resource}
@@ -153,7 +144,6 @@ def test_a_revocation_takes_the_lease_and_remembers_who_and_why(operator: Client
     assert stored(lease)["fencing_token"] > lease.fencing_token
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("reason", ["", "  ", "x" * 501])
 def test_a_revocation_without_a_usable_reason_changes_nothing(
     operator: Client, reason: str
@@ -167,7 +157,6 @@ def test_a_revocation_without_a_usable_reason_changes_nothing(
     assert stored(lease) == before
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("typed", ["", "berth", "BERTH:1"])
 def test_a_revocation_needs_the_name_typed(operator: Client, typed: str) -> None:
     lease = LeaseFactory(resource="berth:1")
@@ -178,7 +167,6 @@ def test_a_revocation_needs_the_name_typed(operator: Client, typed: str) -> None
     assert stored(lease) == before
 
 
-@pytest.mark.once
 def test_a_second_revocation_says_that_nothing_changed(operator: Client) -> None:
     lease = LeaseFactory()
     for tone in ("ok", "warn"):
@@ -188,7 +176,6 @@ def test_a_second_revocation_says_that_nothing_changed(operator: Client) -> None
     assert LeaseEvent.objects.filter(kind="revoked").count() == 1
 
 
-@pytest.mark.once
 def test_a_revocation_leads_back_only_to_this_site(operator: Client) -> None:
     task = TaskFactory(state="running")
     url = reverse("leasing:revoke", args=[task.lease_id])
@@ -202,7 +189,6 @@ def test_a_revocation_leads_back_only_to_this_site(operator: Client) -> None:
     assert response["Location"] == "/ops/"
 
 
-@pytest.mark.once
 def test_terms_are_drawn_with_refused_writes_and_told_in_a_table(viewer: Client) -> None:
     first = LeaseFactory(resource="berth", holder="dora")
     expire(first)
@@ -218,7 +204,6 @@ def test_terms_are_drawn_with_refused_writes_and_told_in_a_table(viewer: Client)
     assert holders == ["dora", "emil"]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("state", ["free", "active", "expired", "released", "revoked"])
 def test_every_lease_answers_the_five_questions_in_their_order(viewer: Client, state: str) -> None:
     answers = get(viewer, url_of(LeaseFactory(state=state))).answers
@@ -226,7 +211,6 @@ def test_every_lease_answers_the_five_questions_in_their_order(viewer: Client, s
     assert all(answer.text for answer in answers.values())
 
 
-@pytest.mark.once
 def test_a_revocation_is_in_the_ledger_of_audits(operator: Client) -> None:
     lease = LeaseFactory(resource="berth")
     operator.post(url_of(lease, "revoke"), {"reason": "she hangs", "typed": "berth"})

@@ -10,7 +10,7 @@ from pytest_django import Settings
 
 from tests.pages import get, user_with
 
-pytestmark = [pytest.mark.once, pytest.mark.django_db]
+pytestmark = pytest.mark.django_db
 
 PAGE = "/ops/login/"
 

@@ -51,7 +51,6 @@ def read(token: str = TOKEN, **headers: str) -> Any:
 # Who may
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("with_token")
 def test_who_has_the_token_reads_the_metrics() -> None:
     response = read()
@@ -62,7 +61,6 @@ def test_who_has_the_token_reads_the_metrics() -> None:
     assert "leasing_leases" in Scrape(response.content.decode()).names
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("with_token")
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", f"Token {TOKEN}", "Bearer é"])
 def test_nobody_else_does(header: str) -> None:
@@ -73,33 +71,28 @@ def test_nobody_else_does(header: str) -> None:
     assert b"leasing_" not in response.content
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("token", ["", "None", TOKEN])
 def test_without_a_token_in_the_settings_none_opens(token: str) -> None:
     assert read(token).status_code == 401
 
 
-@pytest.mark.once
 def test_an_empty_token_opens_nothing(settings: Settings) -> None:
     settings.LEASING = {**settings.LEASING, "METRICS_TOKEN": ""}
 
     assert read("").status_code == 401
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("permissions", "status"), [(["leasing.view_metrics"], 200), ([], 403)])
 def test_a_user_needs_the_permission(permissions: list[str], status: int) -> None:
     assert signed_in(*permissions).get(METRICS).status_code == status
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("with_token")
 def test_metrics_are_only_read() -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     assert Client().post(METRICS, headers=headers).status_code == 405
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("with_token")
 def test_without_the_client_library_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
@@ -187,7 +180,6 @@ def test_names_are_as_promtool_wants_them() -> None:
     check_names(read().content.decode())
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("with_token")
 def test_who_asks_for_the_newer_format_gets_it() -> None:
     response = read(Accept="application/openmetrics-text; version=1.0.0")
@@ -224,7 +216,6 @@ Counter("leasing_releases_total", "Here.", ["model"]).labels("leasing.lease").in
 """
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("with_token")
 def test_what_the_processes_of_a_server_count_is_summed_up(
     tmp_path: Path, process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -240,7 +231,6 @@ def test_what_the_processes_of_a_server_count_is_summed_up(
     assert "shop_orders_total" not in found.names  # which the site shows elsewhere
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("with_token")
 def test_without_a_common_directory_the_web_app_shows_no_counts_of_processes() -> None:
     assert "leasing_releases_total" not in Scrape(read().content.decode()).names
@@ -261,7 +251,6 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return advance
 
 
-@pytest.mark.once
 def test_a_figure_is_read_for_a_hundredth_of_the_time(passing: Callable[[float], None]) -> None:
     read_at: list[int] = []
 
@@ -281,7 +270,6 @@ def test_a_figure_is_read_for_a_hundredth_of_the_time(passing: Callable[[float],
     assert read_at == [0, 1]
 
 
-@pytest.mark.once
 def test_a_figure_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> list[Family]:
         raise OperationalError("the harbour burns")

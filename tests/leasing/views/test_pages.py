@@ -18,7 +18,7 @@ from tests.press.models import Report
 from tests.shop.models import Order
 from tests.test_docs import blocks
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 MODELS = {
     "fencing.md": ROOT / "tests" / "press" / "models.py",

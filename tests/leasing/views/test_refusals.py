@@ -9,7 +9,7 @@ from pytest_django import Settings
 from tests.factories import LeaseFactory
 from tests.pages import Page, get, signed_in
 
-pytestmark = [pytest.mark.once, pytest.mark.django_db]
+pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)

@@ -65,7 +65,6 @@ def test_no_cell_is_taken_for_a_formula(text: str) -> None:
     assert row == [f"'{text}"]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("value", "cell"),
     [("a=b", "a=b"), (-5, "-5"), (None, ""), (True, "True"), ([1], "[1]"), ("", "")],
@@ -145,7 +144,6 @@ def test_every_list_can_be_exported(admin_user: User) -> None:
         assert list(reported) == head
 
 
-@pytest.mark.once
 def test_a_list_in_another_order_is_exported_chunk_by_chunk() -> None:
     names = plain("resource")
     rows = [[LeaseFactory(resource="b")], [LeaseFactory(resource="a")]]
@@ -153,7 +151,6 @@ def test_a_list_in_another_order_is_exported_chunk_by_chunk() -> None:
     assert table(rows, names) == [["resource"], ["b"], ["a"]]
 
 
-@pytest.mark.once
 def test_the_file_is_downloaded_and_kept_by_nobody() -> None:
     response = export(request_of(), Lease.objects.all(), plain("id"), "csv", "leases")
 
@@ -162,13 +159,11 @@ def test_the_file_is_downloaded_and_kept_by_nobody() -> None:
     assert response["Cache-Control"] == "no-store"
 
 
-@pytest.mark.once
 def test_another_form_is_refused() -> None:
     with pytest.raises(ValueError, match="xls"):
         export(request_of(), Lease.objects.all(), plain("id"), "xls", "leases")
 
 
-@pytest.mark.once
 def test_it_streams_under_asgi_too() -> None:
     request: Any = AsyncRequestFactory().get("/")
     request.user = AnonymousUser()
@@ -182,7 +177,6 @@ def test_it_streams_under_asgi_too() -> None:
     assert asyncio.run(read()).split() == ["id", "1", "2"]
 
 
-@pytest.mark.once
 def test_what_stands_in_a_secret_column_is_masked_whoever_reads_it(admin_user: User) -> None:
     task = Task(task_data={"token": "hunter2"})
 

@@ -35,13 +35,11 @@ def keys(page: object) -> list[int]:
     return [row.pk for row in page.rows]  # type: ignore[attr-defined]
 
 
-@pytest.mark.once
 def test_a_cursor_survives_its_address() -> None:
     cursor = Cursor("leasing.lease", "older", "17")
     assert Cursor.decode(cursor.encode()) == cursor
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "text", ["", "x", "é", "W10=", "bnVsbA", "WzEsMiwzXQ", "W1tbW1tb" * 900, "WyJhIiwiYiIsImMiXQ"]
 )
@@ -146,7 +144,6 @@ def test_a_count_stops_at_its_cap() -> None:
     assert str(capped_count(Lease.objects.all(), cap=7)) == "7"
 
 
-@pytest.mark.once
 def test_counts_are_written_for_people() -> None:
     assert str(Capped(1234)) == "1,234"
     assert str(Capped(10_001)) == "10,000+"

@@ -71,7 +71,6 @@ def test_a_poll_hears_of_what_has_changed(viewer: Client, url: str) -> None:
     assert answer["ETag"] != tag
 
 
-@pytest.mark.once
 def test_a_visit_is_shown_the_whole_page_whatever_it_knows(viewer: Client) -> None:
     tag = poll(viewer, OVERVIEW)["ETag"]
     answer = viewer.get(OVERVIEW, headers={"If-None-Match": tag})
@@ -102,13 +101,11 @@ def test_signs_of_life_are_no_news_until_they_stay_away(viewer: Client) -> None:
     assert poll(viewer, OVERVIEW, tag).status_code == 200
 
 
-@pytest.mark.once
 def test_who_may_do_more_gets_another_page(viewer: Client) -> None:
     tag = poll(viewer, OVERVIEW)["ETag"]
     assert poll(signed_in(*EVERYTHING, name="olga"), OVERVIEW, tag).status_code == 200
 
 
-@pytest.mark.once
 def test_that_time_has_passed_a_deadline_is_news_though_no_row_has_changed() -> None:
     LeaseFactory()
     Lease.objects.update(expires_at=NOON)
@@ -120,7 +117,6 @@ def test_that_time_has_passed_a_deadline_is_news_though_no_row_has_changed() -> 
     assert tag_at(-2) == tag_at(-1) != tag_at(1) == tag_at(2)
 
 
-@pytest.mark.once
 def test_a_lease_that_becomes_late_is_news() -> None:
     LeaseFactory(ttl=30)
     Lease.objects.update(expires_at=NOON, renewals=1, renewed_at=NOON)
@@ -129,13 +125,11 @@ def test_a_lease_that_becomes_late_is_news() -> None:
     assert early != late
 
 
-@pytest.mark.once
 def test_words_that_read_the_same_when_joined_are_told_apart() -> None:
     assert fingerprint(["ab", "c"], NOON) != fingerprint(["a", "bc"], NOON)
     assert fingerprint({"a": {"b": "c"}}, NOON) != fingerprint({"a": "b", "c": ""}, NOON)
 
 
-@pytest.mark.once
 def test_the_heaviest_page_weighs_less_than_100_kb_with_all_it_loads(viewer: Client) -> None:
     for number in range(12):
         WorkerFactory(name=f"worker-{number}")

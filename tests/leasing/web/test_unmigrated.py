@@ -55,7 +55,6 @@ def test_it_is_said_instead_of_an_error(
     assert answer.headers["Retry-After"] == "1"
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_another_error_of_the_database_stays_an_error(
     admin_client: Client, monkeypatch: pytest.MonkeyPatch

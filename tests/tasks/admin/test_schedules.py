@@ -82,14 +82,12 @@ def url_of(row: Schedule, verb: str) -> str:
 # The operator's page
 
 
-@pytest.mark.once
 def test_the_page_is_closed_by_default(client: Client) -> None:
     assert client.get(PAGE)["Location"] == f"/ops/login/?next={PAGE}"
     client.force_login(user_with(SEE_TASKS))
     assert client.get(PAGE).status_code == 403
 
 
-@pytest.mark.once
 def test_without_schedules_the_page_says_how_to_make_one(viewer: Client) -> None:
     page = get(viewer, PAGE)
     assert page.is_empty and page.rows == [] and PAGE in page.links
@@ -118,7 +116,6 @@ STANDINGS: list[tuple[dict[str, Any], Badge, str]] = [
 ]
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 @pytest.mark.parametrize(("columns", "badge", "names"), STANDINGS)
 def test_it_is_said_how_a_schedule_stands_and_why(
@@ -138,7 +135,6 @@ def test_it_is_said_how_a_schedule_stands_and_why(
     assert not any("/pause/" in url or "/run/" in url for url in page.forms)
 
 
-@pytest.mark.once
 def test_the_page_tells_of_the_last_moment(operator: Client) -> None:
     row = make(overlap=False)
 
@@ -174,7 +170,6 @@ def test_a_list_of_schedules_costs_the_same_whatever_its_length(viewer: Client) 
     assert viewer.get(PAGE, {"at": "nonsense"}).status_code == 400
 
 
-@pytest.mark.once
 def test_the_buttons_pause_resume_and_run(operator: Client) -> None:
     row = make()
     assert url_of(row, "pause") in get(operator, PAGE).forms
@@ -191,14 +186,12 @@ def test_the_buttons_pause_resume_and_run(operator: Client) -> None:
     assert Schedule.objects.get().paused_at is None
 
 
-@pytest.mark.once
 def test_a_button_says_what_is_wrong(operator: Client) -> None:
     row = make(queue="closed")
     page = Page(operator.post(url_of(row, "run"), follow=True))
     assert page.notice.tone == "warn" and "'closed'" in page.notice.text
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", ["pause", "resume", "run"])
 def test_a_button_needs_the_permission_a_post_and_a_schedule(
     viewer: Client, operator: Client, verb: str
@@ -227,14 +220,12 @@ WHOLE = {
 }
 
 
-@pytest.mark.once
 def test_what_is_added_has_no_state_and_no_past_yet(editor: Client) -> None:
     page = get(editor, f"{ADMIN}add/")
     assert page.all(".field-task_data")
     assert not page.all(".field-created_at") and not page.all(".field-moments")
 
 
-@pytest.mark.once
 def test_one_makes_a_schedule_of_ones_own(editor: Client) -> None:
     assert editor.get(f"{ADMIN}add/").status_code == 200
     editor.post(f"{ADMIN}add/", WHOLE)
@@ -251,7 +242,6 @@ def test_one_makes_a_schedule_of_ones_own(editor: Client) -> None:
     assert listed["when"] == short(str(row.rule))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("wrong", "field", "names"),
     [
@@ -279,7 +269,6 @@ def test_what_could_never_be_enqueued_is_refused(
     assert not Schedule.objects.exists()
 
 
-@pytest.mark.once
 def test_a_change_of_the_rule_begins_anew_and_others_leave_the_plan(editor: Client) -> None:
     row = make("nightly", cron="0 3 * * *", timezone="Europe/Berlin", task_data={"a": 1})
     url = f"{ADMIN}{row.pk}/change/"
@@ -311,7 +300,6 @@ def test_a_change_keeps_what_happened_while_the_form_was_open(
     assert after_all.next_at == datetime(2040, 1, 1, tzinfo=UTC)
 
 
-@pytest.mark.once
 def test_what_code_declares_is_paused_there_and_not_changed(editor: Client) -> None:
     row = declare()
     url = f"{ADMIN}{row.pk}/"
@@ -325,7 +313,6 @@ def test_what_code_declares_is_paused_there_and_not_changed(editor: Client) -> N
     assert changed_by(act(editor, "pause", row)) == ("ok", [1, 1])
 
 
-@pytest.mark.once
 def test_what_no_code_declares_any_more_can_be_deleted(editor: Client) -> None:
     row = declare()
     Schedule.objects.run_now()
@@ -336,7 +323,6 @@ def test_what_no_code_declares_any_more_can_be_deleted(editor: Client) -> None:
     assert AuditEntry.objects.get().verb == "delete"
 
 
-@pytest.mark.once
 def test_the_data_of_a_schedule_is_seen_by_who_may_and_its_secrets_by_who_edits(
     editor: Client,
 ) -> None:
@@ -377,7 +363,6 @@ def act(client: Client, action: str, row: Schedule) -> Page:
     return Page(client.post(ADMIN, data, follow=True))
 
 
-@pytest.mark.once
 def test_the_actions_ask_and_remember_who_did_it(editor: Client) -> None:
     row = make()
     asked = Page(editor.post(ADMIN, {"action": "run_now", "_selected_action": [row.pk]}))
@@ -402,14 +387,12 @@ def test_the_actions_ask_and_remember_who_did_it(editor: Client) -> None:
     ]
 
 
-@pytest.mark.once
 def test_an_action_says_what_is_wrong(editor: Client) -> None:
     row = make(queue="closed")
     notice = act(editor, "run_now", row).notice
     assert notice.tone == "crit" and "'closed'" in notice.text
 
 
-@pytest.mark.once
 def test_the_actions_need_the_permission() -> None:
     row = make()
     client = signed_in(VIEW, is_staff=True)
@@ -418,7 +401,6 @@ def test_the_actions_need_the_permission() -> None:
     assert client.get(f"{ADMIN}add/").status_code == 403
 
 
-@pytest.mark.once
 def test_slots_are_only_looked_at(admin_client: Client) -> None:
     make()
     Schedule.objects.run_now()
@@ -428,7 +410,6 @@ def test_slots_are_only_looked_at(admin_client: Client) -> None:
     assert admin_client.post(f"{SLOTS}{slot.pk}/delete/").status_code == 403
 
 
-@pytest.mark.once
 def test_what_the_forms_of_the_admin_do_is_noted(editor: Client) -> None:
     editor.post(f"{ADMIN}add/", WHOLE)
     row = Schedule.objects.get()

@@ -98,7 +98,6 @@ def rows(page: Page) -> set[str]:
     return {link.split("?")[0] for link in page.links}
 
 
-@pytest.mark.once
 def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> None:
     for row in one_of_each():
         name = f"admin:leasing_tasks_{row._meta.model_name}"
@@ -110,7 +109,6 @@ def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> 
         assert page.status == 200 and not page.all("input[name=_save]"), url
 
 
-@pytest.mark.once
 def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
     worker = WorkerFactory(name="dora & son")
     task = TaskFactory(state="recovered", holder="dora & son")
@@ -134,7 +132,6 @@ def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
     assert f"{TASKS}{running.pk}/change/" in rows(does) and len(does.rows) == 1
 
 
-@pytest.mark.once
 def test_the_list_filters_by_the_states_of_the_operators_list(viewer: Client) -> None:
     for state in ("ready", "scheduled", "running", "stuck", "failed", "succeeded", "retrying"):
         TaskFactory(state=state)
@@ -149,7 +146,6 @@ def test_the_list_filters_by_the_states_of_the_operators_list(viewer: Client) ->
     assert len(get(viewer, f"{TASKS}?state=nonsense").rows) == len(page.rows)
 
 
-@pytest.mark.once
 def test_a_page_has_one_form_of_date_and_the_names_of_the_operators_page(viewer: Client) -> None:
     for row in one_of_each():
         for url in (url_of(row), reverse(f"admin:leasing_tasks_{row._meta.model_name}_changelist")):
@@ -168,7 +164,6 @@ def test_a_page_has_one_form_of_date_and_the_names_of_the_operators_page(viewer:
     assert (row["when"], row["tries"]) == (f"expired {stamp(task.expires_at)}", "1 of 10")
 
 
-@pytest.mark.once
 def test_a_state_is_shown_by_mark_and_word(viewer: Client) -> None:
     expected = {
         "ready": badges.READY,
@@ -202,7 +197,6 @@ def test_the_search_finds_ids_exact_names_and_keys(viewer: Client, handlers: Han
     assert get(viewer, f"{TASKS}?q=mail").rows == []
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["sort", "file"])
 def test_the_search_by_an_alias_is_that_by_the_name(
     viewer: Client, renamed: list[int], name: str
@@ -213,7 +207,6 @@ def test_the_search_by_an_alias_is_that_by_the_name(
     assert len(page.rows) == 2
 
 
-@pytest.mark.once
 def test_nobody_is_led_to_what_they_may_not_see() -> None:
     task = TaskFactory(state="running")
     page = get(signed_in("leasing_tasks.view_task", is_staff=True), f"{TASKS}{task.pk}/change/")
@@ -296,7 +289,6 @@ def test_a_page_loads_its_large_columns_at_once_and_costs_the_same(viewer: Clien
     assert_cheap(sql)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "state", ["ready", "scheduled", "running", "stuck", "failed", "succeeded", "cancelled"]
 )
@@ -322,7 +314,6 @@ def test_workers_are_filtered_by_state(viewer: Client, state: str) -> None:
     assert f"{state}-worker" in row.element.text
 
 
-@pytest.mark.once
 def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
     hostile = "<script>alert(1)</script>"
     handlers[hostile] = lambda ctx, **data: None
@@ -336,7 +327,6 @@ def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
 # Actions
 
 
-@pytest.mark.once
 def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Client) -> None:
     failed, done = TaskFactory(state="failed"), TaskFactory(state="succeeded")
     page = act(operator, "retry", [failed, done])
@@ -353,14 +343,12 @@ def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Cli
     assert (entry.asked, entry.changed, entry.skipped) == (2, 1, {"succeeded": 1})
 
 
-@pytest.mark.once
 def test_what_none_fits_cannot_be_confirmed(operator: Client) -> None:
     page = act(operator, "retry", [TaskFactory()])
     assert page.one("[data-outlook]").numbers == [0, 1, 1]  # the one that was chosen stays
     assert not page.all("input[type=submit]")
 
 
-@pytest.mark.once
 def test_from_its_page_a_task_is_acted_on_and_shown_again(operator: Client) -> None:
     task = TaskFactory(state="failed")
     page = act(operator, "retry", [task], from_row="yes")
@@ -370,7 +358,6 @@ def test_from_its_page_a_task_is_acted_on_and_shown_again(operator: Client) -> N
     assert row_of(task)["status"] == "ready"
 
 
-@pytest.mark.once
 def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client) -> None:
     task = TaskFactory(state="running")
     sent = act(operator, "revoke", [task]).hidden
@@ -382,7 +369,6 @@ def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client
     assert row_of(task)["holder"] == "another" and row_of(task)["status"] == "running"
 
 
-@pytest.mark.once
 def test_a_revocation_takes_running_tasks_with_a_reason_and_the_name(operator: Client) -> None:
     task = TaskFactory(state="running")
     name = f"task:{task.pk}"
@@ -398,7 +384,6 @@ def test_a_revocation_takes_running_tasks_with_a_reason_and_the_name(operator: C
     assert "olga" in error and "she hangs" in error
 
 
-@pytest.mark.once
 def test_a_cancellation_ends_what_waits_and_asks_what_runs_with_a_reason(
     operator: Client,
 ) -> None:
@@ -416,7 +401,6 @@ def test_a_cancellation_ends_what_waits_and_asks_what_runs_with_a_reason(
     assert "olga" in error and "wrong month" in error
 
 
-@pytest.mark.once
 def test_a_discard_deletes_without_collecting_and_is_remembered(operator: Client) -> None:
     done, running = TaskFactory(state="succeeded"), TaskFactory(state="running")
     assert "delete_selected" not in get(operator, TASKS).choices("action")
@@ -427,7 +411,6 @@ def test_a_discard_deletes_without_collecting_and_is_remembered(operator: Client
     assert entry.is_deletion() and entry.object_id == str(done.pk)
 
 
-@pytest.mark.once
 def test_a_reschedule_moves_what_waits(operator: Client, queues: None) -> None:
     task = TaskFactory(state="scheduled")
     data = {"confirmed": "yes", "queue": "mail", "at_once": "on", "reason": ""}
@@ -438,7 +421,6 @@ def test_a_reschedule_moves_what_waits(operator: Client, queues: None) -> None:
     assert row_of(task)["queue"] == "mail" and Task.objects.ready().exists()
 
 
-@pytest.mark.once
 def test_queues_are_paused_with_a_reason_and_resumed(operator: Client) -> None:
     queue = Queue.objects.create(name="default")
     assert act(operator, "pause", [queue], QUEUES, confirmed="yes").invalid == {"reason"}
@@ -456,7 +438,6 @@ def test_queues_are_paused_with_a_reason_and_resumed(operator: Client) -> None:
 STATES = {"retry": "failed", "reschedule": "ready", "cancel": "ready", "discard": "failed"}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("action", "state"), [*STATES.items(), ("revoke", "running")])
 def test_an_action_needs_its_permission(viewer: Client, action: str, state: str) -> None:
     task = TaskFactory(state=state)
@@ -467,7 +448,6 @@ def test_an_action_needs_its_permission(viewer: Client, action: str, state: str)
     assert row_of(task) == before
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("action", [*ACTIONS, "revoke"])
 def test_nothing_is_done_while_read_only(operator: Client, settings: Settings, action: str) -> None:
     settings.LEASING = {"READ_ONLY": True}
@@ -479,7 +459,6 @@ def test_nothing_is_done_while_read_only(operator: Client, settings: Settings, a
     assert row_of(task) == before and not AuditEntry.objects.exists()
 
 
-@pytest.mark.once
 def test_a_change_needs_the_token_of_the_form_and_a_post(operator: Client) -> None:
     task = TaskFactory(state="failed")
     strict = Client(enforce_csrf_checks=True)
@@ -490,7 +469,6 @@ def test_a_change_needs_the_token_of_the_form_and_a_post(operator: Client) -> No
     assert row_of(task)["status"] == "failed"
 
 
-@pytest.mark.once
 def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
     task = TaskFactory(state="failed")
     operator.post(reverse("leasing_tasks:act", args=[task.pk, "retry"]), {"seen": task.grants})
@@ -502,7 +480,6 @@ def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
     assert "olga" not in get(blind, url_of(task).replace("change", "history")).text
 
 
-@pytest.mark.once
 def test_payload_is_shown_with_permission_alone_and_its_secrets_never(handlers: Handlers) -> None:
     handlers["jobs.echo"] = lambda ctx, **data: None
     task = TaskFactory(name="jobs.echo", data={"password": "hunter2", "city": "Hamburg"})
@@ -517,7 +494,6 @@ def test_payload_is_shown_with_permission_alone_and_its_secrets_never(handlers: 
         assert "hunter2" not in hidden + shown
 
 
-@pytest.mark.once
 def test_the_operators_pages_lead_to_the_admin_whoever_may_go_there(viewer: Client) -> None:
     task, worker, lease = TaskFactory(), WorkerFactory(), LeaseFactory()
     pages = {
@@ -540,7 +516,6 @@ def refused() -> OutboxMessage:
     return message
 
 
-@pytest.mark.once
 def test_a_message_shows_what_became_of_it_and_its_payload_to_whom_may_see_it(
     viewer: Client,
 ) -> None:
@@ -568,7 +543,6 @@ def test_messages_are_filtered_by_what_became_of_them(
     assert len([link for link in listed if link.endswith("/change/")]) == found
 
 
-@pytest.mark.once
 def test_messages_are_retried_and_discarded_by_whom_may_and_that_is_noted(viewer: Client) -> None:
     operator = signed_in(
         *VIEW,

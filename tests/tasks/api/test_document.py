@@ -10,7 +10,7 @@ from django.test import Client
 
 from tests.leasing.api.test_document import document, schema_of
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 
 def test_the_closed_mode_demands_the_key_of_holders(admin_client: Client) -> None:

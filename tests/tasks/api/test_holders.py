@@ -91,7 +91,6 @@ def test_as_many_tasks_are_claimed_as_are_asked_for(client: Client) -> None:
     assert len(set(Task.objects.values_list("grant_id"))) == 3
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("queues")
 def test_tasks_are_claimed_of_the_queues_that_are_asked_for(client: Client) -> None:
     Task.objects.enqueue("jobs.echo", queue="mail")
@@ -99,7 +98,6 @@ def test_tasks_are_claimed_of_the_queues_that_are_asked_for(client: Client) -> N
     assert claim(client, queues=["default", "mail"]).body["queue"] == "mail"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "asked",
     [
@@ -133,7 +131,6 @@ def test_a_claim_sent_again_is_answered_with_the_same_tasks(client: Client) -> N
     assert Task.objects.running().count() == 2
 
 
-@pytest.mark.once
 def test_the_next_holder_is_told_the_checkpoint(client: Client) -> None:
     (task,) = claimed(client)
     assert task["checkpoint"] is None
@@ -146,7 +143,6 @@ def test_the_next_holder_is_told_the_checkpoint(client: Client) -> None:
 # Keys
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("closed")
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_closed_mode_demands_the_key(worker: Client, verb: str) -> None:
@@ -156,7 +152,6 @@ def test_the_closed_mode_demands_the_key(worker: Client, verb: str) -> None:
     assert put(worker, task, verb, lease_key=task["lease_key"]).status == 202
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("closed")
 @pytest.mark.parametrize("verb", BATCHES)
 def test_the_closed_mode_demands_the_key_of_each_task_of_a_batch(worker: Client, verb: str) -> None:
@@ -178,7 +173,6 @@ def test_a_request_is_judged_by_its_key_whatever_name_it_has(client: Client, ver
     assert (answer.status, answer.body["processor"]) == (202, "me")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_wrong_key_an_older_grant_and_no_task_are_told_the_same(
     client: Client, verb: str
@@ -195,7 +189,6 @@ def test_a_wrong_key_an_older_grant_and_no_task_are_told_the_same(
     assert Task.objects.values().get() == before
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("lease_key", [1, True, [], "x" * 101, "\u2028" * 200])
 def test_a_key_of_another_form_is_refused(client: Client, lease_key: Any) -> None:
     (task,) = claimed(client)
@@ -215,7 +208,6 @@ def test_with_its_key_a_completion_may_be_sent_again(client: Client) -> None:
     assert row_of(task).task_output == {"n": 1}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", ["heartbeat", "complete", "fail"])
 def test_a_proven_holder_whose_time_is_over_is_told_so(client: Client, verb: str) -> None:
     (task,) = claimed(client)
@@ -225,7 +217,6 @@ def test_a_proven_holder_whose_time_is_over_is_told_so(client: Client, verb: str
     assert TaskAttempt.objects.get().refused_verb == verb
 
 
-@pytest.mark.once
 def test_a_renewal_tells_that_somebody_asked_to_cancel(client: Client) -> None:
     (task,) = claimed(client)
     assert put(client, task, "heartbeat", **ME).body["yield_to"] == ""
@@ -236,7 +227,6 @@ def test_a_renewal_tells_that_somebody_asked_to_cancel(client: Client) -> None:
     assert (one["yield_to"], one["is_last"]) == ("olga", False)
 
 
-@pytest.mark.once
 def test_a_key_is_shown_to_the_holder_alone(client: Client) -> None:
     (task,) = claimed(client)
     for path in (f"/tasks/{task['id']}", "/tasks", "/tasks/started", "/leases"):
@@ -257,7 +247,6 @@ def test_progress_and_checkpoints_are_stored(client: Client) -> None:
     assert (row.progress, row.checkpoint, row.checkpoints) == ({"done": 2}, [1, 2], 1)
 
 
-@pytest.mark.once
 def test_progress_is_a_payload(client: Client) -> None:
     (task,) = claimed(client)
     put(client, task, "progress", **ME, progress={"password": "secret"})
@@ -267,7 +256,6 @@ def test_progress_is_a_payload(client: Client) -> None:
     assert "secret" not in str(call(client, "GET", path).body)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_holder_says_who_it_is(client: Client, verb: str) -> None:
     (task,) = claimed(client)
@@ -322,7 +310,6 @@ def test_a_batch_ends_no_task_whose_deadline_has_passed(client: Client, verb: st
     assert row_of(late).processed_at is None and row_of(late).holder == "me"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", BATCHES)
 def test_without_keys_a_batch_is_judged_by_the_name(client: Client, verb: str) -> None:
     mine, other = claimed(client, 2)
@@ -334,7 +321,6 @@ def test_without_keys_a_batch_is_judged_by_the_name(client: Client, verb: str) -
     assert {each["status"] for each in put_many(client, verb, *ids)} == {400}
 
 
-@pytest.mark.once
 def test_what_a_refused_item_of_a_batch_says_of_a_task_is_not_written(client: Client) -> None:
     task, failing = claimed(client, 2)
     wrong = {"lease_key": failing["lease_key"]}
@@ -348,7 +334,6 @@ def test_what_a_refused_item_of_a_batch_says_of_a_task_is_not_written(client: Cl
     assert "proven" in row_of(failing).last_error
 
 
-@pytest.mark.once
 def test_with_their_keys_completions_may_be_sent_again(client: Client) -> None:
     one, two = claimed(client, 2)
     items = [item(one, task_output={"n": 1}), item(two)]
@@ -358,7 +343,6 @@ def test_with_their_keys_completions_may_be_sent_again(client: Client) -> None:
     assert row_of(one).task_output == {"n": 1}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", BATCHES)
 @pytest.mark.parametrize(
     "tasks",

@@ -28,7 +28,6 @@ from tests.tasks.support import Handlers
 
 pytestmark = [
     pytest.mark.django_db,
-    pytest.mark.once,
     pytest.mark.usefixtures("compatible", "queues"),
 ]
 

@@ -37,7 +37,6 @@ def nightly() -> Schedule:
 # Tasks
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("verb", "body", "state", "status"),
     [
@@ -75,14 +74,12 @@ def test_each_action_is_done_in_its_states_and_refused_in_others(
         assert Task.objects.values().get() == before
 
 
-@pytest.mark.once
 def test_a_running_task_that_is_cancelled_says_that_it_was_asked(client: Client) -> None:
     task = TaskFactory(state="running")
     assert call(client, "PUT", f"/tasks/{task.pk}/cancel", WHY).body["cancel_requested_at"]
     assert call(client, "PUT", f"/tasks/{task.pk}/cancel", WHY).status == 409
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", ["cancel", "retry", "revoke", "reschedule"])
 @pytest.mark.parametrize("task_id", ["99", "x", "9" * 30, "%00"])
 def test_an_action_on_no_task_is_not_found(client: Client, verb: str, task_id: str) -> None:
@@ -91,7 +88,6 @@ def test_an_action_on_no_task_is_not_found(client: Client, verb: str, task_id: s
     assert not AuditEntry.objects.exists()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("verb", "body"),
     [
@@ -115,7 +111,6 @@ def test_an_action_that_is_not_said_right_does_nothing(
     assert Task.objects.values().get() == before
 
 
-@pytest.mark.once
 def test_attempts_are_listed_the_latest_first(client: Client) -> None:
     task = TaskFactory(state="running")
     Task.objects.fail(task, ValueError("no luck"))
@@ -126,7 +121,6 @@ def test_attempts_are_listed_the_latest_first(client: Client) -> None:
     assert call(client, "GET", "/tasks/99/attempts").status == 404
 
 
-@pytest.mark.once
 def test_a_traceback_is_a_payload() -> None:
     task = TaskFactory(state="running")
     Task.objects.fail(task, ValueError("no luck"))
@@ -166,13 +160,11 @@ def test_a_queue_is_paused_and_resumed(client: Client) -> None:
     assert list(done) == [("pause", 1), ("pause", 0), ("resume", 1), ("resume", 0)]
 
 
-@pytest.mark.once
 def test_a_queue_may_have_a_slash_in_its_name(client: Client, settings: Settings) -> None:
     settings.TASK_QUEUE = {"QUEUES": ("default", "mail/urgent")}
     assert call(client, "PUT", "/queues/mail%2Furgent/pause", WHY).body["name"] == "mail/urgent"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["no such", "%00", "%0a", "x" * 300, "9" * 5000])
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 def test_a_queue_that_is_none_is_not_found(client: Client, name: str, verb: str) -> None:
@@ -183,7 +175,6 @@ def test_a_queue_that_is_none_is_not_found(client: Client, name: str, verb: str)
 # Schedules and workers
 
 
-@pytest.mark.once
 def test_a_schedule_is_paused_resumed_and_run(client: Client, nightly: Schedule) -> None:
     (line,) = call(client, "GET", "/schedules").body["schedules"]
     assert (line["name"], line["state"], line["last_task"]) == ("nightly", "active", None)
@@ -196,7 +187,6 @@ def test_a_schedule_is_paused_resumed_and_run(client: Client, nightly: Schedule)
     assert ran.body["last_by"] == "a client at 127.0.0.1"
 
 
-@pytest.mark.once
 def test_a_schedule_whose_task_has_not_ended_is_not_run_again(
     client: Client, nightly: Schedule
 ) -> None:
@@ -205,7 +195,6 @@ def test_a_schedule_whose_task_has_not_ended_is_not_run_again(
     assert Task.objects.get().status == TaskStatus.READY
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["no such", "%00", "x" * 300])
 def test_a_schedule_that_is_none_is_not_found(client: Client, name: str) -> None:
     assert call(client, "PUT", f"/schedules/{name}/pause", {}).status == 404

@@ -56,7 +56,6 @@ def test_every_option_reaches_the_row(client: Client) -> None:
     assert (task.concurrency_key, task.concurrency_limit) == ("crane:1", 3)
 
 
-@pytest.mark.once
 def test_a_duplicate_may_replace_the_task_that_waits(client: Client) -> None:
     body = {**ECHO, "unique_key": "night"}
     call(client, "POST", "/tasks", body)
@@ -65,7 +64,6 @@ def test_a_duplicate_may_replace_the_task_that_waits(client: Client) -> None:
     assert Task.objects.get().task_data == {"number": 2}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "options",
     [
@@ -100,7 +98,6 @@ def test_a_request_sent_again_is_answered_the_same(client: Client) -> None:
     assert Task.objects.count() == 1
 
 
-@pytest.mark.once
 def test_a_request_sent_again_finds_its_task_once_that_has_ended(client: Client) -> None:
     key = uuid.uuid4()
     first = sent(client, "/tasks", ECHO, key).body
@@ -109,7 +106,6 @@ def test_a_request_sent_again_finds_its_task_once_that_has_ended(client: Client)
     assert (again["id"], again["status"]) == (first["id"], "succeeded")
 
 
-@pytest.mark.once
 def test_the_same_key_with_other_data_is_refused(client: Client) -> None:
     key = uuid.uuid4()
     sent(client, "/tasks", ECHO, key)
@@ -117,7 +113,6 @@ def test_the_same_key_with_other_data_is_refused(client: Client) -> None:
     assert Task.objects.count() == 1
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("key", ["", "1", "x" * 500, f"{{{A_KEY}}}", A_KEY.replace("-", "")])
 @pytest.mark.parametrize(("path", "body"), [("/tasks", ECHO), ("/tasks/batch", {"tasks": [ECHO]})])
 def test_a_key_that_is_no_uuid_is_refused(
@@ -127,7 +122,6 @@ def test_a_key_that_is_no_uuid_is_refused(
     assert not Task.objects.exists()
 
 
-@pytest.mark.once
 def test_a_key_of_other_code_is_another(client: Client) -> None:
     key = str(uuid.uuid4())
     Task.objects.enqueue("jobs.echo", idempotency_key=key)
@@ -168,7 +162,6 @@ def test_one_that_is_refused_leaves_the_others(client: Client) -> None:
     assert Task.objects.count() == 1 + 3
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "tasks",
     [

@@ -148,7 +148,6 @@ def next_task(client: Client) -> dict[str, Any]:
 # The contract
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", ["heartbeat", "complete", "fail"])
 @pytest.mark.parametrize(
     ("state", "status", "key"),
@@ -181,7 +180,6 @@ def test_each_verb_answers_what_the_contract_says_in_each_state(
 NO_IDS = ["0", "-1", "99", "x", "1_7", "017", "+17", "%2017", "%00", "9" * 30, "9" * 5000]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("task_id", NO_IDS)
 def test_an_id_that_is_none_is_not_found(client: Client, task_id: str) -> None:
     Task.objects.bulk_create([Task(pk=1, name="x"), Task(pk=17, name="x")])
@@ -191,7 +189,6 @@ def test_an_id_that_is_none_is_not_found(client: Client, task_id: str) -> None:
         assert (answer.status, set(answer.body)) == (200, {"message"})
 
 
-@pytest.mark.once
 def test_a_task_shows_both_spellings_and_times_in_utc_with_milliseconds(client: Client) -> None:
     enqueued()
     task = next_task(client)
@@ -208,7 +205,6 @@ def test_a_task_shows_both_spellings_and_times_in_utc_with_milliseconds(client: 
     assert task["processedAt"] is task["task_output"] is None
 
 
-@pytest.mark.once
 def test_the_closed_api_answers_in_snake_case_alone(
     admin_client: Client, settings: Settings
 ) -> None:
@@ -222,13 +218,11 @@ def test_the_closed_api_answers_in_snake_case_alone(
     }
 
 
-@pytest.mark.once
 def test_what_a_task_carries_is_not_respelled(client: Client) -> None:
     Task.objects.enqueue("jobs.echo", {"some_key": {"inner_key": 1}})
     assert next_task(client)["taskData"] == {"some_key": {"inner_key": 1}}
 
 
-@pytest.mark.once
 def test_the_next_task_is_leased_to_the_processor(client: Client) -> None:
     enqueued()
     shown = next_task(client)
@@ -239,7 +233,6 @@ def test_the_next_task_is_leased_to_the_processor(client: Client) -> None:
     assert shown["lastHeartBeatAt"] == shown["startedAt"]
 
 
-@pytest.mark.once
 def test_when_there_is_no_task_to_do_a_notice_says_so(client: Client) -> None:
     claimed("you")
     Task.objects.enqueue("jobs.echo", scheduled_at=FAR_AWAY)
@@ -258,7 +251,6 @@ def test_the_next_task_may_be_one_whose_holder_is_gone(
     assert (shown["id"], shown["attempts"], shown["processor"]) == (task.pk, 2, "me")
 
 
-@pytest.mark.once
 def test_a_heartbeat_moves_the_deadline(client: Client) -> None:
     task = claimed()
     Task.objects.update(expires_at=after(timedelta(seconds=20)))
@@ -280,12 +272,10 @@ def test_a_completed_task_keeps_its_output(client: Client, field: str, output: A
     assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, output)
 
 
-@pytest.mark.once
 def test_a_task_may_be_completed_without_output(client: Client) -> None:
     assert call(client, "PUT", f"/tasks/{claimed().pk}/complete", ME).body["task_output"] is None
 
 
-@pytest.mark.once
 def test_a_completed_task_leases_nothing(client: Client) -> None:
     task = claimed()
     call(client, "PUT", f"/tasks/{task.pk}/complete", ME)
@@ -293,7 +283,6 @@ def test_a_completed_task_leases_nothing(client: Client) -> None:
     assert call(client, "GET", f"/leases/task:{task.pk}").body["released_at"]
 
 
-@pytest.mark.once
 def test_a_failed_task_is_tried_again_and_says_why(client: Client) -> None:
     task = claimed()
     shown = call(client, "PUT", f"/tasks/{task.pk}/fail", {**ME, "error": "it broke"})
@@ -442,7 +431,6 @@ def test_a_task_that_cannot_be_is_refused(client: Client, field: str, value: Any
     assert not Task.objects.exists()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("processor", ["", " me", "a\nb", "x" * 201])
 def test_a_processor_without_a_name_is_refused(client: Client, processor: str) -> None:
     task = claimed()
@@ -455,7 +443,6 @@ def test_a_processor_without_a_name_is_refused(client: Client, processor: str) -
 # Generator
 
 
-@pytest.mark.once
 def test_the_generator_starts_and_stops_at_one_word(client: Client) -> None:
     status = call(client, "GET", "/generator/status")
     assert (status.status, status.body["status"]) == (200, "STOPPED")
@@ -468,14 +455,12 @@ def test_the_generator_starts_and_stops_at_one_word(client: Client) -> None:
     assert stopped.body["status"] == "STOPPED"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("method", "word"), [("POST", "start"), ("DELETE", "stop")])
 def test_a_word_said_twice_is_answered_twice(client: Client, method: str, word: str) -> None:
     for _ in range(2):
         assert call(client, method, f"/generator/{word}").status == 200
 
 
-@pytest.mark.once
 def test_a_generator_that_produces_is_running(client: Client) -> None:
     call(client, "POST", "/generator/start")
     lease = Lease.objects.acquire("leasing_tasks.generator", holder="generator-1")
@@ -486,7 +471,6 @@ def test_a_generator_that_produces_is_running(client: Client) -> None:
     assert call(client, "GET", "/generator/status").body["status"] == "RUNNING"
 
 
-@pytest.mark.once
 def test_a_word_that_was_overruled_at_once_is_a_conflict(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -495,7 +479,6 @@ def test_a_word_that_was_overruled_at_once_is_a_conflict(
     assert (answer.status, answer.body["status"]) == (409, "STOPPED")
 
 
-@pytest.mark.once
 def test_the_desired_state_remembers_who_made_it(client: Client, admin_client: Client) -> None:
     call(client, "POST", "/generator/start")
     assert GeneratorDesiredState.objects.get().changed_by == "a client at 127.0.0.1"
@@ -503,7 +486,6 @@ def test_the_desired_state_remembers_who_made_it(client: Client, admin_client: C
     assert GeneratorDesiredState.objects.get().changed_by == "admin"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
@@ -525,7 +507,6 @@ def test_another_method_is_refused_with_those_that_are_possible(
 # What a user may see
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("path", ["/tasks", "/tasks/processed", "/tasks/{}"])
 def test_a_user_sees_no_payload_without_permission(path: str) -> None:
     task = claimed()
@@ -551,7 +532,6 @@ def secret_task(**more: Any) -> Task:
     return Task.objects.enqueue("jobs.echo", SECRET, **more)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("path", ["/tasks", "/tasks/started", "/tasks/{}"])
 def test_secrets_are_masked_for_everybody(client: Client, admin_client: Client, path: str) -> None:
     secret_task()
@@ -563,7 +543,6 @@ def test_secrets_are_masked_for_everybody(client: Client, admin_client: Client, 
         assert reported["task_data"] == reported["taskData"] == reported["task_output"] == MASKED
 
 
-@pytest.mark.once
 def test_who_claims_or_enqueues_a_task_gets_it_as_it_is(client: Client) -> None:
     body = {"name": "jobs.echo", "data": SECRET}
     worker = signed_in("leasing_tasks.change_task")
@@ -572,7 +551,6 @@ def test_who_claims_or_enqueues_a_task_gets_it_as_it_is(client: Client) -> None:
     assert (reported["task_data"], reported["processor"]) == (SECRET, "me")
 
 
-@pytest.mark.once
 def test_a_known_unique_key_shows_no_more_of_a_task_than_asking_for_it() -> None:
     secret_task(unique_key="night")
     (task,) = Task.objects.claim("me")
@@ -593,7 +571,6 @@ def test_a_known_unique_key_shows_no_more_of_a_task_than_asking_for_it() -> None
     assert seen(view, payload) == (MASKED, MASKED, "no luck", "me")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", ["heartbeat", "complete", "fail"])
 def test_who_names_the_holder_is_not_shown_the_payload(client: Client, verb: str) -> None:
     body = {**ME, "error": "it broke", "task_output": SECRET}
@@ -618,7 +595,6 @@ def test_who_names_the_holder_is_not_shown_the_payload(client: Client, verb: str
     assert reported(client)["taskData"] == MASKED
 
 
-@pytest.mark.once
 def test_a_diagnosis_says_why_and_what_can_be_done(client: Client) -> None:
     task = enqueued()
 

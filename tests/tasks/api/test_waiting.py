@@ -50,26 +50,22 @@ def test_a_request_waits_for_an_enqueue(client: Client, other_session: OtherSess
     assert shown.body["lease_key"]
 
 
-@pytest.mark.once
 def test_a_wait_in_vain_ends_in_a_notice(client: Client) -> None:
     answer = call(client, "POST", "/tasks/next", {**NEXT, "wait": 0.01}, **THREADED)
     assert (answer.status, "Retry-After" in answer.headers) == (200, False)
 
 
-@pytest.mark.once
 def test_the_only_thread_of_a_process_does_not_wait(client: Client) -> None:
     answer = call(client, "POST", "/tasks/next", NEXT)
     assert (answer.status, answer.headers["Retry-After"]) == (200, "1")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("wait", [-1, 30.001, 1e300, True, "1", None, []])
 def test_a_wait_out_of_bounds_is_refused(client: Client, wait: Any) -> None:
     answer = call(client, "POST", "/tasks/next", {**NEXT, "wait": wait})
     assert (answer.status, "wait" in answer.body["error"]) == (400, True)
 
 
-@pytest.mark.once
 def test_an_enqueue_wakes_those_who_wait_for_its_queue(client: Client) -> None:
     def is_woken() -> bool:
         Task.objects.enqueue("jobs.echo")  # again: a test before may just have notified the queue
@@ -124,7 +120,6 @@ def test_a_wait_in_another_process_is_ended_too(client: Client, on_postgresql: N
         wait_for(is_ended)
 
 
-@pytest.mark.once
 def test_the_end_of_a_wait_is_asked_for_with_a_key(client: Client) -> None:
     answer = call(client, "DELETE", "/tasks/next")
     assert (answer.status, answer.body) == (400, {"error": "Idempotency-Key: required"})
@@ -139,7 +134,6 @@ def asked(client: AsyncClient, **headers: str) -> asyncio.Task[Any]:
     return asyncio.ensure_future(sent)
 
 
-@pytest.mark.once
 def test_a_wait_in_a_loop_takes_no_thread() -> None:
     # Each request is answered on the one thread of this test.
     async def body(client: AsyncClient) -> None:
@@ -154,7 +148,6 @@ def test_a_wait_in_a_loop_takes_no_thread() -> None:
     in_loop(body)
 
 
-@pytest.mark.once
 def test_a_request_without_a_place_in_a_loop_is_asked_to_come_again(settings: Settings) -> None:
     settings.LEASING = {**settings.LEASING, "API_WAITING_REQUESTS": 0}
 
@@ -169,7 +162,6 @@ def test_a_request_without_a_place_in_a_loop_is_asked_to_come_again(settings: Se
     in_loop(body)
 
 
-@pytest.mark.once
 def test_a_client_that_hangs_up_gets_no_task() -> None:
     async def body(client: AsyncClient) -> None:
         request = asked(client)
@@ -187,7 +179,6 @@ def test_a_client_that_hangs_up_gets_no_task() -> None:
         in_loop(body)
 
 
-@pytest.mark.once
 def test_a_client_ends_its_wait_in_a_loop() -> None:
     key = {"Idempotency-Key": str(uuid.uuid4())}
 
@@ -200,7 +191,6 @@ def test_a_client_ends_its_wait_in_a_loop() -> None:
     in_loop(body)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("may_repeat", [False, True])
 def test_a_request_that_may_be_sent_again_finds_its_task_after_its_client_hung_up(
     may_repeat: bool, monkeypatch: pytest.MonkeyPatch

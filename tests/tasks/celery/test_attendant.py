@@ -22,7 +22,7 @@ from tests.factories import WorkerFactory
 from tests.processes import wait_for
 from tests.tasks.runtime.test_process_identity import identity_of
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 SIGNALS = ("worker_init", "worker_ready", "worker_shutting_down", "worker_shutdown")
 NODE = "celery@here"

@@ -30,7 +30,7 @@ from tests.conftest import Spawn
 from tests.processes import wait_for
 from tests.tasks.celery.support import enqueue
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 
 
 def application(url: str, **options: Any) -> Celery:
@@ -93,7 +93,6 @@ def get(app: Celery, queue: Queue) -> Any:
         return queue(connection.default_channel).get(no_ack=True)
 
 
-@pytest.mark.once
 def test_a_key_waits_in_the_queue_of_its_name_and_carries_nothing_else(
     app: Celery, broker: CeleryBroker
 ) -> None:
@@ -105,12 +104,10 @@ def test_a_key_waits_in_the_queue_of_its_name_and_carries_nothing_else(
     assert message.payload[:2] == [[17, "test_a_key"], {}]
 
 
-@pytest.mark.once
 def test_nobody_knows_what_waits_in_a_queue_that_is_not_there(broker: CeleryBroker) -> None:
     assert broker.waiting("not there") is None
 
 
-@pytest.mark.once
 def test_a_message_carries_what_a_consumer_knows_it_again_by(
     app: Celery, broker: CeleryBroker
 ) -> None:
@@ -130,7 +127,6 @@ def test_a_message_carries_what_a_consumer_knows_it_again_by(
     }
 
 
-@pytest.mark.once
 def test_a_message_that_no_broker_takes_fails_alone(app: Celery, broker: CeleryBroker) -> None:
     stored = publish("orders.paid", None)
     stored.payload = object()
@@ -141,7 +137,6 @@ def test_a_message_that_no_broker_takes_fails_alone(app: Celery, broker: CeleryB
     assert not isinstance(error.value, BrokerAway)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("scheme", ["redis", "amqp"])
 def test_a_broker_that_is_not_there_is_away(scheme: str) -> None:
     (port,) = free_ports(1)
@@ -153,14 +148,12 @@ def test_a_broker_that_is_not_there_is_away(scheme: str) -> None:
         broker.waiting("default")
 
 
-@pytest.mark.once
 def test_the_application_of_the_settings_is_found(settings: Settings) -> None:
     settings.TASK_QUEUE = {"CELERY_APP": "project.celery.app"}
 
     assert CeleryBroker.of_settings()._app.main == "project"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("path", [None, "project.nothing.app", "nonsense"])
 def test_one_that_is_not_there_is_said(settings: Settings, path: str | None) -> None:
     settings.TASK_QUEUE = {"CELERY_APP": path}
@@ -171,7 +164,6 @@ def test_one_that_is_not_there_is_said(settings: Settings, path: str | None) -> 
         call_command("run_relay")
 
 
-@pytest.mark.once
 def test_a_message_is_acknowledged_after_its_task(app: Celery) -> None:
     connect(app, attend=False)
 
@@ -208,7 +200,6 @@ def test_a_worker_behind_the_broker_runs_what_was_enqueued(
 # Real brokers
 
 
-@pytest.mark.once
 def test_rabbitmq_confirms_and_says_what_it_can_route_nowhere(
     rabbitmq_broker: Broker, broker_at: Callable[[str], CeleryBroker]
 ) -> None:
@@ -233,7 +224,6 @@ def test_rabbitmq_confirms_and_says_what_it_can_route_nowhere(
     assert broker.waiting("test_confirms") == 2  # what it had confirmed is there
 
 
-@pytest.mark.once
 def test_redis_is_found_again_after_a_restart(
     redis_broker: Broker, broker_at: Callable[[str], CeleryBroker]
 ) -> None:

@@ -23,7 +23,6 @@ def test_the_defaults_are_in_order() -> None:
     assert check_settings() == []
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_the_checks_are_run_by_django(settings: Settings) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 0}

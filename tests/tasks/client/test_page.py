@@ -15,8 +15,6 @@ from tests.plugin import ROOT
 from tests.remote import Service
 from tests.test_docs import blocks
 
-pytestmark = pytest.mark.once
-
 
 def test_the_code_of_the_page_runs(
     service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -19,7 +19,7 @@ from tests.processes import Process, wait_for
 from tests.remote import SCOPES
 from tests.web_servers import Site
 
-pytestmark = [pytest.mark.rest, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 HANDLERS = """
 import pathlib, time

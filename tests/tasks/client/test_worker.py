@@ -26,8 +26,6 @@ from tasks.querysets import TaskQuerySet
 from tests.processes import wait_for
 from tests.remote import Fault, Service, answered, refused, swallowed
 
-pytestmark = pytest.mark.once
-
 Function = Callable[..., Any]
 
 
@@ -732,7 +730,7 @@ def test_a_worker_waits_as_long_as_the_service_allows(
     assert (row().status, worker._wait) == ("succeeded", longest)
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_worker_outlives_the_absence_of_the_service(
     service: Service, running: Worker, handlers: Handlers
 ) -> None:

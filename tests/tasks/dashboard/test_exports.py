@@ -64,7 +64,6 @@ def test_what_happened_to_a_lease_is_exported(viewer: Client) -> None:
     assert viewer.get(f"{LEASES}/{lease.pk}/events.pdf").status_code == 404
 
 
-@pytest.mark.once
 def test_the_page_links_to_the_export_of_what_it_shows(viewer: Client) -> None:
     for url, ending in (
         (f"{TASKS}/?state=failed&q=mail", ""),
@@ -75,7 +74,6 @@ def test_the_page_links_to_the_export_of_what_it_shows(viewer: Client) -> None:
         assert f'.csv?{query}" download' in page and f'.json?{query}" download' in page
 
 
-@pytest.mark.once
 def test_formulas_are_neutralised(viewer: Client, handlers: Handlers) -> None:
     handlers["=1+1"] = lambda ctx: None
     TaskFactory(name="=1+1", data={})
@@ -83,7 +81,6 @@ def test_formulas_are_neutralised(viewer: Client, handlers: Handlers) -> None:
     assert "'=1+1" in read(viewer, f"{TASKS}.csv") and "'@sum" in read(viewer, f"{LEASES}.csv")
 
 
-@pytest.mark.once
 def test_payload_is_exported_to_those_who_may_see_it_and_secrets_to_nobody(viewer: Client) -> None:
     TaskFactory(name="jobs.echo", data={"sleep_duration_seconds": 1, "password": "hunter2"})
     assert "sleep_duration" not in read(viewer, f"{TASKS}.json")
@@ -92,7 +89,6 @@ def test_payload_is_exported_to_those_who_may_see_it_and_secrets_to_nobody(viewe
     assert "sleep_duration" in text and "hunter2" not in text
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("url", [f"{TASKS}.csv", f"{LEASES}.json", f"{LEASES}/1/events.csv"])
 def test_exports_are_closed_by_default(client: Client, url: str) -> None:
     LeaseFactory()
@@ -101,7 +97,6 @@ def test_exports_are_closed_by_default(client: Client, url: str) -> None:
     assert client.get(url).status_code == 403
 
 
-@pytest.mark.once
 def test_a_nonsensical_filter_exports_nothing(viewer: Client) -> None:
     assert viewer.get(f"{TASKS}.csv?state=bogus").status_code == 400
     assert viewer.get(f"{LEASES}.csv?state=bogus").status_code == 400

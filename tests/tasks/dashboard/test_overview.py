@@ -124,7 +124,6 @@ def test_the_overview_shows_workers_and_their_tasks_those_that_are_not_well_firs
     assert page.names == ["vera", "dora"]
 
 
-@pytest.mark.once
 def test_the_overview_shows_only_what_one_may_see() -> None:
     WorkerFactory(name="dora")
     page = get(signed_in(VIEW), OVERVIEW)
@@ -215,7 +214,6 @@ def unread(page: Page) -> list[str]:
     return [each["data-live"] for each in parts if each.all(".empty.tone-warn")]
 
 
-@pytest.mark.once
 def test_charts_that_cannot_be_read_leave_the_others_standing(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +239,6 @@ def test_the_charts_show_what_was_sampled_and_say_it_as_a_table(viewer: Client) 
     assert not get(viewer, f"{OVERVIEW}?span=24h").all("[data-live=charts] .empty")
 
 
-@pytest.mark.once
 def test_charts_that_polls_share_are_read_again_when_a_slot_was_sampled() -> None:
     now = datetime(2026, 11, 23, 12, 0, 3, tzinfo=UTC)
     slot = int(now.timestamp()) // Sample.SLOT * Sample.SLOT
@@ -256,7 +253,6 @@ def test_charts_that_polls_share_are_read_again_when_a_slot_was_sampled() -> Non
     assert completed() == [42]
 
 
-@pytest.mark.once
 def test_the_charts_look_back_as_far_as_the_address_says(viewer: Client) -> None:
     page = get(viewer, f"{OVERVIEW}?span=6h")
     assert page.one(".tabs a[aria-current=true]")["href"] == f"{OVERVIEW}?span=6h"
@@ -304,14 +300,12 @@ def test_the_generator_is_linked_once_it_was_used(viewer: Client) -> None:
     assert page.links.count(GENERATOR) == 2 and page.all("#generator")
 
 
-@pytest.mark.once
 def test_a_generator_that_was_never_started_says_so(viewer: Client) -> None:
     page = get(viewer, GENERATOR)
     assert page.badges == [GENERATOR_BADGES["STOPPED"].word]
     assert "data-wanted" not in page.one("p.heard").attrs
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_stop_tells_who_stopped_and_who_has_not_heard_yet(operator: Client) -> None:
     start_generator(by="emil")
@@ -329,7 +323,6 @@ def test_a_stop_tells_who_stopped_and_who_has_not_heard_yet(operator: Client) ->
     assert heard["data-acknowledged"] == "web-2" and heard.numbers[-1] < 1
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_start_is_acknowledged_by_whoever_takes_it_up(operator: Client) -> None:
     heard = Page(operator.post(START, follow=True)).one("p.heard")
@@ -343,7 +336,6 @@ def test_a_start_is_acknowledged_by_whoever_takes_it_up(operator: Client) -> Non
     assert page.answers["until"].one("time")["datetime"].startswith("2030-01-01T00:00:30")
 
 
-@pytest.mark.once
 def test_a_generator_whose_holder_is_gone_waits_for_another(operator: Client) -> None:
     start_generator()
     expire(generating("web-1"))
@@ -352,7 +344,6 @@ def test_a_generator_whose_holder_is_gone_waits_for_another(operator: Client) ->
     assert page.answers["who"].text != "web-1" == page.answers["who"].one("bdi").text
 
 
-@pytest.mark.once
 def test_a_generator_whose_lease_is_in_another_store_is_shown_without_it(
     viewer: Client, settings: Settings
 ) -> None:
@@ -371,14 +362,12 @@ def test_a_generator_whose_lease_is_in_another_store_is_shown_without_it(
     assert "web-1" in card.text and "central" in card.text
 
 
-@pytest.mark.once
 def test_only_the_button_that_makes_sense_is_shown(operator: Client) -> None:
     assert {START, STOP} & set(get(operator, GENERATOR).forms) == {START}
     start_generator()
     assert {START, STOP} & set(get(operator, GENERATOR).forms) == {STOP}
 
 
-@pytest.mark.once
 def test_controls_need_their_permission(viewer: Client) -> None:
     assert not {START, STOP} & set(get(viewer, GENERATOR).forms)
     for url in (START, STOP):
@@ -386,7 +375,6 @@ def test_controls_need_their_permission(viewer: Client) -> None:
     assert not GeneratorDesiredState.objects.exists()
 
 
-@pytest.mark.once
 def test_controls_need_a_post_with_a_csrf_token() -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(user_with(*EVERYTHING))
@@ -396,7 +384,6 @@ def test_controls_need_a_post_with_a_csrf_token() -> None:
     assert not GeneratorDesiredState.objects.exists()
 
 
-@pytest.mark.once
 def test_a_reason_that_is_too_long_is_refused(operator: Client) -> None:
     page = Page(operator.post(START, {"reason": "x" * 501}))
     assert page.status == 400
@@ -410,7 +397,6 @@ def test_the_generators_page_asks_a_fixed_number_of_questions(operator: Client) 
     assert len(sent_by(operator, GENERATOR)) <= 8
 
 
-@pytest.mark.once
 def test_who_stands_by_is_named(operator: Client) -> None:
     start_generator(by="emil")
     generating("web-1")
@@ -424,7 +410,6 @@ def test_who_stands_by_is_named(operator: Client) -> None:
     assert member.one(".badge").text == WORKER_BADGES[WorkerState.LIVE].word
 
 
-@pytest.mark.once
 def test_the_latest_commands_are_listed_for_who_may_see_the_audit(operator: Client) -> None:
     operator.post(START, {"reason": "let us go"})
     operator.post(START)
@@ -436,7 +421,6 @@ def test_the_latest_commands_are_listed_for_who_may_see_the_audit(operator: Clie
     assert not first.all(".aside-inline")
 
 
-@pytest.mark.once
 def test_while_the_site_is_read_only_nobody_starts_it(operator: Client, settings: Any) -> None:
     settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
     assert START not in get(operator, GENERATOR).forms

@@ -23,7 +23,7 @@ from tests.leasing.support import expire
 from tests.pages import get, queries, signed_in
 
 # What the pages read has tests of its own on each database.
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 TASKS, LEASES = "/ops/tasks/", "/ops/leases/"
 
@@ -115,7 +115,6 @@ def test_a_further_page_and_a_search_hear_of_their_rows(viewer: Client) -> None:
     assert page.hears()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("url", [TASKS, LEASES])
 def test_a_poll_with_a_place_that_is_none_is_refused(viewer: Client, url: str) -> None:
     place = "WyJsZWFzaW5nX3Rhc2tzLnRhc2siLCJvbGRlciIsIngiXQ"  # a task whose key is "x"

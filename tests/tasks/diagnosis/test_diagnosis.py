@@ -221,7 +221,6 @@ def test_each_situation_is_recognised_and_answered_in_full(code: str) -> None:
     assert json.dumps(answer.as_json())
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("code", ["late", "holder_gone", "expired_unclaimed", "no_recoverer"])
 def test_a_task_in_trouble_names_its_holder_and_the_deadline(code: str) -> None:
     task = SITUATIONS[code]()
@@ -233,14 +232,12 @@ def test_a_task_in_trouble_names_its_holder_and_the_deadline(code: str) -> None:
     }
 
 
-@pytest.mark.once
 def test_what_does_not_heal_by_itself_says_so() -> None:
     answer = diagnose(no_recoverer())
 
     assert answer.severity == "critical" and "manage.py run_worker" in answer.next
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("attempts", "end"), [(1, "failed"), (3, "ready"), (3, "cancel"), (1, "cancel")]
 )
@@ -273,7 +270,6 @@ def test_a_process_that_another_of_its_name_has_replaced_is_gone(state: str, cod
         assert diagnose(task).code == "running_ok"
 
 
-@pytest.mark.once
 def test_who_asked_for_a_cancellation_is_named_while_it_runs_and_afterwards() -> None:
     task = cancel_pending()
     answer = diagnose(task)
@@ -347,7 +343,6 @@ def test_prefetched_tasks_run_in_no_slot() -> None:
     assert "4 threads" in answer.headline and "--threads" in answer.next
 
 
-@pytest.mark.once
 def test_a_slot_that_is_blocked_is_not_free() -> None:
     of_kinds(blocked={"thread": 3})
     held_by_ann(1)
@@ -357,7 +352,6 @@ def test_a_slot_that_is_blocked_is_not_free() -> None:
     assert "restarted" in answer.next
 
 
-@pytest.mark.once
 def test_a_pool_of_celery_runs_every_kind_in_the_same_slots() -> None:
     task = over_celery(published=True)
     slots = {"slots": {"pool": 2}, "handlers": {task.name: "pool", "feeds.fetch": "pool"}}
@@ -376,7 +370,6 @@ def test_what_a_former_process_of_its_name_left_occupies_no_slot() -> None:
     assert diagnose(named("sample.sleep")).code == "due"
 
 
-@pytest.mark.once
 def test_slots_of_several_workers_are_added_up() -> None:
     of_kinds()
     held_by_ann(4)
@@ -399,7 +392,6 @@ def test_a_holder_whose_sign_of_life_is_missing_is_not_said_to_have_been_seen() 
     assert seen.code == unseen.code == "late" and said(seen) != said(unseen)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("spent", "reported"), [(1, []), (3, ["3"])])
 def test_attempts_that_are_used_up_are_counted_in_plain_words(
     spent: int, reported: list[str]
@@ -411,7 +403,6 @@ def test_attempts_that_are_used_up_are_counted_in_plain_words(
     assert answer.code == "exhausted" and re.findall(r"\d+", answer.headline) == reported
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("code", "actions"),
     [
@@ -508,7 +499,6 @@ def test_the_reason_for_which_a_task_was_put_off_is_named() -> None:
     assert diagnose(task).code == "backoff"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("state", "end"), [("retrying", "The last attempt failed."), ("recovered", "was lost.")]
 )
@@ -522,7 +512,6 @@ def test_a_task_that_waits_for_a_retry_says_how_its_attempt_ended(state: str, en
     assert answer.code == "backoff" and f"{end} Next retry in 5 min." in answer.headline
 
 
-@pytest.mark.once
 def test_what_does_not_fit_is_named_with_how_often_it_was_given_back() -> None:
     answer = diagnose(invalid_arguments())
 
@@ -533,7 +522,6 @@ def test_what_does_not_fit_is_named_with_how_often_it_was_given_back() -> None:
     assert dict(answer.facts)["Given back"] == "2 times"
 
 
-@pytest.mark.once
 def test_a_name_like_no_other_gets_no_guess() -> None:
     WorkerFactory(handlers={"reports.build": "thread"})
     answer = diagnose(named("zip"))
@@ -542,7 +530,6 @@ def test_a_name_like_no_other_gets_no_guess() -> None:
     assert '@handler("its new name", aliases=["zip"])' in answer.next
 
 
-@pytest.mark.once
 def test_workers_that_lack_the_handler_of_a_task_are_counted() -> None:
     """As during a deploy: whoever claims it may give it back once more."""
     WorkerFactory()
@@ -553,7 +540,6 @@ def test_workers_that_lack_the_handler_of_a_task_are_counted() -> None:
         assert dict(answer.facts)["No handler in"].startswith("1 of 2 workers")
 
 
-@pytest.mark.once
 def test_a_graver_matter_is_told_before_flapping() -> None:
     task = flapping()
     Queue.objects.pause("default")
@@ -561,7 +547,6 @@ def test_a_graver_matter_is_told_before_flapping() -> None:
     assert diagnose(task).code == "queue_paused"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("column", ["acquired_at", "renewed_at", "created_at"])
 def test_each_moment_that_lies_ahead_betrays_the_clock(column: str) -> None:
     WorkerFactory(name="ann")
@@ -573,7 +558,6 @@ def test_each_moment_that_lies_ahead_betrays_the_clock(column: str) -> None:
     assert diagnose(task).code == "clock_skew"
 
 
-@pytest.mark.once
 def test_clocks_that_differ_by_a_moment_are_no_news() -> None:
     WorkerFactory(name="ann")
     task = running_for_long(acquired_at=after(timedelta(seconds=1)))
@@ -581,7 +565,6 @@ def test_clocks_that_differ_by_a_moment_are_no_news() -> None:
     assert diagnose(task).code == "running_ok"
 
 
-@pytest.mark.once
 def test_a_waiting_task_of_a_clock_that_was_set_back_waits_for_its_time() -> None:
     task: Task = TaskFactory()
     ahead = after(timedelta(minutes=5))
@@ -593,7 +576,6 @@ def test_a_waiting_task_of_a_clock_that_was_set_back_waits_for_its_time() -> Non
     assert answer.code == "clock_skew" and stamp(task.scheduled_at) in answer.until
 
 
-@pytest.mark.once
 def test_a_paused_queue_says_who_paused_it_and_why() -> None:
     answer = diagnose(queue_paused())
 
@@ -636,7 +618,6 @@ def test_celery_workers_hear_of_no_task_of_other_queues(settings: Settings) -> N
     assert answer.code == "no_worker" and "CELERY_QUEUES" in answer.headline
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("column", ["scheduled_at", "acquired_at"])
 def test_a_message_from_before_a_claim_or_its_time_tells_of_nothing(column: str) -> None:
     task = over_celery("relay", published=True)
@@ -647,7 +628,6 @@ def test_a_message_from_before_a_claim_or_its_time_tells_of_nothing(column: str)
     assert not task.has_message
 
 
-@pytest.mark.once
 def test_nothing_is_offered_where_nothing_needs_doing() -> None:
     assert diagnose(due()).actions == []
 

@@ -75,7 +75,6 @@ def aside(handlers: Handlers) -> None:
 # What the backend says of itself
 
 
-@pytest.mark.once
 def test_it_can_do_all_that_a_backend_can() -> None:
     it = default()
 
@@ -88,7 +87,6 @@ def test_it_can_do_all_that_a_backend_can() -> None:
 # Declaring
 
 
-@pytest.mark.once
 def test_a_decorated_function_is_something_that_workers_may_run() -> None:
     known = registry.find("tests.jobs.mails.send")
 
@@ -96,13 +94,11 @@ def test_a_decorated_function_is_something_that_workers_may_run() -> None:
     assert "tests.jobs.mails.send" in registry.names()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["for_elsewhere", "once_only"])
 def test_so_is_one_that_was_declared_for_another_alias(name: str) -> None:
     assert f"tests.jobs.mails.{name}" in registry.names()
 
 
-@pytest.mark.once
 def test_a_copy_for_another_queue_leaves_the_declared_one_as_it_is() -> None:
     before = registry.find("tests.jobs.mails.send")
 
@@ -112,7 +108,6 @@ def test_a_copy_for_another_queue_leaves_the_declared_one_as_it_is() -> None:
     assert bridge.find("tests.jobs.mails.send") is mails.send
 
 
-@pytest.mark.once
 def test_a_function_within_another_cannot_be_a_task() -> None:
     def inner() -> None: ...
 
@@ -120,20 +115,17 @@ def test_a_function_within_another_cannot_be_a_task() -> None:
         task(inner)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("priority", [-101, 101, 1.5])
 def test_priorities_are_whole_and_within_a_hundred(priority: Any) -> None:
     with pytest.raises(InvalidTask):
         mails.send.using(priority=priority)
 
 
-@pytest.mark.once
 def test_a_queue_must_be_one_of_the_backends() -> None:
     with pytest.raises(InvalidTask):
         mails.send.using(queue_name="nowhere")
 
 
-@pytest.mark.once
 def test_a_run_after_needs_a_time_zone() -> None:
     with pytest.raises(InvalidTask):
         mails.send.using(run_after=datetime(2030, 1, 1))
@@ -145,14 +137,12 @@ def plain(context: Any = None) -> None: ...
 def no_context(first: Any) -> None: ...
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("aside")
 def test_a_task_that_takes_the_context_calls_it_so() -> None:
     with pytest.raises(InvalidTask):
         task(takes_context=True)(no_context)
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("aside")
 def test_a_name_that_is_a_handlers_already_is_refused() -> None:
     handler(f"{__name__}.plain")(lambda ctx: None)
@@ -161,7 +151,6 @@ def test_a_name_that_is_a_handlers_already_is_refused() -> None:
         task(plain)
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("aside")
 def test_a_function_that_was_defined_anew_takes_the_place_of_the_old() -> None:
     def scope() -> Any:
@@ -188,7 +177,6 @@ def all_of_it(**keywords: Any) -> Any:
     )
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("aside")
 def test_a_task_has_the_keywords_of_handlers() -> None:
     keywords: dict[str, Any] = {
@@ -207,7 +195,6 @@ def test_a_task_has_the_keywords_of_handlers() -> None:
     assert {key: getattr(known, key) for key in keywords} == keywords
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("aside")
 @pytest.mark.skipif(django.VERSION[:2] == (6, 0), reason="its decorator passes no keywords on")
 def test_the_decorator_passes_them_on() -> None:
@@ -218,7 +205,6 @@ def test_the_decorator_passes_them_on() -> None:
     assert registry.find(f"{__name__}.plain").max_attempts == 3
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("aside")
 @pytest.mark.parametrize("most", [0, 40_000])
 def test_keywords_out_of_bounds_are_refused(most: int) -> None:
@@ -226,7 +212,6 @@ def test_keywords_out_of_bounds_are_refused(most: int) -> None:
         all_of_it(max_attempts=most)
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("aside")
 def test_a_name_that_is_too_long_for_a_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "__qualname__", "x" * 200)
@@ -235,7 +220,6 @@ def test_a_name_that_is_too_long_for_a_row_is_refused(monkeypatch: pytest.Monkey
         task(plain)
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("aside")
 def test_the_options_of_the_backend_are_what_a_task_does_not_say() -> None:
     task(backend="second")(plain)
@@ -279,7 +263,6 @@ def test_the_row_has_the_dotted_name_and_the_arguments() -> None:
     }
 
 
-@pytest.mark.once
 def test_the_identifier_is_a_short_string() -> None:
     result = mails.send.enqueue("a")
 
@@ -287,7 +270,6 @@ def test_the_identifier_is_a_short_string() -> None:
     assert len(result.id) <= 64
 
 
-@pytest.mark.once
 def test_arguments_become_what_json_makes_of_them() -> None:
     result = mails.returning.enqueue({"a": (1, b"two")})
 
@@ -295,7 +277,6 @@ def test_arguments_become_what_json_makes_of_them() -> None:
     assert row(result).task_data["args"] == [{"a": [1, "two"]}]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), "\0", UUID(int=7), date.min])
 def test_arguments_that_are_not_json_are_refused(value: Any) -> None:
     with pytest.raises(TypeError):
@@ -332,12 +313,10 @@ def test_a_copy_says_when_where_and_how_urgently() -> None:
     assert list(Task.objects.scheduled()) == [row(result)]
 
 
-@pytest.mark.once
 def test_the_option_of_the_alias_limits_attempts() -> None:
     assert row(mails.send.using(backend="second").enqueue("a")).max_attempts == 1
 
 
-@pytest.mark.once
 def test_the_task_itself_limits_attempts_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(task_backends["default"].options, "max_attempts", 7)
     limited = DatabaseBackend.task_class(
@@ -353,7 +332,6 @@ def test_the_task_itself_limits_attempts_first(monkeypatch: pytest.MonkeyPatch) 
     assert row(limited.enqueue("a")).max_attempts == 3
 
 
-@pytest.mark.once
 def test_a_task_is_validated_again_as_it_is_enqueued(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_backends["default"], "queues", {"other"})
 
@@ -361,7 +339,6 @@ def test_a_task_is_validated_again_as_it_is_enqueued(monkeypatch: pytest.MonkeyP
         mails.send.enqueue("a")
 
 
-@pytest.mark.once
 def test_a_task_is_not_validated_twice_under_the_same_queues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -376,7 +353,6 @@ def test_a_task_is_not_validated_twice_under_the_same_queues(
     assert validated == [mails.send, mails.bounce, mails.send]
 
 
-@pytest.mark.once
 def test_a_backend_for_any_queue_knows_those_that_there_are(settings: Settings) -> None:
     settings.TASK_QUEUE = {"QUEUES": ["default", "mail"]}
     in_mail = mails.once_only.using(queue_name="mail")
@@ -388,7 +364,6 @@ def test_a_backend_for_any_queue_knows_those_that_there_are(settings: Settings) 
         mails.once_only.using(queue_name="nowhere").enqueue()
 
 
-@pytest.mark.once
 def test_the_signal_of_an_enqueue_names_the_backends_class() -> None:
     heard: list[tuple[Any, str, Any]] = []
 
@@ -503,7 +478,6 @@ def test_what_yesterdays_settings_let_in_can_be_read_under_todays(
     assert (found.backend, found.task.priority) == ("gone", 7)
 
 
-@pytest.mark.once
 def test_results_are_equal_and_hashed_as_those_of_any_backend() -> None:
     assert DatabaseTaskResult.__eq__ is TaskResult.__eq__
     assert DatabaseTaskResult.__hash__ is TaskResult.__hash__
@@ -521,7 +495,6 @@ def test_a_result_leads_to_its_row() -> None:
     assert row_of(found.db_result) == row_of(result.db_result)
 
 
-@pytest.mark.once
 def test_a_task_may_be_enqueued_by_its_name_as_any_other() -> None:
     stored = Task.objects.enqueue("tests.jobs.mails.once_only", {"kwargs": {}}, unique_key="k")
 
@@ -649,7 +622,6 @@ def complaints(**params: Any) -> list[str | None]:
     return [message.id for message in DatabaseBackend("odd", params).check()]
 
 
-@pytest.mark.once
 def test_the_settings_of_this_suite_are_in_order(
     django_assert_num_queries: DjangoAssertNumQueries,
 ) -> None:
@@ -658,7 +630,6 @@ def test_the_settings_of_this_suite_are_in_order(
         assert task_backends["second"].check() == []
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("params", "code"),
     [
@@ -677,7 +648,6 @@ def test_settings_that_cannot_be_meant_are_found(params: dict[str, Any], code: s
     assert complaints(**params) == [code]
 
 
-@pytest.mark.once
 def test_a_misspelt_option_is_told_what_was_probably_meant() -> None:
     (message,) = DatabaseBackend("odd", {"OPTIONS": {"max_atempts": 3}}).check()
     assert message.hint == "Did you mean 'max_attempts'?"
@@ -686,7 +656,6 @@ def test_a_misspelt_option_is_told_what_was_probably_meant() -> None:
     assert message.hint == "Known: max_attempts, modules, timeout."
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("app", ["leasing", "tasks"])
 def test_an_app_that_is_not_installed_is_missed(monkeypatch: pytest.MonkeyPatch, app: str) -> None:
     is_installed = apps.is_installed
@@ -695,7 +664,6 @@ def test_an_app_that_is_not_installed_is_missed(monkeypatch: pytest.MonkeyPatch,
     assert complaints() == ["leasing_tasks.E020"]
 
 
-@pytest.mark.once
 def test_django_runs_these_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(task_backends["default"].options, "max_attempts", -1)
 
@@ -705,7 +673,6 @@ def test_django_runs_these_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 # Nothing is loaded that nobody asked for
 
 
-@pytest.mark.once
 def test_importing_the_queue_does_not_import_djangos_tasks() -> None:
     code = (
         "import sys, tasks.registry\n"
@@ -715,7 +682,6 @@ def test_importing_the_queue_does_not_import_djangos_tasks() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("ending", ["Error", ""])
 def test_the_exceptions_of_the_backport_may_have_their_old_or_new_names(
     monkeypatch: pytest.MonkeyPatch, ending: str
@@ -733,14 +699,12 @@ def test_the_exceptions_of_the_backport_may_have_their_old_or_new_names(
     assert found["InvalidTaskBackend"] is InvalidTaskBackend
 
 
-@pytest.mark.once
 def test_without_settings_for_django_tasks_nothing_is_looked_for(settings: Settings) -> None:
     del settings.TASKS
 
     assert discovery._backends() == []
 
 
-@pytest.mark.once
 def test_nor_is_it_where_they_are_what_django_has_by_itself(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -749,7 +713,6 @@ def test_nor_is_it_where_they_are_what_django_has_by_itself(
     assert discovery._backends() == []
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("aside")
 def test_a_task_for_another_alias_is_found_in_the_tasks_module_of_an_app(
     monkeypatch: pytest.MonkeyPatch,
@@ -762,7 +725,6 @@ def test_a_task_for_another_alias_is_found_in_the_tasks_module_of_an_app(
     assert f"{__name__}.plain" in registry.names()
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("aside")
 def test_a_task_for_another_alias_may_have_a_queue_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
@@ -779,7 +741,6 @@ def test_a_task_for_another_alias_may_have_a_queue_of_its_own(
     assert (row(moved).name, row(moved).queue) == (f"{__name__}.plain", "default")
 
 
-@pytest.mark.once
 def test_settings_for_django_tasks_harm_nobody_who_has_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -788,7 +749,6 @@ def test_settings_for_django_tasks_harm_nobody_who_has_none(
     assert discovery._backends() == []
 
 
-@pytest.mark.once
 def test_backends_of_others_are_left_alone(settings: Settings) -> None:
     settings.TASKS = {
         "default": {"BACKEND": "tests.jobs.backends.ForgetfulBackend"},
@@ -799,7 +759,6 @@ def test_backends_of_others_are_left_alone(settings: Settings) -> None:
     assert [each.alias for each in discovery._backends()] == ["ours"]
 
 
-@pytest.mark.once
 def test_a_backend_can_be_built_and_tasks_declared_before_there_are_models() -> None:
     code = (
         "from django.conf import settings\n"
@@ -813,13 +772,11 @@ def test_a_backend_can_be_built_and_tasks_declared_before_there_are_models() -> 
     assert done.returncode == 0
 
 
-@pytest.mark.once
 def test_the_greatest_key_is_looked_for_and_none_beyond() -> None:
     assert backend_module._key(str(2**63 - 1)) == 2**63 - 1
     assert backend_module._key(str(2**63)) is None
 
 
-@pytest.mark.once
 def test_a_moment_keeps_its_offset() -> None:
     moment = datetime(2030, 1, 1, 12, tzinfo=UTC)
     result = mails.send.using(run_after=moment).enqueue("a")

@@ -96,7 +96,6 @@ def seen() -> Iterator[list[Any]]:
 # What a task is given, and returns
 
 
-@pytest.mark.once
 def test_a_task_gets_its_arguments_and_its_value_is_kept(work: Work) -> None:
     result = work(mails.send.enqueue("ann@example.org", subject="hello"))
 
@@ -105,17 +104,14 @@ def test_a_task_gets_its_arguments_and_its_value_is_kept(work: Work) -> None:
     assert (result.attempts, result.worker_ids, result.errors) == (1, ["ann"], [])
 
 
-@pytest.mark.once
 def test_a_coroutine_runs(work: Work) -> None:
     assert work(mails.send_async.enqueue("ann@example.org")).return_value == "ann@example.org"
 
 
-@pytest.mark.once
 def test_a_value_becomes_what_json_makes_of_it(work: Work) -> None:
     assert work(mails.returning.enqueue([1])).return_value == [[1]]
 
 
-@pytest.mark.once
 def test_a_value_that_is_not_json_fails_the_attempt(work: Work) -> None:
     result = work(mails.returning_object.enqueue())
 
@@ -123,7 +119,6 @@ def test_a_value_that_is_not_json_fails_the_attempt(work: Work) -> None:
     assert [error.exception_class for error in result.errors] == [TypeError]
 
 
-@pytest.mark.once
 def test_an_exception_fails_the_attempt_with_its_class_and_traceback(work: Work) -> None:
     result = work(mails.bounce.enqueue("bob@example.org"))
 
@@ -134,28 +129,24 @@ def test_an_exception_fails_the_attempt_with_its_class_and_traceback(work: Work)
     assert error.traceback.endswith("BouncedError: bob@example.org bounced\n")
 
 
-@pytest.mark.once
 def test_the_last_attempt_fails_the_task(work: Work) -> None:
     result = work(mails.once_only.enqueue())
 
     assert (result.status, result.is_finished, result.attempts) == (FAILED, True, 1)
 
 
-@pytest.mark.once
 def test_a_task_that_gives_up_is_not_tried_again(work: Work) -> None:
     result = work(mails.give_up.enqueue())
 
     assert (result.status, result.attempts) == (FAILED, 1)
 
 
-@pytest.mark.once
 def test_a_task_of_another_alias_runs_here_once_it_was_sent_here(work: Work) -> None:
     result = mails.for_elsewhere.using(backend="default").enqueue()
 
     assert work(result).return_value == "done"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["looking", "looking_async"])
 def test_a_task_that_takes_the_context_has_all_that_handlers_have(
     work: Work, seen: list[Any], name: str
@@ -177,7 +168,6 @@ def test_a_task_that_takes_the_context_has_all_that_handlers_have(
         context.no_such_thing()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["looking", "looking_async"])
 def test_the_context_of_a_later_attempt_tells_of_those_before(
     work: Work, seen: list[Any], name: str
@@ -198,7 +188,6 @@ def test_the_context_of_a_later_attempt_tells_of_those_before(
 # Signals
 
 
-@pytest.mark.once
 def test_a_task_that_ends_well_is_told_of_twice(work: Work, heard: Heard) -> None:
     result = work(mails.send.enqueue("a"))
 
@@ -212,7 +201,6 @@ def test_a_task_that_ends_well_is_told_of_twice(work: Work, heard: Heard) -> Non
     assert finished[3] is None
 
 
-@pytest.mark.once
 def test_its_failure_is_told_in_the_except_block_of_its_exception(work: Work, heard: Heard) -> None:
     result = work(mails.once_only.enqueue())
 
@@ -224,7 +212,6 @@ def test_its_failure_is_told_in_the_except_block_of_its_exception(work: Work, he
     assert reported.errors[0].exception_class is mails.BouncedError
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.CRITICAL])
 @pytest.mark.parametrize("heard_of", [True, False])
 @pytest.mark.parametrize("gone", ["alias", "backend"])
@@ -251,7 +238,6 @@ def test_a_task_under_an_alias_that_is_gone_runs_as_one_of_ours(
     assert [(name, sender) for name, sender, *_ in heard] == expected
 
 
-@pytest.mark.once
 def test_an_attempt_that_is_followed_by_another_finishes_nothing(work: Work, heard: Heard) -> None:
     work(mails.bounce.enqueue("a"))
 
@@ -270,7 +256,6 @@ def test_a_task_whose_last_worker_died_ends_where_it_is_recovered(heard: Heard) 
     assert reported.errors[0].exception_class is LeaseLost
 
 
-@pytest.mark.once
 def test_a_cancelled_task_is_told_to_have_finished(heard: Heard) -> None:
     result = mails.send.enqueue("a")
 
@@ -341,7 +326,6 @@ def test_an_end_that_is_rolled_back_is_not_told(heard: Heard) -> None:
     assert heard == []
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("unheard")
 def test_what_was_claimed_before_its_task_was_declared_is_told_all_the_same(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
@@ -358,7 +342,6 @@ def test_what_was_claimed_before_its_task_was_declared_is_told_all_the_same(
     ]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
 def test_no_result_is_made_for_djangos_log_alone(
     work: Work, level: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -381,7 +364,6 @@ def test_no_result_is_made_for_djangos_log_alone(
     assert (len(made), len(said)) == (0, 2 if level == logging.INFO else 0)
 
 
-@pytest.mark.once
 def test_djangos_log_is_given_no_line_that_no_handler_would_write(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,7 +425,6 @@ def test_djangos_log_alone_has_the_lines_that_its_signals_would_have_written(
     assert lines_of(result, caplog) == alone
 
 
-@pytest.mark.once
 def test_a_log_that_was_disconnected_writes_nothing(
     work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -459,7 +440,6 @@ def test_a_log_that_was_disconnected_writes_nothing(
     assert lines_of(result, caplog) == []
 
 
-@pytest.mark.once
 def test_a_log_that_reads_more_of_a_result_is_given_it(work: Work) -> None:
     result = work(mails.send.enqueue("a"))
     task: Any = mails.send
@@ -469,7 +449,6 @@ def test_a_log_that_reads_more_of_a_result_is_given_it(work: Work) -> None:
     assert line.return_value == {"address": "a", "subject": ""}
 
 
-@pytest.mark.once
 def test_what_a_task_does_to_its_arguments_is_not_what_it_was_given(
     work: Work, heard: Heard
 ) -> None:
@@ -479,7 +458,6 @@ def test_what_a_task_does_to_its_arguments_is_not_what_it_was_given(
     assert [reported.args for _, _, reported, _ in heard] == [[["a"]], [["a"]]]
 
 
-@pytest.mark.once
 def test_other_handlers_are_none_of_djangos_business(
     heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -489,7 +467,6 @@ def test_other_handlers_are_none_of_djangos_business(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-@pytest.mark.once
 def test_a_receiver_that_raises_harms_nobody(work: Work) -> None:
     def receiver(**kwargs: Any) -> None:
         raise RuntimeError("a receiver of somebody's")
@@ -505,7 +482,6 @@ def test_a_receiver_that_raises_harms_nobody(work: Work) -> None:
     assert (result.status, result.errors) == (SUCCESSFUL, [])
 
 
-@pytest.mark.once
 def test_django_logs_the_end_with_the_traceback(
     work: Work, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -550,7 +526,6 @@ def test_one_worker_runs_named_handlers_and_djangos_tasks() -> None:
     assert values == [{"address": "a", "subject": ""}, "b"]
 
 
-@pytest.mark.once
 def test_a_task_can_still_be_called_as_the_function_it_is() -> None:
     assert mails.send.call("a") == {"address": "a", "subject": ""}
     assert mails.returning.call("a") == ("a",)

@@ -123,7 +123,6 @@ def test_a_result_whose_storing_begins_meanwhile_is_not_missed() -> None:
         assert set(storing.executions) == {Result.execution}
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("come", "waited", "stored_together"),
     [(0, 0.005, 1), (23, 0.005, 24), (25, 0.02, 101), (200, 0.015, 601)],

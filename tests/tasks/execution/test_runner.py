@@ -111,7 +111,6 @@ async def failing(ctx: Any, **data: Any) -> None:
     raise KeyError("printer")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("handler", [raising(KeyError("printer")), failing], ids=["plain", "async"])
 def test_the_record_of_a_failed_attempt_has_the_error_with_its_traceback(
     run: Run, caplog: pytest.LogCaptureFixture, handler: Callable[..., Any]
@@ -133,7 +132,6 @@ def test_the_record_of_a_failed_attempt_has_the_error_with_its_traceback(
 # What a handler returns
 
 
-@pytest.mark.once
 def test_a_handler_gets_its_data_and_what_it_returns_is_stored(run: Run) -> None:
     given: dict[str, Any] = {}
 
@@ -155,14 +153,12 @@ def test_a_handler_gets_its_data_and_what_it_returns_is_stored(run: Run) -> None
     assert attempts(task) == []
 
 
-@pytest.mark.once
 def test_a_handler_may_return_nothing(run: Run) -> None:
     task = run(lambda ctx, **data: None)
 
     assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, None)
 
 
-@pytest.mark.once
 def test_a_handler_may_be_async(run: Run) -> None:
     async def handler(ctx: Any, **data: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
@@ -171,7 +167,6 @@ def test_a_handler_may_be_async(run: Run) -> None:
     assert run(handler).task_output == {"async": 1}
 
 
-@pytest.mark.once
 def test_what_an_async_handler_raises_fails_its_attempt(run: Run) -> None:
     async def handler(ctx: Any, **data: Any) -> None:
         await asyncio.sleep(0)
@@ -180,7 +175,6 @@ def test_what_an_async_handler_raises_fails_its_attempt(run: Run) -> None:
     assert run(handler).last_error == "ValueError: no luck"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "output",
     [object(), {1, 2}, b"bytes", float("nan"), "a\0b", "\ud800", {"x": object()}],
@@ -197,7 +191,6 @@ def test_a_handler_that_returns_no_json_has_failed_and_is_told_so(run: Run, outp
 # What a handler raises
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "error",
     [
@@ -224,27 +217,23 @@ def test_whatever_a_handler_raises_fails_its_attempt_and_nothing_else(
     assert "in handler" in attempt(task).traceback
 
 
-@pytest.mark.once
 def test_the_last_attempt_that_raises_leaves_a_failed_task(run: Run) -> None:
     task = run(raising(ValueError("no luck")), max_attempts=1)
 
     assert task.status == TaskStatus.FAILED
 
 
-@pytest.mark.once
 def test_a_handler_that_gives_up_is_not_called_again(run: Run) -> None:
     task = run(raising(GiveUp("no hope")), max_attempts=5)
 
     assert (task.status, task.last_error) == (TaskStatus.FAILED, "GiveUp: no hope")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("key", ["", "self", "class"])
 def test_data_may_have_any_keys(run: Run, key: str) -> None:
     assert run(lambda ctx, **data: data, data={key: 1}).status == TaskStatus.SUCCEEDED
 
 
-@pytest.mark.once
 def test_a_lease_that_the_handler_lost_elsewhere_fails_its_attempt(run: Run) -> None:
     task = run(raising(LeaseLost("crane:1", "bob has held it")))
 
@@ -255,7 +244,6 @@ def test_a_lease_that_the_handler_lost_elsewhere_fails_its_attempt(run: Run) -> 
 # A handler that is missing
 
 
-@pytest.mark.once
 def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
     manual_keeper: Keeper, handlers: Handlers, caplog: pytest.LogCaptureFixture, reported: Reported
 ) -> None:
@@ -280,7 +268,6 @@ def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
     assert Task.objects.claim("old") == []
 
 
-@pytest.mark.once
 def test_once_the_handler_is_there_the_task_is_run(
     manual_keeper: Keeper, handlers: Handlers
 ) -> None:
@@ -300,7 +287,6 @@ def test_once_the_handler_is_there_the_task_is_run(
     assert row_of(task)["task_output"] == {"x": 1}
 
 
-@pytest.mark.once
 def test_a_task_whose_data_the_handler_here_does_not_take_waits_and_spends_no_attempt(
     manual_keeper: Keeper, handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -337,7 +323,6 @@ def lose(task: Task) -> None:
     make_due(task)
 
 
-@pytest.mark.once
 def test_a_handler_that_asks_stops_when_its_task_is_lost(
     run: Run, manual_keeper: Keeper, clock: FakeClock, reported: Reported, caplog: Any
 ) -> None:
@@ -429,7 +414,6 @@ def test_a_handler_that_reads_its_task_again_ends_no_attempt_of_somebody_else(
     assert (task.task_output, task.progress, task.checkpoint) == (None, None, None)
 
 
-@pytest.mark.once
 def test_a_hold_that_is_lost_by_its_clock_alone_may_still_hand_in_its_result(
     run: Run, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
@@ -445,7 +429,6 @@ def test_a_hold_that_is_lost_by_its_clock_alone_may_still_hand_in_its_result(
     assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"late": True})
 
 
-@pytest.mark.once
 def test_a_task_whose_lease_may_be_over_does_not_begin(
     manual_keeper: Keeper, clock: FakeClock, handlers: Handlers
 ) -> None:
@@ -462,7 +445,6 @@ def test_a_task_whose_lease_may_be_over_does_not_begin(
     assert row_of(task)["status"] == TaskStatus.RUNNING
 
 
-@pytest.mark.once
 def test_a_loss_that_the_handler_hides_is_no_result(run: Run, clock: FakeClock) -> None:
     """Its own LeaseLost, swallowed: what it returns then is handed in, and judged."""
 
@@ -588,7 +570,6 @@ def test_a_result_is_stored_over_a_new_connection_where_the_old_one_broke(
 
 
 @transactional
-@pytest.mark.once
 def test_that_many_results_wait_is_told_in_one_line(
     manual_keeper: Keeper, handlers: Handlers, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -684,7 +665,6 @@ def test_a_result_that_cannot_be_stored_is_left_to_recovery(
     assert Task.objects.recover() == 1
 
 
-@pytest.mark.once
 def test_the_pauses_between_the_tries_outlast_a_restart_of_the_database() -> None:
     assert 15 < sum(PAUSES) < 60
 
@@ -809,7 +789,6 @@ def test_connections_that_are_too_old_are_closed_before_and_after(
     assert closings == ["closed", "worked", "closed"]
 
 
-@pytest.mark.once
 def test_stopping_reaches_the_handler(manual_keeper: Keeper, handlers: Handlers) -> None:
     running = Running(manual_keeper)
     seen = []
@@ -825,7 +804,6 @@ def test_stopping_reaches_the_handler(manual_keeper: Keeper, handlers: Handlers)
     assert seen == [False, True]
 
 
-@pytest.mark.once
 def test_what_happens_to_a_task_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="tasks"):
         task = run(lambda ctx, **data: None)

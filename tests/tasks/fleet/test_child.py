@@ -16,8 +16,6 @@ from tasks.fleet.child_start import ChildContext
 from tasks.runtime.marks import Marks
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.once
-
 Channel = tuple[socket.socket, socket.socket]
 
 

@@ -10,8 +10,6 @@ import pytest
 
 from tasks.fleet import child_start
 
-pytestmark = pytest.mark.once
-
 
 def test_other_threads_forbid_a_fork_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")

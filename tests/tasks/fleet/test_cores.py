@@ -9,8 +9,6 @@ import pytest
 
 from tasks.fleet import cores
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def eight(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,6 @@ from tasks.runtime.health_server import HealthServer
 from tasks.runtime.loop import Loop
 from tests.leasing.support import FakeClock
 
-pytestmark = pytest.mark.once
-
 
 class Fleet:
     """A parent of two children, as the test has them."""

@@ -43,7 +43,6 @@ def fill(known: Marks, count: int) -> None:
         known.begin(str(uuid.uuid4()))
 
 
-@pytest.mark.once
 def test_a_mark_is_there_until_it_is_cleared() -> None:
     known = Marks(3, 1)
     first, second = uuid.uuid4(), uuid.uuid4()
@@ -56,7 +55,6 @@ def test_a_mark_is_there_until_it_is_cleared() -> None:
     assert known.begun() == {second}
 
 
-@pytest.mark.once
 def test_what_was_being_marked_when_the_worker_was_killed_matches_no_grant() -> None:
     known = Marks(1, 0)
     whole = uuid.uuid4()
@@ -66,7 +64,6 @@ def test_what_was_being_marked_when_the_worker_was_killed_matches_no_grant() -> 
     assert known.begun() == {whole}
 
 
-@pytest.mark.once
 def test_a_mark_that_another_thread_clears_at_once_is_not_written_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -83,7 +80,6 @@ def test_a_mark_that_another_thread_clears_at_once_is_not_written_afterwards(
     assert known.begun() == set()
 
 
-@pytest.mark.once
 def test_a_map_that_has_no_place_for_all_that_may_be_in_the_worker_is_full() -> None:
     known = Marks(3, 1)
     fill(known, UNSTORED)
@@ -99,7 +95,6 @@ def test_a_map_that_has_no_place_for_all_that_may_be_in_the_worker_is_full() -> 
         fill(known, 1)
 
 
-@pytest.mark.once
 def test_a_mark_that_is_kept_is_cleared_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -118,7 +113,6 @@ def test_a_mark_that_is_kept_is_cleared_when_its_time_is_over(
     assert known.begun() == set()
 
 
-@pytest.mark.once
 def test_process_groups_are_noted_and_forgotten() -> None:
     known = Marks(3, 2)
 
@@ -131,7 +125,6 @@ def test_process_groups_are_noted_and_forgotten() -> None:
     assert known.begun() == set()
 
 
-@pytest.mark.once
 def test_who_maps_the_same_file_sees_the_same_marks(tmp_path: Path) -> None:
     with (tmp_path / "map").open("w+b") as file:
         file.truncate(size_of(5, 1))
@@ -147,7 +140,6 @@ def test_who_maps_the_same_file_sees_the_same_marks(tmp_path: Path) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.once
 def test_a_handler_is_marked_while_it_runs_and_until_its_outcome_is_stored(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
@@ -163,7 +155,6 @@ def test_a_handler_is_marked_while_it_runs_and_until_its_outcome_is_stored(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.once
 def test_a_task_without_a_handler_here_is_not_marked(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
@@ -177,7 +168,6 @@ def test_a_task_without_a_handler_here_is_not_marked(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.once
 def test_what_could_not_be_stored_stays_marked_for_as_long_as_its_lease(
     known: Marks,
     execution_of: Callable[[Task], Execution],
@@ -207,7 +197,6 @@ def test_what_could_not_be_stored_stays_marked_for_as_long_as_its_lease(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.once
 def test_what_was_lost_stays_marked_until_its_lease_has_run_out_everywhere(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
@@ -225,7 +214,6 @@ def test_what_was_lost_stays_marked_until_its_lease_has_run_out_everywhere(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.once
 def test_what_another_has_ended_is_not_marked_any_more(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
@@ -238,7 +226,6 @@ def test_what_another_has_ended_is_not_marked_any_more(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.once
 def test_a_task_that_its_handler_has_completed_is_not_marked_any_more(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
@@ -254,7 +241,6 @@ def test_a_task_that_its_handler_has_completed_is_not_marked_any_more(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.once
 def test_what_is_given_back_is_not_marked_any_more(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
@@ -268,7 +254,6 @@ def test_what_is_given_back_is_not_marked_any_more(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.once
 def test_an_attempt_that_timed_out_is_cleared_once_by_whoever_stores_it(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
@@ -284,7 +269,6 @@ def test_an_attempt_that_timed_out_is_cleared_once_by_whoever_stores_it(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.once
 def test_an_attempt_that_timed_out_before_its_handler_was_called_leaves_no_mark(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
@@ -299,7 +283,6 @@ def test_an_attempt_that_timed_out_before_its_handler_was_called_leaves_no_mark(
     assert (called, known.begun(), known._places) == ([], set(), {})
 
 
-@pytest.mark.once
 def test_a_bare_worker_has_no_marks() -> None:
     assert marks.current is None
 
@@ -309,7 +292,6 @@ def test_a_bare_worker_has_no_marks() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("quick")
-@pytest.mark.once
 def test_handlers_of_every_kind_are_marked(
     known: Marks, handlers: Handlers, tmp_path: Path
 ) -> None:
@@ -341,7 +323,6 @@ def test_handlers_of_every_kind_are_marked(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("quick")
-@pytest.mark.once
 def test_a_worker_whose_map_is_full_claims_nothing(
     known: Marks, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

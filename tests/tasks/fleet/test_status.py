@@ -16,8 +16,6 @@ from tasks.fleet import status
 from tasks.fleet.parent import Parent, Plan, RunningChild, exit_reason
 from tasks.fleet.status import LIVED_LONG, LONGEST_PAUSE, ChildStatus, Member
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:

@@ -25,8 +25,7 @@ from tests.races.support import begins, let_go, waiting
 from tests.tasks.support import attempts, row_of
 
 pytestmark = [
-    pytest.mark.rest,
-    pytest.mark.once,
+    pytest.mark.slow,
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc"),
 ]

@@ -228,7 +228,6 @@ def test_a_schedule_that_cannot_be_served_stops_no_other_and_is_told_of_once(
     assert logged(caplog, levelno=logging.ERROR, schedule="bad") == ["schedule.failed"]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("theirs", [{"queue": "closed"}, {"task_data": {"n": 1}}], ids=str)
 def test_a_schedule_of_another_release_is_left_to_that_for_a_minute(
     caplog: pytest.LogCaptureFixture, handlers: Handlers, theirs: dict[str, Any]

@@ -269,7 +269,6 @@ def test_a_generator_without_options_has_the_defaults() -> None:
     assert Generator(**Noted.made) == Generator(name=Noted.made["name"])
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 def test_a_generator_can_be_started_with_its_process() -> None:
     call_command("run_generator")

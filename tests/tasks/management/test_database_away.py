@@ -11,7 +11,7 @@ from django.db import OperationalError, connection
 
 from leasing.management.base import TablesCommand
 
-pytestmark = [pytest.mark.django_db, pytest.mark.once]
+pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture

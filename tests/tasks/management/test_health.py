@@ -16,7 +16,7 @@ from tasks.management.commands import run_worker
 from tasks.worker.process import WorkerProcess
 from tests.processes import wait_for
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture

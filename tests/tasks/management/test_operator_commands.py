@@ -63,7 +63,6 @@ def test_queues_are_listed_with_what_waits_and_who_serves_them() -> None:
     assert (mail["state"], mail["scheduled"], mail["reason"]) == ("paused", 1, "SMTP is down")
 
 
-@pytest.mark.once
 def test_a_queue_is_paused_with_a_reason_and_resumed() -> None:
     pause = ("queues", "pause", "mail", "default", "--reason", "SMTP is down", "--by", "olga")
     assert said(*pause) == "2 queues paused\n"
@@ -79,7 +78,6 @@ def test_a_queue_is_paused_with_a_reason_and_resumed() -> None:
     assert list(Queue.objects.paused().values_list("name", flat=True)) == ["default"]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", [["pause", "--reason", "why"], ["resume"]])
 def test_a_queue_that_does_not_exist_is_named_and_none_is_changed(verb: list[str]) -> None:
     with pytest.raises(CommandError, match="nowhere") as refused:
@@ -88,13 +86,11 @@ def test_a_queue_that_does_not_exist_is_named_and_none_is_changed(verb: list[str
     assert not Queue.objects.paused().exists() and not AuditEntry.objects.exists()
 
 
-@pytest.mark.once
 def test_a_pause_needs_a_reason() -> None:
     with pytest.raises(CommandError, match="--reason"):
         said("queues", "pause", "mail")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("listing", "none"),
     [
@@ -146,7 +142,6 @@ def test_a_check_of_a_worker_exits_with_0_only_while_it_is_live(
     assert capsys.readouterr().out.startswith(f"ann is {state}, seen ")
 
 
-@pytest.mark.once
 def test_a_check_of_a_parent_exits_with_0_only_while_all_of_its_workers_are_live(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -165,7 +160,6 @@ def test_a_check_of_a_parent_exits_with_0_only_while_all_of_its_workers_are_live
     assert capsys.readouterr().out.endswith("worker 2 is live, worker 3 is late.\n")
 
 
-@pytest.mark.once
 def test_a_check_of_a_parent_leaves_out_what_was_killed_together_with_its_predecessor(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -182,7 +176,6 @@ def test_a_check_of_a_parent_leaves_out_what_was_killed_together_with_its_predec
     assert capsys.readouterr().out == told
 
 
-@pytest.mark.once
 def test_a_check_of_an_unknown_worker_exits_with_1() -> None:
     with pytest.raises(CommandError, match="no worker ann") as refused:
         said("workers", "check", "ann")
@@ -218,7 +211,6 @@ def test_schedules_are_listed_with_when_they_are_due_and_were(nightly: Schedule)
     assert "no.such" in facts["hourly"]["why"]
 
 
-@pytest.mark.once
 def test_a_schedule_is_paused_and_resumed(nightly: Schedule) -> None:
     pause = ("schedules", "pause", "nightly", "--by", "olga", "--reason", "month end")
     assert said(*pause) == "1 schedule paused\n"
@@ -231,7 +223,6 @@ def test_a_schedule_is_paused_and_resumed(nightly: Schedule) -> None:
     assert nightly.paused_at is None
 
 
-@pytest.mark.once
 def test_a_schedule_that_runs_names_its_task_and_why_there_is_none(nightly: Schedule) -> None:
     Schedule.objects.update(overlap=False)
     Schedule.objects.create(name="hourly", task_name="no.such", every=timedelta(hours=1))
@@ -248,7 +239,6 @@ def test_a_schedule_that_runs_names_its_task_and_why_there_is_none(nightly: Sche
     }
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", ["pause", "resume", "run"])
 def test_an_unknown_schedule_is_named_and_none_is_changed(nightly: Schedule, verb: str) -> None:
     with pytest.raises(CommandError, match="no schedule nigthly"):
@@ -288,7 +278,6 @@ def test_an_enqueue_says_what_happens_next_and_which_task_has_the_key() -> None:
     assert entry().changed == 0 and Task.objects.count() == 1
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -309,7 +298,6 @@ def test_an_enqueue_that_cannot_be_meant_is_refused(options: list[str], named: s
 # No task found
 
 
-@pytest.mark.once
 def test_a_task_that_is_not_there_exits_with_1_and_the_others_are_changed() -> None:
     task = TaskFactory(state="failed")
     with pytest.raises(CommandError, match=r"There is no task:98, task:99\.") as refused:
@@ -319,7 +307,6 @@ def test_a_task_that_is_not_there_exits_with_1_and_the_others_are_changed() -> N
     assert task.status == "ready"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("options", [["99"], ["--state", "failed", "--yes"], ["--queue", "mail"]])
 def test_nothing_to_act_on_exits_with_1_and_leaves_no_entry(options: list[str]) -> None:
     with pytest.raises(CommandError, match=r"task:99|No task matches"):
@@ -327,7 +314,6 @@ def test_nothing_to_act_on_exits_with_1_and_leaves_no_entry(options: list[str]) 
     assert not AuditEntry.objects.exists()
 
 
-@pytest.mark.once
 def test_what_stays_as_it_is_is_told_with_the_reason() -> None:
     failed, running = TaskFactory(state="failed"), TaskFactory(state="running")
     other = TaskFactory(state="failed", queue="mail")
@@ -338,7 +324,6 @@ def test_what_stays_as_it_is_is_told_with_the_reason() -> None:
     assert filtered == "1 task retried. Not changed: 1 not matching the filters\n"
 
 
-@pytest.mark.once
 def test_a_task_has_the_state_that_the_pages_show() -> None:
     stuck, waiting = TaskFactory(state="stuck"), TaskFactory(state="scheduled")
     stalled = TaskFactory(state="running")
@@ -355,7 +340,6 @@ def test_a_task_has_the_state_that_the_pages_show() -> None:
 # Pruning
 
 
-@pytest.mark.once
 def test_pruning_tells_programs_too() -> None:
     assert told("prune_leases") == {"leases": 0, "events": 0, "once_keys": 0, "audit_entries": 0}
     assert set(told("prune_tasks", "--state", "failed", "--days", "1")) == {"failed"}

@@ -73,14 +73,12 @@ def test_it_lists_what_is_asked_for_the_newest_first(options: list[str], states:
     assert [made[pk] for pk in listed(*options)] == list(reversed(states))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["sort", "file"])
 def test_the_names_of_a_handler_are_one(renamed: list[int], name: str) -> None:
     assert sorted(listed("--name", name)) == renamed
     assert count(tasks("cancel", "--name", name, "--yes")) == 2
 
 
-@pytest.mark.once
 def test_the_list_is_a_table_that_steers_no_terminal() -> None:
     task = TaskFactory(state="running", holder="ann")
     Task.objects.filter(pk=task.pk).update(name="\x1b[2Jboo")
@@ -92,14 +90,12 @@ def test_the_list_is_a_table_that_steers_no_terminal() -> None:
     assert line.endswith("ann")
 
 
-@pytest.mark.once
 def test_an_empty_list_says_so() -> None:
     assert tasks("list") == "No tasks.\n"
     assert tasks("list", "--state", "failed") == tasks("list", "--stuck") == "No task matches.\n"
     assert listed() == []
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("command", ["show", "explain", "retry", "reschedule"])
 def test_a_task_is_named_as_every_output_prints_it(command: str) -> None:
     task = TaskFactory(state="ready" if command == "reschedule" else "failed")
@@ -113,7 +109,6 @@ def test_a_task_is_named_as_every_output_prints_it(command: str) -> None:
             tasks(command, wrong)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -133,7 +128,6 @@ def test_an_unknown_queue_or_handler_is_refused_with_code_2(options: list[str], 
     assert refused.value.returncode == ExitCode.REFUSED
 
 
-@pytest.mark.once
 def test_tasks_of_a_queue_or_handler_that_was_removed_are_still_found() -> None:
     task = TaskFactory()
     Task.objects.filter(pk=task.pk).update(queue="former", name="jobs.former")
@@ -141,7 +135,6 @@ def test_tasks_of_a_queue_or_handler_that_was_removed_are_still_found() -> None:
     assert listed("--queue", "former") == listed("--name", "jobs.former") == [task.pk]
 
 
-@pytest.mark.once
 def test_it_explains_a_task_and_tells_its_attempts() -> None:
     WorkerFactory(name="bob")
     task = TaskFactory(state="retrying", holder="ann")
@@ -160,7 +153,6 @@ def test_it_explains_a_task_and_tells_its_attempts() -> None:
     assert "grant_id" not in text
 
 
-@pytest.mark.once
 def test_it_shows_the_result_of_a_task_that_succeeded() -> None:
     task = TaskFactory(state="running", holder="ann")
     assert "task_output" not in tasks("show", task.pk)
@@ -171,7 +163,6 @@ def test_it_shows_the_result_of_a_task_that_succeeded() -> None:
     assert '"pages": 5' in line and "hunter2" not in line
 
 
-@pytest.mark.once
 def test_it_explains_a_task_as_json() -> None:
     task = TaskFactory(state="retrying", holder="ann")
 
@@ -189,7 +180,6 @@ def test_it_explains_a_task_as_json() -> None:
     assert "grant_id" not in facts
 
 
-@pytest.mark.once
 def test_a_task_that_never_ran_has_no_deadline() -> None:
     assert json.loads(tasks("show", TaskFactory().pk, "--json"))["expires_at"] is None
 
@@ -197,7 +187,6 @@ def test_a_task_that_never_ran_has_no_deadline() -> None:
 # Acting
 
 
-@pytest.mark.once
 def test_what_has_failed_is_retried_by_its_id(reported: Reported) -> None:
     one, two = TaskFactory.create_batch(2, state="failed")
     reported.clear()
@@ -215,7 +204,6 @@ def test_only_what_was_retried_is_told(reported: Reported) -> None:
     assert [pk for _, pk, _ in reported] == [failed.pk]
 
 
-@pytest.mark.once
 def test_whoever_runs_it_is_named(reported: Reported) -> None:
     tasks("retry", TaskFactory(state="failed").pk)
 
@@ -235,7 +223,6 @@ def test_all_that_the_filters_let_by_is_retried_when_it_is_meant() -> None:
     assert row_of(other)["status"] == "failed"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "reschedule"])
 def test_nothing_is_done_to_all_tasks_by_mistake(verb: str) -> None:
     TaskFactory(state="failed")
@@ -251,7 +238,6 @@ def test_ids_and_filters_narrow_each_other() -> None:
     assert row_of(one)["status"] == "failed"
 
 
-@pytest.mark.once
 def test_what_has_ended_is_deleted() -> None:
     ended, waiting = TaskFactory(state="succeeded"), TaskFactory()
 
@@ -259,7 +245,6 @@ def test_what_has_ended_is_deleted() -> None:
     assert listed() == [waiting.pk]
 
 
-@pytest.mark.once
 def test_cancelling_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
@@ -301,7 +286,6 @@ def test_waiting_tasks_are_moved(options: list[str], queue: str, seconds: float)
     assert abs(row["scheduled_at"] - now - timedelta(seconds=seconds)) < timedelta(seconds=30)
 
 
-@pytest.mark.once
 def test_a_time_without_a_zone_is_of_the_current_one() -> None:
     task = TaskFactory()
 
@@ -311,7 +295,6 @@ def test_a_time_without_a_zone_is_of_the_current_one() -> None:
     assert row_of(task)["scheduled_at"].isoformat() == "2030-06-01T16:00:00+00:00"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -370,7 +353,6 @@ def test_a_task_that_is_claimed_meanwhile_is_not_moved(monkeypatch: pytest.Monke
     assert row_of(task)["queue"] == "default"
 
 
-@pytest.mark.once
 def test_where_to_must_be_said_and_known() -> None:
     with pytest.raises(ValueError, match="queue"):
         Task.objects.reschedule()
@@ -392,7 +374,6 @@ def test_a_task_that_was_cancelled_and_is_retried_is_not_cancelled_again() -> No
     assert (row["cancel_requested_at"], row["cancel_requested_by"]) == (None, "")
 
 
-@pytest.mark.once
 def test_explain_gives_the_answers_and_what_can_be_done(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -410,7 +391,6 @@ def test_explain_gives_the_answers_and_what_can_be_done(
         assert f"{action.label}: {action.consequence}\n" in reported
 
 
-@pytest.mark.once
 def test_explain_tells_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
     task = TaskFactory(state="failed")
     call_command("tasks", "explain", str(task.pk), "--json")
@@ -421,7 +401,6 @@ def test_explain_tells_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
         call_command("tasks", "explain", "999999")
 
 
-@pytest.mark.once
 def test_secrets_in_a_payload_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     task = TaskFactory()
     Task.objects.filter(pk=task.pk).update(task_data={"password": "hunter2"})

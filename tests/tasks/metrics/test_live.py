@@ -19,7 +19,7 @@ from tests.conftest import Spawn
 from tests.metrics import Scrape, check_names, scrape
 from tests.processes import Process, wait_for
 
-pytestmark = [pytest.mark.rest, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 #: So short only because the death of a worker is waited for.
 TTL = 5.0

@@ -383,7 +383,6 @@ def test_statements_are_planned_anew_after_a_while(
     assert first[0] != before[0]
 
 
-@pytest.mark.once
 def test_psycopg_parses_a_claim_once_unless_somebody_filters() -> None:
     """It keeps what it has parsed of texts up to a length. A filter may hold any text."""
     table = '"leasing_tasks_task"'
@@ -403,7 +402,6 @@ def test_psycopg_parses_a_claim_once_unless_somebody_filters() -> None:
             assert (f"{table}." in text) == (rows is some)
 
 
-@pytest.mark.once
 def test_django_compiles_a_claim_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "statements", {})
     compiled: list[str] = []

@@ -198,7 +198,6 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 @pytest.mark.parametrize(("data", "reason"), UNFIT, ids=[str(data) for data, _ in UNFIT])
 def test_data_that_the_handler_does_not_take_is_refused(
@@ -361,7 +360,6 @@ def test_the_key_of_a_limit_is_made_of_what_is_stored() -> None:
     assert {task.concurrency_key for task in tasks} == {PLAIN["at"]}
 
 
-@pytest.mark.once
 @pytest.mark.django_db
 @pytest.mark.usefixtures("own_handlers")
 def test_a_limit_has_the_default_of_what_data_lacks() -> None:
@@ -416,7 +414,6 @@ def test_bounds_are_part_of_what_is_allowed(priority: int, max_attempts: int) ->
     assert row_of(task)["max_attempts"] == max_attempts
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("option", ["delay", "timeout", "progress_timeout", "unique_for"])
 @pytest.mark.parametrize("value", [-1, 1e9, math.nan, [5], True, timedelta(days=3651)])
 def test_a_time_out_of_bounds_is_a_value_error_of_its_own(option: str, value: Any) -> None:
@@ -711,7 +708,6 @@ async def awaited(called: Any) -> None:
 MOMENT = "pass scheduled_at=, a datetime with a time zone, or delay=, seconds or a timedelta."
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("option", "hint"),
     [

@@ -60,7 +60,6 @@ MEANWHILE = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("state", "status"),
     [
@@ -86,7 +85,6 @@ def test_a_status_that_was_assigned_is_refused_with_the_verb(state: str, status:
     task.save(update_fields=["priority"])
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("state", ["ready", "scheduled", "retrying", "running", "stuck", "failed"])
 @pytest.mark.parametrize("fields", [["status"], ["status", "started_at", "released_at"]])
 def test_a_status_that_was_read_again_is_none_that_was_assigned(

@@ -19,8 +19,6 @@ from tests.leasing.support import FakeClock
 from tests.logs import logged
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.once
-
 HUNG, STALLED, CLOSED = Health(hung=("A.",)), Health(stalled=("B.",)), Health(closed=("C.",))
 
 

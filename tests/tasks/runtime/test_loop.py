@@ -14,8 +14,6 @@ from tasks.runtime import loop as module
 from tasks.runtime.loop import Loop, LoopThread
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:

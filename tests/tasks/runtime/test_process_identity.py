@@ -12,8 +12,6 @@ from tasks.runtime import process_identity
 from tasks.runtime.process_identity import is_running, own_identity
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def other() -> Iterator[subprocess.Popen[bytes]]:

@@ -97,7 +97,6 @@ def status(task: Task) -> str:
 # By hand
 
 
-@pytest.mark.once
 def test_nothing_runs_until_it_is_run(ran: list[Any]) -> None:
     task = Task.objects.enqueue("note", {"n": 1})
     assert (ran, status(task)) == ([], TaskStatus.READY)
@@ -107,19 +106,16 @@ def test_nothing_runs_until_it_is_run(ran: list[Any]) -> None:
     assert (task.status, task.task_output, task.holder) == ("succeeded", {"n": 1}, "a test")
 
 
-@pytest.mark.once
 def test_a_coroutine_is_run_too(ran: list[Any]) -> None:
     assert run(Task.objects.enqueue("anote", {"n": 1})).task_output == 1
 
 
-@pytest.mark.once
 def test_a_delayed_task_is_run_when_it_is_asked_for(ran: list[Any]) -> None:
     later = timezone.now() + timedelta(days=1)
 
     assert run(Task.objects.enqueue("note", scheduled_at=later)).status == "succeeded"
 
 
-@pytest.mark.once
 def test_what_a_handler_raises_fails_the_attempt_as_in_life(ran: list[Any]) -> None:
     task = run(Task.objects.enqueue("fail"))
 
@@ -128,7 +124,6 @@ def test_what_a_handler_raises_fails_the_attempt_as_in_life(ran: list[Any]) -> N
     assert run(task).attempts == 2
 
 
-@pytest.mark.once
 def test_what_a_handler_raises_comes_out_if_asked_for(ran: list[Any]) -> None:
     task = Task.objects.enqueue("fail", {"n": 7})
 
@@ -138,7 +133,6 @@ def test_what_a_handler_raises_comes_out_if_asked_for(ran: list[Any]) -> None:
     assert (status(task), task.last_error) == ("ready", "Trouble: no luck with 7")
 
 
-@pytest.mark.once
 def test_what_a_handler_says_by_raising_does_not_come_out(handlers: Handlers) -> None:
     def not_now(ctx: Any) -> None:
         raise Snooze(5)
@@ -148,7 +142,6 @@ def test_what_a_handler_says_by_raising_does_not_come_out(handlers: Handlers) ->
     run(Task.objects.enqueue("not now"), raises=True)
 
 
-@pytest.mark.once
 def test_a_task_that_does_not_wait_cannot_be_run(ran: list[Any]) -> None:
     task = run(Task.objects.enqueue("note"))
 
@@ -156,7 +149,6 @@ def test_a_task_that_does_not_wait_cannot_be_run(ran: list[Any]) -> None:
         run(task)
 
 
-@pytest.mark.once
 def test_a_task_without_code_cannot_be_run(handlers: Handlers) -> None:
     handlers["gone"] = lambda ctx: None
     task = Task.objects.enqueue("gone")
@@ -169,7 +161,6 @@ def test_a_task_without_code_cannot_be_run(handlers: Handlers) -> None:
     assert status(task) == "ready"
 
 
-@pytest.mark.once
 def test_a_task_whose_data_does_not_fit_cannot_be_run(handlers: Handlers) -> None:
     handlers["build"] = lambda ctx, **data: None
     task = Task.objects.enqueue("build", {"day": "mon"})
@@ -233,7 +224,6 @@ def test_a_transaction_of_the_handlers_own_is_one_as_in_life(handlers: Handlers)
 # At once
 
 
-@pytest.mark.once
 def test_inline_a_task_runs_before_enqueue_returns(ran: list[Any]) -> None:
     with inline():
         task = Task.objects.enqueue("note", {"n": 1})
@@ -244,7 +234,6 @@ def test_inline_a_task_runs_before_enqueue_returns(ran: list[Any]) -> None:
     assert Task.objects.enqueue("note", {"n": 4}).status == "ready"
 
 
-@pytest.mark.once
 def test_inline_what_tasks_enqueue_runs_too(ran: list[Any]) -> None:
     with inline():
         Task.objects.enqueue("chain", {"n": 3})
@@ -253,7 +242,6 @@ def test_inline_what_tasks_enqueue_runs_too(ran: list[Any]) -> None:
     assert Task.objects.succeeded().count() == 4
 
 
-@pytest.mark.once
 def test_inline_an_error_comes_out_of_enqueue(ran: list[Any]) -> None:
     with inline(), pytest.raises(Trouble):
         Task.objects.enqueue("fail")
@@ -263,7 +251,6 @@ def test_inline_an_error_comes_out_of_enqueue(ran: list[Any]) -> None:
     assert (task.status, task.attempts) == ("ready", 1)
 
 
-@pytest.mark.once
 def test_inline_a_delayed_task_waits(ran: list[Any]) -> None:
     with inline():
         task = Task.objects.enqueue("note", scheduled_at=timezone.now() + timedelta(hours=1))
@@ -286,7 +273,6 @@ def test_inline_a_task_runs_inside_the_transaction_it_was_enqueued_in(ran: list[
         assert ran == [1]
 
 
-@pytest.mark.once
 def test_modes_stand_one_in_the_other(ran: list[Any]) -> None:
     with inline():
         with manual():
@@ -298,7 +284,6 @@ def test_modes_stand_one_in_the_other(ran: list[Any]) -> None:
     assert ran == [2, 3]
 
 
-@pytest.mark.once
 @pytest.mark.django_db(transaction=True)
 def test_on_commit_a_task_runs_when_its_transaction_has_committed(ran: list[Any]) -> None:
     with inline(on_commit=True):
@@ -315,7 +300,6 @@ def test_on_commit_a_task_runs_when_its_transaction_has_committed(ran: list[Any]
     assert ran == [1, 2]
 
 
-@pytest.mark.once
 @pytest.mark.django_db(transaction=True)
 def test_outside_of_transactions_all_is_as_inside(ran: list[Any]) -> None:
     Task.objects.enqueue("chain", {"n": 1})
@@ -328,7 +312,6 @@ def test_outside_of_transactions_all_is_as_inside(ran: list[Any]) -> None:
 # All that is due
 
 
-@pytest.mark.once
 def test_draining_runs_what_is_due_and_what_that_enqueues(ran: list[Any]) -> None:
     Task.objects.enqueue("chain", {"n": 2})
     later = Task.objects.enqueue("note", scheduled_at=timezone.now() + timedelta(hours=1))
@@ -382,7 +365,6 @@ def test_a_drain_runs_what_became_due_just_before_it_would_be_brought_forward(
     assert [task.status for task in drain(skip_delays=True)] == [TaskStatus.SUCCEEDED]
 
 
-@pytest.mark.once
 def test_draining_lets_errors_out_if_asked_for(ran: list[Any]) -> None:
     Task.objects.enqueue("fail")
 
@@ -390,7 +372,6 @@ def test_draining_lets_errors_out_if_asked_for(ran: list[Any]) -> None:
         drain(raises=True)
 
 
-@pytest.mark.once
 def test_draining_that_does_not_end_is_ended(handlers: Handlers) -> None:
     def again(ctx: Any) -> None:
         Task.objects.enqueue("again")
@@ -405,7 +386,6 @@ def test_draining_that_does_not_end_is_ended(handlers: Handlers) -> None:
 # A handler alone
 
 
-@pytest.mark.once
 def test_a_handler_is_called_alone(ran: list[Any], handlers: Handlers) -> None:
     assert run_handler("note", {"n": 5}) == {"n": 5}
     assert run_handler(handlers_function("note"), {"n": 6}) == {"n": 6}
@@ -417,7 +397,6 @@ def handlers_function(name: str) -> Callable[..., Any]:
     return registry.find(name).function
 
 
-@pytest.mark.once
 def test_what_it_raises_comes_out(ran: list[Any]) -> None:
     with pytest.raises(Trouble):
         run_handler("fail")
@@ -425,14 +404,12 @@ def test_what_it_raises_comes_out(ran: list[Any]) -> None:
         run_handler("nothing")
 
 
-@pytest.mark.once
 def test_a_handler_gets_its_data_as_a_worker_would_pass_it(handlers: Handlers) -> None:
     handlers["id"] = lambda ctx, id: id
 
     assert run_handler("id", {"id": UUID(int=7)}) == str(UUID(int=7))
 
 
-@pytest.mark.once
 def test_data_and_output_are_checked_as_in_life(handlers: Handlers) -> None:
     handlers["set"] = lambda ctx, **data: {1, 2}
 
@@ -442,7 +419,6 @@ def test_data_and_output_are_checked_as_in_life(handlers: Handlers) -> None:
         run_handler("set", {"n": {1}})
 
 
-@pytest.mark.once
 def test_a_fake_context_keeps_what_a_handler_says(handlers: Handlers) -> None:
     def work(ctx: Any) -> None:
         done = ctx.state or 0
@@ -464,7 +440,6 @@ def test_a_fake_context_keeps_what_a_handler_says(handlers: Handlers) -> None:
     assert (ctx.completed, ctx.output) == (True, [3, 17, 3, False])
 
 
-@pytest.mark.once
 def test_a_fake_context_has_the_twins_for_coroutines(handlers: Handlers) -> None:
     async def twice(n: int) -> int:
         return 2 * n
@@ -487,7 +462,6 @@ def test_a_fake_context_has_the_twins_for_coroutines(handlers: Handlers) -> None
     assert (ctx.completed, ctx.output) == (True, {"ok": True})
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("happens", "raised"),
     [(FakeContext.lose, LeaseLost), (FakeContext.cancel, TaskCancelled)],
@@ -505,7 +479,6 @@ def test_a_fake_context_can_be_lost_and_cancelled(
     assert (ctx.steps, ctx.cancelled) == ({}, raised is TaskCancelled)
 
 
-@pytest.mark.once
 def test_a_fake_context_that_is_lost_keeps_nothing() -> None:
     ctx = FakeContext()
     with pytest.raises(LeaseLost), ctx.completing():
@@ -518,7 +491,6 @@ def test_a_fake_context_that_is_lost_keeps_nothing() -> None:
     assert (ctx.completed, ctx.said, ctx.checkpoints) == (False, [], [])
 
 
-@pytest.mark.once
 def test_a_block_that_raises_completes_nothing() -> None:
     ctx = FakeContext()
     with pytest.raises(Trouble), ctx.completing():
@@ -527,7 +499,6 @@ def test_a_block_that_raises_completes_nothing() -> None:
     assert not ctx.completed
 
 
-@pytest.mark.once
 def test_a_fake_context_can_be_asked_to_stop() -> None:
     ctx = FakeContext()
     ctx.stop()
@@ -539,7 +510,6 @@ def test_a_fake_context_can_be_asked_to_stop() -> None:
 # What was enqueued
 
 
-@pytest.mark.once
 def test_what_was_enqueued_can_be_listed_and_asserted(ran: list[Any]) -> None:
     one = Task.objects.enqueue("note", {"n": 1}, queue="mail")
     two = Task.objects.enqueue("note", {"n": 2}, priority=5)
@@ -556,7 +526,6 @@ def test_what_was_enqueued_can_be_listed_and_asserted(ran: list[Any]) -> None:
     assert_enqueued("chain", count=0)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["sort", "file"])
 def test_tasks_are_looked_for_under_every_name_of_their_handler(
     renamed: list[int], name: str
@@ -565,7 +534,6 @@ def test_tasks_are_looked_for_under_every_name_of_their_handler(
     assert_enqueued(registry.find(name).function, count=2)
 
 
-@pytest.mark.once
 def test_data_is_matched_by_the_items_that_are_given(handlers: Handlers) -> None:
     handlers["wide"] = lambda ctx, **data: None
     Task.objects.enqueue("wide", {"a": 1, "b": {"c": [2]}})
@@ -577,7 +545,6 @@ def test_data_is_matched_by_the_items_that_are_given(handlers: Handlers) -> None
     assert_enqueued("wide", data={"id": UUID(int=7), "pair": (1, 2)}, count=1)
 
 
-@pytest.mark.once
 def test_a_failed_assertion_says_what_there_is(ran: list[Any]) -> None:
     with pytest.raises(
         AssertionError, match="at least 1 of note like that, found 0. Enqueued: nothing"
@@ -593,27 +560,23 @@ def test_a_failed_assertion_says_what_there_is(ran: list[Any]) -> None:
 # Fixtures, and cases of unittest
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("inline_tasks")
 def test_the_fixture_runs_tasks_inline(ran: list[Any]) -> None:
     assert Task.objects.enqueue("note").status == "succeeded"
 
 
-@pytest.mark.once
 def test_the_fixture_drains(ran: list[Any], drain_tasks: Callable[..., list[Task]]) -> None:
     Task.objects.enqueue("note")
 
     assert len(drain_tasks()) == 1
 
 
-@pytest.mark.once
 def test_handlers_of_a_test_are_forgotten(own_handlers: dict[str, Any]) -> None:
     registry.handler("mine.alone")(lambda ctx: None)
 
     assert "mine.alone" in own_handlers
 
 
-@pytest.mark.once
 def test_they_were_forgotten() -> None:
     assert "mine.alone" not in registry.names()
 
@@ -650,7 +613,6 @@ class TestUnderDjangosTransactionTestCase(TransactionTestCase):
         self.assertEqual(len(drain()), 1)
 
 
-@pytest.mark.once
 def test_a_give_up_is_raised(handlers: Handlers) -> None:
     def give_up(ctx: Any) -> None:
         raise GiveUp("hopeless")
@@ -662,6 +624,5 @@ def test_a_give_up_is_raised(handlers: Handlers) -> None:
     assert enqueued()[0].status == "failed"
 
 
-@pytest.mark.once
 def test_a_handler_can_be_called_from_a_coroutine(ran: list[Any]) -> None:
     assert async_to_sync(arun_handler)("note", {"n": 1}) == {"n": 1}

@@ -54,7 +54,6 @@ def found(page: Page) -> set[str]:
 # Who may see and do what
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("url", ["/ops/", LIST, STUCK, WORKERS, f"{LIST}1/", "/ops/generator/"])
 def test_pages_are_closed_by_default(client: Client, url: str) -> None:
     assert client.get(url)["Location"] == f"/ops/login/?next={url}"
@@ -62,7 +61,6 @@ def test_pages_are_closed_by_default(client: Client, url: str) -> None:
     assert client.get(url).status_code == 403
 
 
-@pytest.mark.once
 def test_workers_have_a_permission_of_their_own() -> None:
     client = signed_in(VIEW)
     assert client.get(WORKERS).status_code == 403
@@ -70,7 +68,6 @@ def test_workers_have_a_permission_of_their_own() -> None:
     assert WORKERS not in page.links and STUCK in page.links
 
 
-@pytest.mark.once
 def test_a_retry_without_permission_answers_403_and_changes_nothing(viewer: Client) -> None:
     task = TaskFactory(state="failed")
     before = row_of(task)
@@ -81,7 +78,6 @@ def test_a_retry_without_permission_answers_403_and_changes_nothing(viewer: Clie
     assert why_not("") in page.one("[data-forbidden]").text
 
 
-@pytest.mark.once
 def test_while_a_site_is_read_only_no_permission_is_said_to_lack(
     viewer: Client, settings: Settings
 ) -> None:
@@ -96,7 +92,6 @@ def test_while_a_site_is_read_only_no_permission_is_said_to_lack(
     assert refused.status == 403 and READ_ONLY in refused.text
 
 
-@pytest.mark.once
 def test_a_retry_needs_a_csrf_token() -> None:
     task = TaskFactory(state="failed")
     client = Client(enforce_csrf_checks=True)
@@ -105,7 +100,6 @@ def test_a_retry_needs_a_csrf_token() -> None:
     assert row_of(task)["status"] == "failed"
 
 
-@pytest.mark.once
 def test_get_changes_nothing(operator: Client) -> None:
     task = TaskFactory(state="failed")
     before = row_of(task)
@@ -162,7 +156,6 @@ def test_a_failed_task_shows_how_its_error_begins(viewer: Client) -> None:
     assert "x" * 142 + "y" * 50 in page.text and "y" * 51 not in page.text
 
 
-@pytest.mark.once
 def test_an_unknown_state_and_a_bad_cursor_are_refused(viewer: Client) -> None:
     page = get(viewer, f"{LIST}?state=bogus")
     assert page.status == 400 and "bogus" in page.alerts[0]
@@ -204,7 +197,6 @@ def test_a_page_costs_the_same_however_much_it_shows(viewer: Client) -> None:
             )
 
 
-@pytest.mark.once
 def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
     hostile = "<script>alert(1)</script>\"><img src=x onerror='alert(1)'>"
     handlers[hostile] = lambda ctx, **data: None
@@ -236,7 +228,6 @@ def test_a_stuck_task_says_who_held_it_until_when_and_what_happens_next(viewer: 
     assert diagnose(task).next in article.text
 
 
-@pytest.mark.once
 def test_when_nothing_is_stuck_the_page_says_so(viewer: Client) -> None:
     page = get(viewer, STUCK)
     assert page.is_empty and not page.all("article")
@@ -261,7 +252,6 @@ def test_workers_show_their_state_and_what_they_do(viewer: Client) -> None:
     assert get(viewer, f"{WORKERS}?state=stopped").names == ["over"]
 
 
-@pytest.mark.once
 def test_a_gone_worker_still_shows_what_it_held(viewer: Client) -> None:
     WorkerFactory(name="gone", state="gone")
     task = TaskFactory(state="stuck", holder="gone")
@@ -271,12 +261,10 @@ def test_a_gone_worker_still_shows_what_it_held(viewer: Client) -> None:
     assert datetime.fromisoformat(held.one("time")["datetime"]) < database_now("default")
 
 
-@pytest.mark.once
 def test_without_workers_the_page_says_how_to_start_one(viewer: Client) -> None:
     assert "manage.py run_worker" in get(viewer, WORKERS).text
 
 
-@pytest.mark.once
 def test_a_poll_gets_a_page_without_its_frame(viewer: Client) -> None:
     task = TaskFactory()
     page = get(viewer, LIST, x_live="1")

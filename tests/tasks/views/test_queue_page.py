@@ -40,7 +40,6 @@ def in_queue(name: str, **what: Any) -> Task:
     return task
 
 
-@pytest.mark.once
 def test_without_queues_the_page_says_where_they_come_from(viewer: Client) -> None:
     page = get(viewer, QUEUES)
     assert page.is_empty and page.rows == []
@@ -77,7 +76,6 @@ def test_a_queue_that_nobody_serves_says_so_once_something_waits_there(viewer: C
     assert "lost" in need.one(".loud").text and need.one(".loud").numbers == [1]
 
 
-@pytest.mark.once
 def test_a_pause_shows_who_when_and_why_on_the_queue_and_the_overview(operator: Client) -> None:
     WorkerFactory()
     TaskFactory()
@@ -96,7 +94,6 @@ def test_a_pause_shows_who_when_and_why_on_the_queue_and_the_overview(operator: 
     assert entry.reason == "the <mail> is down" and entry.via == "page"
 
 
-@pytest.mark.once
 def test_a_task_that_waits_there_shows_it_too(operator: Client) -> None:
     WorkerFactory()
     task = TaskFactory()
@@ -106,7 +103,6 @@ def test_a_task_that_waits_there_shows_it_too(operator: Client) -> None:
     assert "olga" in page.facts.values()
 
 
-@pytest.mark.once
 def test_resumed_it_is_open_again(operator: Client) -> None:
     Queue.objects.pause("default", by="emil", reason="x")
     page = Page(operator.post(RESUME, {"queue": "default"}, follow=True))
@@ -116,7 +112,6 @@ def test_resumed_it_is_open_again(operator: Client) -> None:
     assert [entry.changed for entry in AuditEntry.objects.filter(verb="resume")] == [0, 1]
 
 
-@pytest.mark.once
 def test_who_paused_first_stays(operator: Client) -> None:
     Queue.objects.pause("default", by="emil", reason="first")
     page = Page(operator.post(PAUSE, {"queue": "default", "reason": "second"}, follow=True))
@@ -125,7 +120,6 @@ def test_who_paused_first_stays(operator: Client) -> None:
     assert said == ["emil", "first"]
 
 
-@pytest.mark.once
 def test_a_pause_needs_a_reason_and_a_queue_that_there_is(operator: Client) -> None:
     Queue.objects.declare(["default"])
     page = Page(operator.post(PAUSE, {"queue": "default"}))
@@ -137,7 +131,6 @@ def test_a_pause_needs_a_reason_and_a_queue_that_there_is(operator: Client) -> N
     assert operator.post(RESUME).status_code == 400
 
 
-@pytest.mark.once
 def test_who_may_not_pause_sees_no_control_and_is_refused(viewer: Client) -> None:
     Queue.objects.declare(["default"])
     assert not {PAUSE, RESUME} & set(get(viewer, QUEUES).forms)
@@ -146,7 +139,6 @@ def test_who_may_not_pause_sees_no_control_and_is_refused(viewer: Client) -> Non
     assert not Queue.objects.paused().exists() and not AuditEntry.objects.exists()
 
 
-@pytest.mark.once
 def test_while_the_site_is_read_only_nobody_pauses(operator: Client, settings: Any) -> None:
     Queue.objects.declare(["default"])
     settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
@@ -155,7 +147,6 @@ def test_while_the_site_is_read_only_nobody_pauses(operator: Client, settings: A
     assert not Queue.objects.paused().exists()
 
 
-@pytest.mark.once
 def test_pausing_needs_a_post_with_a_csrf_token() -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(user_with(*VIEW, MAY_PAUSE))

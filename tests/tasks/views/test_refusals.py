@@ -9,7 +9,7 @@ from pytest_django import Settings
 
 from tests.pages import Page, get, signed_in
 
-pytestmark = [pytest.mark.once, pytest.mark.django_db]
+pytestmark = pytest.mark.django_db
 
 GONE = "There is no task:4711. It ended and was deleted, or it never existed."
 

@@ -115,7 +115,6 @@ def test_both_lists_take_the_filters_of_the_list_of_tasks(viewer: Client) -> Non
     assert stuck(page_for(viewer, until=since)) != [tasks["stuck"].pk]
 
 
-@pytest.mark.once
 def test_each_list_is_paged_by_key_while_the_other_stays_at_its_first_page(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +134,6 @@ def test_each_list_is_paged_by_key_while_the_other_stays_at_its_first_page(
     assert recovered(get(viewer, page.previous)) == forth[-2]
 
 
-@pytest.mark.once
 def test_a_search_among_recoveries_looks_at_so_many_and_goes_on(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +146,6 @@ def test_a_search_among_recoveries_looks_at_so_many_and_goes_on(
     assert recovered(get(viewer, page.next)) == [rare.pk]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("asked", [{"since": "yesterday"}, {"at": "nowhere"}, {"holder": "\0"}])
 def test_nonsense_in_its_filter_is_refused(viewer: Client, asked: dict[str, str]) -> None:
     page = page_for(viewer, **asked)
@@ -158,7 +155,6 @@ def test_nonsense_in_its_filter_is_refused(viewer: Client, asked: dict[str, str]
         assert answer.status_code == 400
 
 
-@pytest.mark.once
 def test_a_poll_hears_what_becomes_of_a_recovered_task(viewer: Client) -> None:
     task = TaskFactory(state="recovered")
     live: dict[str, Any] = {"X-Live": "1"}
@@ -182,7 +178,6 @@ def test_the_page_sends_the_same_few_statements_for_many_rows(viewer: Client) ->
     assert not any(column in sql for sql in many for column in ('"task_data"', '"traceback"'))
 
 
-@pytest.mark.once
 def test_recoveries_are_exported_by_their_filter(viewer: Client) -> None:
     wanted, _ = (TaskFactory(state="recovered", holder=name) for name in ("dora", "emil"))
 

@@ -61,7 +61,6 @@ def act(client: Client, task: Task, verb: str, **said: str) -> Page:
 # Who may
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", ACTIONS)
 def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
     task = TaskFactory(state="cancelled")
@@ -78,7 +77,6 @@ def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
     assert f"{LIST}{task.pk}/{verb}/" not in get(client, f"{LIST}{task.pk}/").forms
 
 
-@pytest.mark.once
 def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Settings) -> None:
     settings.LEASING = {"READ_ONLY": True}
     task = TaskFactory(state="failed")
@@ -93,14 +91,12 @@ def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Sett
     assert get(operator, f"{LIST}{task.pk}/").forms == ["/ops/logout/"]
 
 
-@pytest.mark.once
 def test_who_may_only_look_sees_no_boxes_to_tick() -> None:
     TaskFactory()
     page = get(signed_in("leasing_tasks.view_task"), LIST)
     assert not page.all("input[name=task]") and not bulk_actions(page)
 
 
-@pytest.mark.once
 def test_a_bulk_action_needs_a_csrf_token() -> None:
     task = TaskFactory(state="failed")
     client = Client(enforce_csrf_checks=True)
@@ -109,7 +105,6 @@ def test_a_bulk_action_needs_a_csrf_token() -> None:
     assert row_of(task)["status"] == "failed"
 
 
-@pytest.mark.once
 def test_asking_changes_nothing(operator: Client) -> None:
     task = TaskFactory(state="failed")
     before = row_of(task)
@@ -117,7 +112,6 @@ def test_asking_changes_nothing(operator: Client) -> None:
     assert row_of(task) == before and not AuditEntry.objects.exists()
 
 
-@pytest.mark.once
 def test_what_nobody_can_do_answers_404(operator: Client) -> None:
     task = TaskFactory()
     assert operator.get(f"{LIST}bulk/complete/").status_code == 404
@@ -127,7 +121,6 @@ def test_what_nobody_can_do_answers_404(operator: Client) -> None:
 # Many
 
 
-@pytest.mark.once
 def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client) -> None:
     failed, cancelled = TaskFactory(state="failed"), TaskFactory(state="cancelled")
     running, done = TaskFactory(state="running"), TaskFactory(state="succeeded")
@@ -173,7 +166,6 @@ def test_a_bulk_action_takes_so_many_and_says_so(
     assert not get(operator, url).all("[data-more]")
 
 
-@pytest.mark.once
 def test_what_was_asked_about_is_what_is_done(operator: Client) -> None:
     asked = TaskFactory(state="failed")
     url = bulk("discard", scope="all", state="failed")
@@ -184,7 +176,6 @@ def test_what_was_asked_about_is_what_is_done(operator: Client) -> None:
     assert asked.pk != later.pk
 
 
-@pytest.mark.once
 def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client) -> None:
     """Of two that ask about the same failure, the second may find another one."""
     task = TaskFactory(state="given_up")
@@ -197,7 +188,6 @@ def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client
     assert row_of(task)["status"] == "failed"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("verb", ACTIONS)
 def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
     state = {"retry": "failed", "discard": "failed"}.get(verb, "scheduled")
@@ -212,7 +202,6 @@ def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
     assert list(changes) == [1, 0]
 
 
-@pytest.mark.once
 def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Client) -> None:
     task = TaskFactory()
     url = bulk("cancel", task=task.pk)
@@ -223,7 +212,6 @@ def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Clie
     assert row_of(task)["status"] == "ready"
 
 
-@pytest.mark.once
 def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
     task = TaskFactory(state="failed")
     url = bulk("retry", task=task.pk, state="failed", q="sample")
@@ -231,7 +219,6 @@ def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
     assert response["Location"] == f"{LIST}?state=failed&q=sample"
 
 
-@pytest.mark.once
 def test_a_made_up_selection_changes_nothing(operator: Client) -> None:
     task = TaskFactory(state="failed")
     before = row_of(task)
@@ -242,7 +229,6 @@ def test_a_made_up_selection_changes_nothing(operator: Client) -> None:
         assert row_of(task) == before, picked
 
 
-@pytest.mark.once
 def test_nothing_ticked_is_told(operator: Client) -> None:
     for asked in ({}, {"task": "x"}, {"scope": "all", "state": "bogus"}):
         page = get(operator, bulk("retry", **asked))
@@ -253,7 +239,6 @@ def test_nothing_ticked_is_told(operator: Client) -> None:
 # One
 
 
-@pytest.mark.once
 def test_a_deletion_says_that_a_row_protects_the_task(operator: Client) -> None:
     task = TaskFactory(state="failed")
     Receipt.objects.create(task=task)
@@ -264,7 +249,6 @@ def test_a_deletion_says_that_a_row_protects_the_task(operator: Client) -> None:
     assert outlook(get(operator, bulk("discard", task=task.pk))) == [0, 1, 1, 1]
 
 
-@pytest.mark.once
 def test_a_retry_says_that_another_task_has_the_key(operator: Client) -> None:
     task = TaskFactory(state="failed", unique_key="k")
     TaskFactory(unique_key="k")
@@ -277,7 +261,6 @@ def test_a_retry_says_that_another_task_has_the_key(operator: Client) -> None:
     assert outlook(get(operator, bulk("retry", task=task.pk))) == [0, 1, 1, 1]
 
 
-@pytest.mark.once
 def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client) -> None:
     waiting, running = TaskFactory(), TaskFactory(state="running", holder="dora")
     page = act(operator, waiting, "cancel", **REASON)
@@ -291,7 +274,6 @@ def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client
     assert page.code == "cancelled" and "olga" in page.answers["why"].text
 
 
-@pytest.mark.once
 def test_a_cancellation_without_a_reason_is_asked_about_again(operator: Client) -> None:
     task = TaskFactory()
     page = Page(operator.post(f"{LIST}{task.pk}/cancel/", {"reason": ""}))
@@ -299,7 +281,6 @@ def test_a_cancellation_without_a_reason_is_asked_about_again(operator: Client) 
     assert not page.all("[data-poll]")
 
 
-@pytest.mark.once
 def test_a_discarded_task_is_gone(operator: Client) -> None:
     task = TaskFactory(state="failed")
     page = act(operator, task, "discard")
@@ -307,7 +288,6 @@ def test_a_discarded_task_is_gone(operator: Client) -> None:
     assert operator.get(f"{LIST}{task.pk}/").status_code == 404
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("queues")
 def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
     task = TaskFactory()
@@ -320,7 +300,6 @@ def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
     assert row_of(task)["scheduled_at"] <= database_now("default")
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "said",
     [
@@ -337,7 +316,6 @@ def test_a_move_to_nowhere_is_refused(operator: Client, said: dict[str, str]) ->
     assert row_of(task) == before
 
 
-@pytest.mark.once
 def test_a_verb_that_no_longer_fits_says_why_it_changed_nothing(operator: Client) -> None:
     task = TaskFactory(state="running")
     for verb in ("retry", "discard"):
@@ -346,7 +324,6 @@ def test_a_verb_that_no_longer_fits_says_why_it_changed_nothing(operator: Client
         assert notice.tone == "warn" and why in notice.text
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("state", "verbs"),
     [

@@ -88,14 +88,12 @@ def test_pages_by_a_moment_show_every_task_once_though_many_have_the_same(
     assert back[-1] == forth[0] and sum(reversed(back), []) == everything
 
 
-@pytest.mark.once
 def test_a_place_in_a_list_of_another_order_is_refused(viewer: Client) -> None:
     cursor = Cursor("leasing_tasks.task", "older", "9").encode()
     assert get(viewer, address(at=cursor)).status == 200
     assert get(viewer, address(at=cursor, state="failed")).status == 400
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("moment", ["", "yesterday", "2030-01-01", "9999-12-31T23:59:59.999999Z"])
 def test_a_place_at_no_moment_is_refused(viewer: Client, moment: str) -> None:
     cursor = Cursor("leasing_tasks.task", "older", "9", "processed_at", moment).encode()
@@ -123,7 +121,6 @@ def test_filters_narrow_together_and_live_in_the_address(
     assert len(found(get(viewer, without))) == 2
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("name", ["sort", "file"])
 def test_an_alias_filters_as_the_name_does(viewer: Client, renamed: list[int], name: str) -> None:
     assert sorted(found(get(viewer, address(name=name)))) == renamed
@@ -145,7 +142,6 @@ def test_the_time_of_enqueueing_is_a_filter(viewer: Client) -> None:
     assert found(get(viewer, address(until=hour_ago))) == keys(old)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "asked",
     [

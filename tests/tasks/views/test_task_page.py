@@ -49,7 +49,6 @@ STATES = (
 )
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("state", STATES)
 def test_every_task_answers_the_five_questions_in_their_order(viewer: Client, state: str) -> None:
     answers = get(viewer, url_of(TaskFactory(state=state))).answers
@@ -57,7 +56,6 @@ def test_every_task_answers_the_five_questions_in_their_order(viewer: Client, st
     assert all(answer.text for answer in answers.values())
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_running_task_counts_down(viewer: Client) -> None:
     task = TaskFactory(state="running", holder="dora", ttl=3600)
@@ -68,7 +66,6 @@ def test_a_running_task_counts_down(viewer: Client) -> None:
     assert until.numbers == [1, 1] and until.one("svg rect")["data-ttl"] == "3600.000"
 
 
-@pytest.mark.once
 def test_attempts_tell_their_errors_and_the_late_write_that_was_refused(
     viewer: Client,
 ) -> None:
@@ -99,7 +96,6 @@ def claimed_as(task: Task, attempt: TaskAttempt) -> Task:
     return late
 
 
-@pytest.mark.once
 def test_a_traceback_is_shown_on_demand(viewer: Client) -> None:
     task = TaskFactory(state="running")
     try:
@@ -109,7 +105,6 @@ def test_a_traceback_is_shown_on_demand(viewer: Client) -> None:
     assert "Traceback (most recent call last)" in get(viewer, url_of(task)).text
 
 
-@pytest.mark.once
 def test_payload_and_result_are_shown_as_json() -> None:
     viewer = signed_in(VIEW, SEE_PAYLOAD)
     task = TaskFactory(state="running", data={"sleep_duration_seconds": 7})
@@ -119,7 +114,6 @@ def test_payload_and_result_are_shown_as_json() -> None:
     assert json.loads(page.one("[data-live=result] pre").text) == {"grüße": [1, None]}
 
 
-@pytest.mark.once
 def test_a_huge_payload_is_cut() -> None:
     viewer = signed_in(VIEW, SEE_PAYLOAD)
     task = TaskFactory(name="jobs.echo", data={"text": "x" * 80_000})
@@ -128,7 +122,6 @@ def test_a_huge_payload_is_cut() -> None:
     assert len(page.html) < 100_000
 
 
-@pytest.mark.once
 def test_a_task_that_does_not_exist_answers_404(viewer: Client) -> None:
     for key in ("1", "9" * 30, "9" * 5000, "x", "-1"):
         assert viewer.get(f"{LIST}{key}/").status_code == 404
@@ -148,7 +141,6 @@ def test_its_cost_does_not_grow_with_its_attempts(viewer: Client) -> None:
 # Verbs
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("state", ["failed", "given_up", "cancelled"])
 def test_a_retry_sets_the_task_ready(operator: Client, state: str) -> None:
     task = TaskFactory(state=state)
@@ -157,7 +149,6 @@ def test_a_retry_sets_the_task_ready(operator: Client, state: str) -> None:
     assert row_of(task)["status"] == "ready"
 
 
-@pytest.mark.once
 def test_a_second_retry_makes_no_second_attempt(operator: Client) -> None:
     task = TaskFactory(state="failed")
     operator.post(url_of(task, "retry"))
@@ -167,7 +158,6 @@ def test_a_second_retry_makes_no_second_attempt(operator: Client) -> None:
     assert row_of(task) == before
 
 
-@pytest.mark.once
 def test_a_running_task_is_taken_from_its_holder_by_its_page(operator: Client) -> None:
     task = TaskFactory(state="running", holder="dora")
     revoke = f"/ops/leases/task:{task.pk}/revoke/"
@@ -183,7 +173,6 @@ def test_a_running_task_is_taken_from_its_holder_by_its_page(operator: Client) -
         Task.objects.complete(task, {})
 
 
-@pytest.mark.once
 def test_the_lease_page_of_a_task_leads_to_the_task_and_revokes_only_while_it_runs(
     operator: Client,
 ) -> None:
@@ -212,14 +201,12 @@ def test_payload_needs_a_permission_and_is_not_even_read_without(viewer: Client)
     assert all(number in text for number in ("4711", "4712", "4713"))
 
 
-@pytest.mark.once
 def test_secrets_are_masked_for_everybody() -> None:
     task = TaskFactory(name="jobs.echo", data={"user": "ann", "login": {"password": "hunter2"}})
     text = get(signed_in(VIEW, SEE_PAYLOAD), url_of(task)).text
     assert "ann" in text and "hunter2" not in text and "••••" in text
 
 
-@pytest.mark.once
 def test_attempts_are_drawn_on_an_axis_and_told_in_a_table(viewer: Client) -> None:
     task = TaskFactory(state="recovered", holder="dora")
     late = claimed_as(task, TaskAttempt.objects.get(task=task))
@@ -237,12 +224,10 @@ def test_attempts_are_drawn_on_an_axis_and_told_in_a_table(viewer: Client) -> No
     assert [row.one("bdi").text for row in rows] == ["dora", "emil"]
 
 
-@pytest.mark.once
 def test_a_task_that_nobody_claimed_has_no_drawing(viewer: Client) -> None:
     assert not get(viewer, url_of(TaskFactory())).all("ol.lanes")
 
 
-@pytest.mark.once
 def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
     operator: Client,
 ) -> None:

@@ -26,7 +26,6 @@ def url_of(worker: Worker) -> str:
     return f"/ops/workers/{worker.pk}/"
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("state", "moment"),
     [("live", None), ("late", "last_seen_at"), ("gone", "last_seen_at"), ("stopped", "stopped_at")],
@@ -82,7 +81,6 @@ def test_the_list_shows_remote_workers_by_the_tasks_that_they_hold(viewer: Clien
     assert not stopped.all("[data-live=remote] tr")
 
 
-@pytest.mark.once
 def test_what_a_process_of_its_name_left_is_told_apart(viewer: Client) -> None:
     worker = WorkerFactory(name="dora")
     task = TaskFactory(state="running", holder="dora")
@@ -102,7 +100,6 @@ def test_a_list_names_some_of_the_tasks_of_each_worker(viewer: Client) -> None:
     assert page.one("td.number").numbers == [4, 4, 1]
 
 
-@pytest.mark.once
 def test_workers_of_one_parent_stand_together_below_it(viewer: Client) -> None:
     names = [("web:2", 2, 1), ("solo", None, None), ("mail:1", 1, 0), ("web:1", 1, 3)]
     for name, index, restarts in names:
@@ -121,7 +118,6 @@ def test_workers_of_one_parent_stand_together_below_it(viewer: Client) -> None:
             assert rows[1].one("td.name .aside").numbers[-1] == 3
 
 
-@pytest.mark.once
 def test_a_worker_tells_of_its_parent_and_of_its_death(viewer: Client) -> None:
     fleet = {"fleet": "web"}
     died = WorkerFactory(name="web:1:a", fleet_index=1, fleet_restarts=0, **fleet)
@@ -141,7 +137,6 @@ def test_a_worker_tells_of_its_parent_and_of_its_death(viewer: Client) -> None:
     assert row.one(".small").text.startswith("died")
 
 
-@pytest.mark.once
 def test_a_poll_is_news_only_when_a_worker_beside_it_changes(viewer: Client) -> None:
     one = WorkerFactory(name="web:1", fleet="web", fleet_index=1)
     WorkerFactory(name="web:2", fleet="web", fleet_index=2)
@@ -156,7 +151,6 @@ def test_a_poll_is_news_only_when_a_worker_beside_it_changes(viewer: Client) -> 
     assert tag() != seen
 
 
-@pytest.mark.once
 def test_slots_are_shown_by_kind(viewer: Client) -> None:
     worker = WorkerFactory(
         name="dora",
@@ -173,7 +167,6 @@ def test_slots_are_shown_by_kind(viewer: Client) -> None:
     assert page.answers["role"].numbers[:3] == [102, 2, 2]
 
 
-@pytest.mark.once
 def test_one_that_generates_has_no_tasks_to_show(viewer: Client) -> None:
     worker = WorkerFactory(name="emil", role="generator", slots={}, queues=[])
     page = get(viewer, url_of(worker))
@@ -182,7 +175,6 @@ def test_one_that_generates_has_no_tasks_to_show(viewer: Client) -> None:
     assert runs.all("#now") and not page.all("#now")
 
 
-@pytest.mark.once
 def test_without_permission_for_tasks_none_are_shown() -> None:
     worker = WorkerFactory(name="dora")
     TaskFactory(state="succeeded", holder="dora")

@@ -62,7 +62,6 @@ def test_a_connection_is_not_kept_for_long(asked: Asked, monkeypatch: pytest.Mon
     assert len({id(raw) for _, raw in asked}) == 5
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "made_by",
     [

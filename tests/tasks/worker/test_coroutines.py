@@ -81,7 +81,6 @@ def test_many_coroutines_run_at_a_time_on_one_thread_beside_those_that_threads_r
     assert Task.objects.filter(task_output="slept").count() == 20
 
 
-@pytest.mark.once
 def test_a_busy_thread_keeps_no_coroutine_waiting(sleeper: Sleeper, handlers: Handlers) -> None:
     opened = threading.Event()
     handlers["jobs.busy"] = lambda ctx: opened.wait(PATIENCE)
@@ -95,7 +94,6 @@ def test_a_busy_thread_keeps_no_coroutine_waiting(sleeper: Sleeper, handlers: Ha
         wait_for(lambda: states() == ["succeeded"] * 3)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("error", [ValueError("no luck"), SystemExit(3), asyncio.CancelledError()])
 def test_whatever_a_coroutine_raises_fails_its_attempt_and_not_the_loop(
     handlers: Handlers, error: BaseException
@@ -150,7 +148,6 @@ def renewed_often(settings: Settings) -> None:
     settings.LEASING = {"RENEW_EVERY": 0.3}
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("renewed_often")
 def test_a_lost_task_ends_its_coroutine(sleeper: Sleeper) -> None:
     task = TaskFactory(name="jobs.sleep", data={})
@@ -165,7 +162,6 @@ def test_a_lost_task_ends_its_coroutine(sleeper: Sleeper) -> None:
     assert attempts(task) == [(1, "lost")]
 
 
-@pytest.mark.once
 def test_coroutines_that_still_run_at_the_deadline_are_cancelled_and_given_back(
     sleeper: Sleeper,
 ) -> None:
@@ -180,7 +176,6 @@ def test_coroutines_that_still_run_at_the_deadline_are_cancelled_and_given_back(
     assert [attempts(task) for task in tasks] == [[(1, "returned")]] * 2
 
 
-@pytest.mark.once
 def test_a_coroutine_is_cancelled_when_its_timeout_is_over(
     sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +192,6 @@ def test_a_coroutine_is_cancelled_when_its_timeout_is_over(
     )
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("renewed_often")
 @pytest.mark.parametrize(
     ("then", "status"),
@@ -223,7 +217,6 @@ def test_a_coroutine_whose_task_is_cancelled_is_cancelled_at_its_await(
     assert row_of(task)["cancel_requested_by"] == "ann"
 
 
-@pytest.mark.once
 def test_a_blocked_loop_gets_no_more_to_do(
     handlers: Handlers, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from tests.conftest import Spawn
 from tests.factories import TaskFactory
 from tests.processes import wait_for
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.once]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 #: The exit codes of copies, by what they do instead of ``os._exit()``.
 CODES = {"return": 0, "raise": 1, "exit": 3}

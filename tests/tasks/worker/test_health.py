@@ -81,7 +81,6 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
     return Parts(monkeypatch)
 
 
-@pytest.mark.once
 def test_a_worker_is_ready_once_it_has_claimed_and_all_migrations_are_applied(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +101,6 @@ def test_a_worker_is_ready_once_it_has_claimed_and_all_migrations_are_applied(
     assert parts.health.closed == (reason,)  # what a database that is away said before
 
 
-@pytest.mark.once
 def test_a_main_thread_that_claims_for_longer_than_any_answer_takes_hangs(parts: Parts) -> None:
     parts.start()
     seen: list[Health] = []
@@ -127,7 +125,6 @@ def test_a_main_thread_that_claims_for_longer_than_any_answer_takes_hangs(parts:
     assert parts.health == Health()  # it waits for tasks now
 
 
-@pytest.mark.once
 def test_a_thread_that_ticks_no_more_hangs(parts: Parts) -> None:
     parts.start()
     parts.clock.advance(LONG - 2)
@@ -137,7 +134,6 @@ def test_a_thread_that_ticks_no_more_hangs(parts: Parts) -> None:
     assert parts.health.hung == ("No sign of life from the thread for heartbeats for 62 s.",)
 
 
-@pytest.mark.once
 def test_a_longer_time_for_answers_is_waited_for(parts: Parts, settings: Any) -> None:
     settings.TASK_QUEUE = {"ANSWER_TIMEOUT": LONG}
     parts.start()
@@ -147,7 +143,6 @@ def test_a_longer_time_for_answers_is_waited_for(parts: Parts, settings: Any) ->
     assert task_settings.ANSWER_TIMEOUT == LONG
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
@@ -174,7 +169,6 @@ def test_what_has_no_answer_stalls_the_worker_and_ends_nobodys_life(
     assert not parts.health.is_moving
 
 
-@pytest.mark.once
 def test_a_worker_that_stops_or_ends_takes_no_more_though_its_work_moves(parts: Parts) -> None:
     parts.start()
     parts.is_ending = True
@@ -201,7 +195,6 @@ def test_a_worker_at_work_is_ready_and_one_whose_claims_fail_is_not(
     assert worker.health.read().closed == ("Shutting down.",)
 
 
-@pytest.mark.once
 def test_a_result_that_waits_tells_since_when(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +211,6 @@ def test_a_result_that_waits_tells_since_when(
     assert states() == [TaskStatus.SUCCEEDED]
 
 
-@pytest.mark.once
 def test_a_worker_that_has_grown_too_large_ends_with_the_tasks_that_it_has(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,7 +234,6 @@ def test_a_worker_that_has_grown_too_large_ends_with_the_tasks_that_it_has(
     assert logged(caplog, limit=100, mib=101) == ["worker.too_large"]
 
 
-@pytest.mark.once
 def test_the_memory_of_this_process_is_known() -> None:
     before = resident_mib()
     held = bytearray(64 << 20)

@@ -54,7 +54,6 @@ def test_threads_stay_busy_while_coroutines_are_looked_for_in_vain(
     assert len(ran_on) == 12
 
 
-@pytest.mark.once
 def test_a_task_that_becomes_due_while_another_kind_has_no_room_runs_when_it_is_due(
     ran_on: list[str], handlers: Handlers, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +151,6 @@ def test_tasks_for_which_there_is_no_slot_of_their_kind_go_back_as_that(
     assert {row_of(task)["attempts"] for task in tasks} == {1}
 
 
-@pytest.mark.once
 def test_a_task_of_another_kind_than_its_row_says_is_next_where_it_belongs(
     ran_on: list[str], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +212,6 @@ def test_a_worker_without_slots_of_a_kind_leaves_its_tasks_to_others(
     assert (row_of(other)["status"], row_of(other)["attempts"]) == (TaskStatus.READY, 0)
 
 
-@pytest.mark.once
 def test_neither_rows_of_kinds_without_a_handler_here_nor_others_always_go_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,7 +224,6 @@ def test_neither_rows_of_kinds_without_a_handler_here_nor_others_always_go_first
     assert firsts == {kind.number for kind in Kind}
 
 
-@pytest.mark.once
 def test_a_worker_looks_a_second_time_although_it_knows_of_more_for_busy_slots(
     settings: Settings,
 ) -> None:
@@ -241,7 +237,6 @@ def test_a_worker_looks_a_second_time_although_it_knows_of_more_for_busy_slots(
     assert worker._pause() <= SECOND_POLL_AFTER
 
 
-@pytest.mark.once
 def test_a_worker_that_may_run_so_many_tasks_runs_them_of_whatever_kind(
     ran_on: list[str],
 ) -> None:

@@ -150,7 +150,6 @@ def test_the_name_of_a_process_elsewhere_is_waited_for_until_that_is_gone(caplog
     assert logged(caplog, pid=7, hostname="node-1") == ["worker.waits"]
 
 
-@pytest.mark.once
 def test_it_is_waited_for_until_that_signs_off() -> None:
     row = elsewhere()
     stopping = Stopping(lambda: Worker.objects.sign_off("ann", process=row.process))
@@ -159,7 +158,6 @@ def test_it_is_waited_for_until_that_signs_off() -> None:
     assert stopping.waits == 1
 
 
-@pytest.mark.once
 def test_a_stop_ends_the_wait() -> None:
     elsewhere()
     before = Worker.objects.values().get()
@@ -169,7 +167,6 @@ def test_a_stop_ends_the_wait() -> None:
     assert Worker.objects.values().get() == before
 
 
-@pytest.mark.once
 def test_a_database_that_is_away_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere()
     look = WorkerQuerySet.with_state
@@ -208,7 +205,6 @@ def test_of_two_that_start_at_the_same_time_one_has_the_name(
     assert Worker.objects.get().pid == other.pid
 
 
-@pytest.mark.once
 def test_a_heartbeat_in_between_keeps_the_name() -> None:
     row = elsewhere(state="gone")
     read = Worker.objects.get()
@@ -227,7 +223,6 @@ def test_who_has_lost_the_name_writes_nothing_to_the_row() -> None:
     assert Worker.objects.values().get() == before
 
 
-@pytest.mark.once
 def test_a_worker_whose_name_another_took_while_it_was_silent_stops(
     monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -244,7 +239,6 @@ def test_a_worker_whose_name_another_took_while_it_was_silent_stops(
     assert (row.hostname, row.stopped_at) == ("node-2", None)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("command", ["run_worker", "run_generator"])
 def test_a_command_whose_name_is_taken_meanwhile_exits_with_code_2(
     monkeypatch: pytest.MonkeyPatch, command: str
@@ -266,7 +260,6 @@ def test_a_command_whose_name_is_taken_meanwhile_exits_with_code_2(
     assert Worker.objects.get().stopped_at is None
 
 
-@pytest.mark.once
 def test_a_process_whose_row_was_deleted_keeps_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     presence = Presence("ann")
     assert presence.begin(Stopping())
@@ -322,7 +315,6 @@ def test_a_heartbeat_without_news_is_sent_with_questions_that_are_due_before_it(
     assert (beat(), seen()) == (6.0, True)
 
 
-@pytest.mark.once
 def test_a_process_that_registers_again_keeps_its_start() -> None:
     """Workers of one process share their row."""
     for _ in range(2):
@@ -336,7 +328,6 @@ def test_a_process_that_registers_again_keeps_its_start() -> None:
     assert Worker.objects.get().started_at > timezone.now() - timedelta(minutes=1)
 
 
-@pytest.mark.once
 def test_workers_of_one_process_share_a_name() -> None:
     one, two = Presence("ann"), Presence("ann")
     assert one.begin(Stopping()) and two.begin(Stopping())
@@ -350,7 +341,6 @@ def test_workers_of_one_process_share_a_name() -> None:
     assert has_it()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("command", ["run_worker", "run_generator"])
 def test_a_command_whose_name_is_taken_exits_with_code_2(running: Row, command: str) -> None:
     running()
@@ -361,7 +351,6 @@ def test_a_command_whose_name_is_taken_exits_with_code_2(running: Row, command: 
     assert refusal.value.returncode == 2
 
 
-@pytest.mark.once
 def test_a_worker_that_was_killed_starts_again_at_once(spawn: Spawn) -> None:
     arguments = ["manage.py", "run_worker", "--name", "ann"]
     first = spawn(arguments)

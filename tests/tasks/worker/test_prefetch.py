@@ -138,7 +138,6 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
     assert {row_of(task)["attempts"] for task in tasks} == {1}
 
 
-@pytest.mark.once
 def test_what_waits_behind_a_long_task_runs_in_another_worker(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +184,6 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_gave_back_too(
     assert states() == ["succeeded"] * 2
 
 
-@pytest.mark.once
 def test_a_worker_that_runs_what_is_there_runs_what_it_passed_over_too(
     turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +202,6 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_passed_over_too(
     assert states() == ["succeeded"] * 5
 
 
-@pytest.mark.once
 def test_free_slots_are_claimed_for_while_one_is_at_a_long_task(
     turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -707,7 +704,6 @@ def test_what_goes_before_what_waits_has_no_more_wait_than_twice_as_many(
     assert line.executor.look_at == most - 1
 
 
-@pytest.mark.once
 def test_of_what_is_claimed_only_what_is_more_urgent_is_compared_with_each_that_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -728,7 +724,6 @@ def test_of_what_is_claimed_only_what_is_more_urgent_is_compared_with_each_that_
     assert [call.args[1] for call in compare.mock_calls] == [1]
 
 
-@pytest.mark.once
 def test_results_wait_for_those_of_what_is_about_to_be_claimed() -> None:
     pool = ExecutorPool(dict.fromkeys(Kind, 1), lambda: None, lambda outcomes: None)
     waits: list[float] = []
@@ -747,7 +742,6 @@ def test_results_wait_for_those_of_what_is_about_to_be_claimed() -> None:
     assert len(waits) == 1
 
 
-@pytest.mark.once
 def test_what_is_more_urgent_is_claimed_for_once_there_is_room_for_it() -> None:
     pool = ExecutorPool(dict.fromkeys(Kind, 1), lambda: None, lambda outcomes: None)
     executor = pool.executors[Kind.THREAD]

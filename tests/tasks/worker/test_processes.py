@@ -29,7 +29,6 @@ from tests.tasks.workers import ended, watching_once, working
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("quick"),
-    pytest.mark.once,
 ]
 
 #: Seconds in which workers and children start, on a loaded machine.
@@ -117,7 +116,7 @@ def test_a_process_answers_or_fails_and_serves_the_next_task(
     assert len(re.findall(line, capfd.readouterr().err, re.MULTILINE)) == 2
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_process_is_killed_when_its_task_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

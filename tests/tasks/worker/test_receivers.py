@@ -205,7 +205,6 @@ def test_what_hears_of_an_end_and_hangs_holds_up_no_results(
         hanging.let_go.set()
 
 
-@pytest.mark.once
 def test_receivers_hear_of_a_task_in_order_and_as_it_was(connect: Connect) -> None:
     reported: list[tuple[int, str, str]] = []
 
@@ -224,7 +223,6 @@ def test_receivers_hear_of_a_task_in_order_and_as_it_was(connect: Connect) -> No
         assert mine == [("claimed", "running"), ("completed", "succeeded")]
 
 
-@pytest.mark.once
 def test_a_worker_that_cannot_store_ends_to_be_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,7 +23,7 @@ from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, refusals, row_of
 from tests.tasks.workers import PATIENCE, states, working
 
-pytestmark = [pytest.mark.usefixtures("quick"), pytest.mark.once]
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def timed(name: str, seconds: float, **options: Any) -> Task:

@@ -98,7 +98,6 @@ def test_what_escapes_a_place_ends_neither_it_nor_its_task(
     assert "task.abandoned" in logged(caplog, task_id=task.pk)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("how", ["exits", "stops"])
 def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers) -> None:
     began = asyncio.Event()
@@ -129,7 +128,6 @@ def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers)
     assert [row_of(task)["task_output"] for task in tasks] == ["waited", "ended"]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("name", "where"),
     [
@@ -157,7 +155,6 @@ def test_a_thread_of_a_worker_that_ends_is_started_again(
         wait_for(lambda: Worker.objects.filter(name=worker.name).exists())
 
 
-@pytest.mark.once
 def test_schedules_that_take_long_to_look_at_get_a_thread_and_recovery_waits_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -247,7 +244,6 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     assert "connection.cut_off" in logged(caplog, setting="TASK_QUEUE['ANSWER_TIMEOUT']")
 
 
-@pytest.mark.once
 def test_timeouts_are_watched_again_when_their_thread_has_ended(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +313,6 @@ def test_a_task_is_renewed_as_long_as_what_carries_it_goes_on(manual_keeper: Kee
     assert manual_keeper.holds == []
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("heard", ["loss", "cancellation"])
 def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> None:
     threaded, let_go = Keeper(), threading.Event()
@@ -338,7 +333,6 @@ def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> N
         threaded.stop()
 
 
-@pytest.mark.once
 def test_what_is_raised_into_the_thread_of_one_task_ends_its_renewals(
     manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +345,6 @@ def test_what_is_raised_into_the_thread_of_one_task_ends_its_renewals(
     assert manual_keeper.holds == []
 
 
-@pytest.mark.once
 def test_a_loop_that_is_blocked_for_three_ttl_carries_nothing_and_ends_its_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -374,7 +367,6 @@ def test_a_loop_that_is_blocked_for_three_ttl_carries_nothing_and_ends_its_worke
     assert carrier.is_alive() and not executor.is_stuck()
 
 
-@pytest.mark.once
 def test_a_task_that_neither_waits_nor_has_begun_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -447,7 +439,6 @@ def test_a_lasting_thread_that_cannot_be_started_is_tried_again(
     thread.join(PATIENCE)
 
 
-@pytest.mark.once
 def test_a_lasting_thread_that_two_tend_at_a_time_runs_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -512,7 +503,6 @@ def ticks(*errors: BaseException) -> Service:
     return Service(tick, Mock())
 
 
-@pytest.mark.once
 def test_a_thread_that_ends_is_started_again_in_any_process(
     threads: Callable[..., ServiceThreads],
 ) -> None:
@@ -522,7 +512,6 @@ def test_a_thread_that_ends_is_started_again_in_any_process(
     wait_for(lambda: replaced["work"] == count + 2)
 
 
-@pytest.mark.once
 def test_the_watcher_is_watched_in_any_process(threads: Callable[..., ServiceThreads]) -> None:
     count, ends = replaced["watcher"], Ends(SystemExit(), SystemExit())
     threads(ends).start("work", ticks())
@@ -531,7 +520,6 @@ def test_the_watcher_is_watched_in_any_process(threads: Callable[..., ServiceThr
     wait_for(lambda: replaced["watcher"] == count + 2)
 
 
-@pytest.mark.once
 def test_what_cannot_be_watched_keeps_nothing_else_from_being(
     threads: Callable[..., ServiceThreads], caplog: pytest.LogCaptureFixture
 ) -> None:
