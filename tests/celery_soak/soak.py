@@ -195,7 +195,7 @@ class Soak:
             Task.objects.enqueue_many(SLEEP, [{"sleep_duration_seconds": self.work}] * count)
         if chance.random() < 0.2:
             with suppress(ZeroDivisionError), transaction.atomic():
-                Task.objects.enqueue(SLEEP)
+                Task.objects.enqueue(SLEEP, {"sleep_duration_seconds": self.work})
                 raise ZeroDivisionError
         return count
 
