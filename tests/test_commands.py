@@ -59,6 +59,50 @@ def test_each_workload_is_measured_by_night() -> None:
     assert " ONLY=" not in bench
 
 
+@pytest.mark.parametrize(
+    ("said", "last", "code"),
+    [
+        ({}, "24 passed, 0 failed", 0),
+        (
+            {"make slow": (1, "== 2 failed, 4 passed, 1 error in 3.21s ==")},
+            "20 passed, 3 failed",
+            1,
+        ),
+        ({"make check": (1, "Found 3 errors.")}, "24 passed, 1 failed", 1),
+        (
+            {"make check": (1, ""), "make slow": (1, "== 2 failed, 4 passed in 3.21s ==")},
+            "20 passed, 3 failed",
+            1,
+        ),
+    ],
+    ids=["green", "two tests and a fixture fail", "a step without tests fails", "both fail"],
+)
+def test_ci_ends_with_what_passed_and_failed_in_all_runs(
+    tmp_path: Path, said: dict[str, tuple[int, str]], last: str, code: int
+) -> None:
+    tests = (0, "==== 8 passed, 3 skipped in 63.04s (0:01:03) ====\n12 passed, as a log says")
+    answers = {"make test": tests, "make slow": tests, "make browser": tests, **said}
+    (tmp_path / "make").write_text('#!/bin/sh\ncase "make $*" in\n')
+    with (tmp_path / "make").open("a") as make:
+        for command, (answer, text) in answers.items():
+            make.write(f"'{command}') echo '{text}'; exit {answer};;\n")
+        make.write("esac\n")
+    (tmp_path / "apt-get").write_text("#!/bin/sh\n")
+    for program in tmp_path.iterdir():
+        program.chmod(0o755)
+
+    done = subprocess.run(
+        ["bash", ROOT / ".ci/run"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+
+    assert done.stdout.splitlines()[-1] == last
+    assert done.returncode == code
+    assert re.search(r"^=== make test: \d+ s$", done.stdout, re.MULTILINE)
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of this one, that a command may change."""

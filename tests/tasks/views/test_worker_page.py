@@ -202,7 +202,6 @@ def test_the_page_asks_a_fixed_number_of_questions(viewer: Client) -> None:
     assert not any("OFFSET" in sql for sql in statements)
 
 
-@pytest.mark.once
 def test_a_worker_killed_while_idle_and_restarted_shows_its_end(viewer: Client) -> None:
     killed = WorkerFactory(name="dora", pid=41, process="boot:1|1|1")
     new: dict[str, Any] = {"hostname": "host-1", "pid": 42, "process": "boot:2|1|1"}
@@ -218,7 +217,6 @@ def test_a_worker_killed_while_idle_and_restarted_shows_its_end(viewer: Client) 
     assert "after 1 h" in end.text
 
 
-@pytest.mark.once
 def test_a_clean_restart_is_on_the_page_of_the_worker_alone(viewer: Client) -> None:
     stopped = WorkerFactory(name="dora", pid=41, process="boot:1|1|1", state="stopped")
     new: dict[str, Any] = {"hostname": "host-1", "pid": 42, "process": "boot:2|1|1"}
@@ -230,7 +228,6 @@ def test_a_clean_restart_is_on_the_page_of_the_worker_alone(viewer: Client) -> N
     assert not get(viewer, "/ops/workers/").all("[data-crash]")
 
 
-@pytest.mark.once
 def test_a_child_killed_together_with_its_parent_shows_on_the_page_of_its_successor(
     viewer: Client,
 ) -> None:
@@ -244,7 +241,6 @@ def test_a_child_killed_together_with_its_parent_shows_on_the_page_of_its_succes
     assert "pid 41 ended without signing off" in end.text
 
 
-@pytest.mark.once
 def test_a_lease_leads_to_the_worker_that_holds_it() -> None:
     worker, client = WorkerFactory(name="dora"), signed_in("leasing.view_lease")
     mine = LeaseFactory(resource="leasing_tasks.sampling", holder="dora")
