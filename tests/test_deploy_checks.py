@@ -220,7 +220,7 @@ def test_a_server_set_up_to_lose_is_told_of(
     def cursor() -> Any:
         yield Cursor()
 
-    monkeypatch.setattr(connections["default"], "cursor", cursor)
+    monkeypatch.setitem(vars(connections["default"]), "cursor", cursor)
 
     assert ids(deploy._check_role("default")) == [expected]
 
