@@ -20,8 +20,8 @@ SQL := $(addprefix tests/,leasing/querysets leasing/contract leasing/db leasing/
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test slow test-all check scale mutants matrix wheel bench celery browser fuzz screenshots drawing \
-	format clean
+.PHONY: demo test slow test-all check docs scale mutants matrix wheel bench celery browser fuzz screenshots \
+	drawing format clean
 
 # The demo site on http://localhost:8000; Ctrl-C stops it. PORT and DATABASE_URL may be set.
 # ENGINE=celery runs its tasks in Celery workers, over a broker of files, without a server.
@@ -49,9 +49,10 @@ slow: $(VENV)/test.stamp
 
 test-all: test slow
 
-# Style, types, layers, mutants that can be made, migrations, Django's own checks.
+# Style, types, layers, the site of the documentation, mutants that can be made, migrations,
+# Django's own checks.
 check: export DATABASE_URL = sqlite://:memory:
-check: $(VENV)/dev.stamp
+check: $(VENV)/dev.stamp docs
 	@$(RUN) -m ruff check
 	@$(RUN) -m ruff format --check
 	@$(RUN) -m mypy
@@ -117,6 +118,11 @@ fuzz: $(VENV)/fuzz.stamp
 screenshots: $(VENV)/browser.stamp
 	@$(RUN) -m tests.browser.screenshots
 
+# The documentation as a site, in docs/_build/html. A warning of Sphinx is an error.
+docs: $(VENV)/docs.stamp
+	@$(RUN) -m sphinx -nqWE --keep-going docs docs/_build/html
+	@echo "docs: docs/_build/html/index.html"
+
 # The models of both apps, for docs/architecture.md. It needs dot (Debian: graphviz).
 drawing: export DATABASE_URL = sqlite://:memory:
 drawing: $(VENV)/demo.stamp
@@ -160,6 +166,10 @@ $(VENV)/browser.stamp: $(VENV)/test.stamp
 
 $(VENV)/fuzz.stamp: $(VENV)/test.stamp
 	@$(PIP) install --group fuzz
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/test.stamp
+	@$(PIP) install --group docs
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/test.stamp

@@ -25,9 +25,9 @@ SMALLEST = {
     "format": ([], str(Path(sys.executable).with_name("ruff"))),
     "clean": ([], ""),
 }
-#: What other tests do, without make, and what is made of others.
+#: What other tests do, without make; what runs along with others.
 ELSEWHERE = {"demo": "test_demo.py", "wheel": "test_packaging.py"}
-OF_OTHERS = {"test-all": {"test", "slow"}}
+OF_OTHERS = {"test-all": {"test", "slow"}, "docs": {"check"}}
 
 
 def runs_by_ci() -> set[str]:

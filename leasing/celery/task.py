@@ -58,18 +58,18 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
 
     These attributes are options of ``@app.task`` too:
 
-    resource    the lease's name: a format string over the arguments of the call, defaults
-                included. Without a field the task is a singleton
-    ttl         seconds; the default is the setting TTL
-    lease       other options of ``Lease.objects.hold``: grace, max_hold, priority, metadata, ...
-    when_held   the effect on a loser: "retry" (default) puts the call off by ``countdown``
-                seconds; "skip" ends it with the result of ``skipped``; "wait" waits, and fails
-                with LeaseTimeout
-    wait        seconds to wait before the call counts as a loser, None: for ever; the default is 30
-                for "wait", else 0
-    countdown   seconds by which "retry" puts the call off, give or take a fifth
-    max_put_off how often, before the call fails with LeaseHeld; None: for as long as it takes.
-                These are not counted as retries of the task
+        resource    the lease's name: a format string over the arguments of the call, defaults
+                    included. Without a field the task is a singleton
+        ttl         seconds; the default is the setting TTL
+        lease       other options of ``Lease.objects.hold``: grace, max_hold, priority, ...
+        when_held   the effect on a loser: "retry" (default) puts the call off by ``countdown``
+                    seconds; "skip" ends it with the result of ``skipped``; "wait" waits, and fails
+                    with LeaseTimeout
+        wait        seconds to wait before the call counts as a loser, None: for ever; the default
+                    is 30 for "wait", else 0
+        countdown   seconds by which "retry" puts the call off, give or take a fifth
+        max_put_off how often, before the call fails with LeaseHeld; None: for as long as it takes.
+                    These are not counted as retries of the task
 
     The body finds its hold in ``self.request.hold``, and its token in
     ``self.request.fencing_token``. Called directly, or by ``apply``, the task takes the lease

@@ -42,4 +42,5 @@ def check_addresses(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _error(error: InvalidStore) -> CheckMessage:
+    """A store of LEASING["STORES"] is not as its class demands."""
     return Error(error.message, hint=error.hint or None, id="leasing.E031")

@@ -45,15 +45,15 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
     ``acquire``, ``hold``, ``acquire_many`` and their async twins take the same terms:
 
-    holder         the name of the holder; this process by default
-    ttl            seconds until the deadline; the default is the setting TTL
-    priority       whole number, which a ``preempt_after`` of another caller is compared with
-    max_hold       seconds after which renewals end, whatever the holder does
-    grace          seconds after its expiry in which nobody else gets it (not after a release); the
-                   default is the setting GRACE
-    preempt_after  ask a holder of lower priority to yield: its renewals end after so many seconds,
-                   but never before the deadline that it already has
-    metadata       a JSON object, for readers of the row
+        holder         the name of the holder; this process by default
+        ttl            seconds until the deadline; the default is the setting TTL
+        priority       whole number, which a ``preempt_after`` of another caller is compared with
+        max_hold       seconds after which renewals end, whatever the holder does
+        grace          seconds after its expiry in which nobody else gets it (not after a release);
+                       the default is the setting GRACE
+        preempt_after  ask a holder of lower priority to yield: its renewals end after so many
+                       seconds, but never before the deadline that it already has
+        metadata       a JSON object, for readers of the row
     """
 
     kept_for = LeasableQuerySet.kept_for | {"acquire_many", "acquiring_named", "named"}

@@ -1,0 +1,160 @@
+"""The site: `make docs` builds it from the pages of this folder and the packages' docstrings.
+
+The pages stay readable as files: links between them are relative, and those that leave this folder
+(README, CONTRIBUTING, ...) lead to pages here that include the file.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import django
+
+#: The id of a system check.
+CHECK = r"leasing\w*\.[EWI]\d+"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+os.environ.setdefault("DATABASE_URL", "sqlite://:memory:")
+django.setup()
+
+project = "django-leasing"
+author = "The django-leasing authors"
+release = version = "0.1.0"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.intersphinx",
+    "sphinx_copybutton",
+]
+root_doc = "index"
+exclude_patterns = ["_build"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+# Languages of blocks that say how a test runs them, by those that Pygments knows.
+highlight_language = "text"
+
+# The names of types in signatures lead to what is public; those of private classes lead nowhere.
+nitpick_ignore_regex = [("py:.*", ".*")]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+
+intersphinx_mapping = (
+    {}
+    if not os.environ.get("READTHEDOCS")
+    else {
+        "python": ("https://docs.python.org/3", None),
+        "django": (
+            "https://docs.djangoproject.com/en/stable/",
+            "https://docs.djangoproject.com/en/stable/_objects/",
+        ),
+    }
+)
+# A build without a network has links to neither, and is complete otherwise.
+intersphinx_timeout = 5
+
+html_theme = "furo"
+html_title = "django-leasing"
+html_static_path: list[str] = []
+html_theme_options = {"source_repository": "https://github.com/django-leasing/django-leasing/"}
+copybutton_exclude = ".linenos, .gp, .go"
+
+
+def lead_here(app: Any, name: str, source: list[str]) -> None:
+    """Turn links to files above this folder into links to the pages that include them."""
+    source[0] = re.sub(
+        r"\]\((?:\.\./)+(README|CONTRIBUTING|CHANGELOG|SECURITY)\.md", r"](/\1.md", source[0]
+    )
+
+
+def keep_tables(app: Any, kind: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
+    """Show the indented tables and examples of a docstring as they are written."""
+    # An indented block that neither `::` nor the name of a section introduces.
+    lines[:] = re.sub(
+        r"^(?!\s*\w+:$)(\S.*(?<!::))\n+(?=    \S)",
+        r"\1\n\n::\n\n",
+        "\n".join(lines),
+        flags=re.MULTILINE,
+    ).split("\n")
+
+
+def checks_page() -> str:
+    """Return the page of the system checks, from the code that reports them."""
+    rows = {
+        row
+        for package in ("leasing", "tasks")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and (row := _check_of(call, function))
+    }
+    head = """# System checks
+
+`manage.py check` reports these; those from 101 on by `manage.py check --deploy` alone. To accept
+one, add its id to `SILENCED_SYSTEM_CHECKS`.
+
+| id | message | what to do |
+|---|---|---|
+"""
+    return head + "".join(f"| `{code}` | {text} | {hint} |\n" for code, text, hint in sorted(rows))
+
+
+def _check_of(call: ast.Call, function: ast.FunctionDef) -> tuple[str, str, str] | None:
+    """Return id, message and hint of a ``call`` that makes a message of a system check. A message
+    that is made elsewhere is described by the docstring of the ``function`` around it."""
+    given = {each.arg: each.value for each in call.keywords}
+    code = given.get("id")
+    if not isinstance(code, ast.Constant) or not re.fullmatch(CHECK, str(code.value)):
+        return None
+    texts = {
+        target.id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and node.lineno < call.lineno
+        for target in ast.walk(node.targets[0])
+        if isinstance(target, ast.Name)
+    }
+    message = _text(call.args[0], texts) if call.args else ""
+    purpose = " ".join((ast.get_docstring(function) or "").split())
+    return str(code.value), message or purpose, _text(given.get("hint"), texts)
+
+
+def _text(node: ast.expr | None, texts: dict[str, ast.expr]) -> str:
+    """Return a message with its parts that vary as `...`."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text.replace("|", "\\|")
+        case ast.JoinedStr(values=parts):
+            return "".join(_text(part, texts) for part in parts)
+        case ast.FormattedValue(value=ast.Name(id=name)) if name in texts:
+            return _text(texts[name], texts) or "..."
+        case ast.FormattedValue():
+            return "..."
+        case ast.BinOp(left=left, right=right):
+            return _text(left, texts) + _text(right, texts)
+        case ast.Tuple(elts=[first, *_]):
+            return _text(first, texts)
+        case ast.Name(id=name) if name in texts:
+            return _text(texts[name], texts)
+        case _:
+            return ""
+
+
+def write_pages(app: Any) -> None:
+    """Write the pages that come from the code."""
+    (ROOT / "docs" / "checks.md").write_text(checks_page())
+
+
+def setup(app: Any) -> None:
+    """Register what is done to each page and docstring."""
+    app.connect("builder-inited", write_pages)
+    app.connect("source-read", lead_here)
+    app.connect("autodoc-process-docstring", keep_tables, priority=400)
