@@ -62,7 +62,7 @@ def test_the_secret_is_shown_once_and_kept_nowhere(maker: Client) -> None:
     assert not list(get_messages(response.wsgi_request))
     assert not [each for each in Session.objects.all() if secret in str(each.get_decoded())]
     again = maker.post(f"{LIST}add/", FORM)
-    assert "already exists" in again.content.decode()
+    assert "There is already a token called ci." in again.content.decode()
     token = ApiToken.objects.get()
     for page in ("", f"{token.pk}/change/", f"{token.pk}/history/"):
         text = maker.get(f"{LIST}{page}").content.decode()

@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 def test_a_worker_says_its_parent_and_takes_the_place_of_its_predecessor() -> None:
     """Of which there may be many a minute. One that is not known to have stopped stays."""
     for name, index, state in (
-        ("before", 1, "stopped"),
-        ("late", 1, "gone"),
-        ("beside", 2, "stopped"),
+        ("fleet:1:before", 1, "stopped"),
+        ("fleet:1:late", 1, "gone"),
+        ("fleet:2:beside", 2, "stopped"),
     ):
         WorkerFactory(name=name, fleet="fleet", fleet_index=index, state=state)
     WorkerFactory(name="other", fleet="another", fleet_index=1, state="stopped")
@@ -27,7 +27,7 @@ def test_a_worker_says_its_parent_and_takes_the_place_of_its_predecessor() -> No
     with working(name="fleet:1:x", fleet=("fleet", 1, 3), until=Until.ONCE) as worker:
         wait_for(ended(worker))
 
-    names = ["bare", "beside", "fleet:1:x", "late", "other"]
+    names = ["bare", "fleet:1:late", "fleet:1:x", "fleet:2:beside", "other"]
     assert list(Worker.objects.order_by("name").values_list("name", flat=True)) == names
     row = Worker.objects.get(name="fleet:1:x")
     assert (row.fleet, row.fleet_index, row.fleet_restarts) == ("fleet", 1, 3)
