@@ -529,7 +529,7 @@ def test_a_look_prints_what_was_done() -> None:
     assert ", ...)\n" in text
     assert "  12 repaired: " in text
     assert text.endswith("12 repaired, 0 reported only\n")
-    assert printed() == "0 repaired, 0 reported only\n"
+    assert printed() == "Nothing to repair, nothing to report.\n"
 
 
 def test_the_report_is_there_as_json() -> None:
