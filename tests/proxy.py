@@ -31,6 +31,7 @@ class Proxy:
         self._ends: list[socket.socket] = []
         #: The number of requests from there that are still answered.
         self._answered: dict[socket.socket, int] = {}
+        self._loses_until, self._loses_replies_only = 0.0, False
         #: Seconds by which each answer is late.
         self.delay = 0.0
         threading.Thread(target=self._accept, daemon=True).start()
@@ -51,6 +52,16 @@ class Proxy:
         """Pass ``passed`` more answers of each present connection; from then on requests arrive,
         and the answers do not. New connections work."""
         self._answered.update(dict.fromkeys(self._ends[::2], passed))
+
+    def lose(self, seconds: float, *, replies_only: bool = False) -> None:
+        """For so many seconds nothing arrives, over new connections too, or no answer does. What is
+        sent later arrives."""
+        self._loses_replies_only = replies_only
+        self._loses_until = time.monotonic() + seconds
+
+    def lose_requests(self) -> None:
+        """From now on what is sent over the present connections does not arrive. New ones work."""
+        self._swallowed.update(self._ends[::2])
 
     def cut(self) -> None:
         """Cut every connection that there is; new ones work."""
@@ -83,8 +94,12 @@ class Proxy:
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                if self.delay and source not in self._ends[::2]:
+                is_answer = source not in self._ends[::2]
+                if self.delay and is_answer:
                     time.sleep(self.delay)
+                is_lost = is_answer or not self._loses_replies_only
+                if is_lost and time.monotonic() < self._loses_until:
+                    continue
                 if source in self._answered:
                     self._answered[source] -= 1
                     if self._answered[source] < 0:

@@ -100,6 +100,11 @@ class Log:
         WARNING,
         "No answer from the database within %(seconds).1f s (%(setting)s); connection closed",
     )
+    connection_answer_lost = _leasing(
+        WARNING,
+        "No answer from the database for %(seconds).1f s, and its session is idle: the network has "
+        "lost the statement or the answer; connection closed",
+    )
     connection_unlimited = _leasing(
         ERROR, "%(setting)s cannot be read; answers of the database are not timed out"
     )

@@ -16,6 +16,7 @@ from leasing.keeper import keeper
 from leasing.runtime.callbacks import CallbackThreads, apart
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import note_replaced
+from tasks.conf import task_settings
 from tasks.execution.attempt import Execution
 from tasks.execution.outcome_store import store_outcomes
 from tasks.execution.outcomes import Outcome
@@ -33,8 +34,9 @@ MAX_WAITING = 4000
 #: Seconds after which another thread stores what comes after a slow statement (it may wait for a
 #: lock on one of its rows), and the greatest number of such statements at a time.
 STUCK_WRITER_AFTER, MAX_STUCK_WRITERS = 1.0, 4
-#: After this many times the ttl of its task, an outcome that is not stored ends the worker.
-STUCK_AFTER = 3
+#: After this many times the ttl of its task an outcome that is not stored ends the worker, but not
+#: before so many answers to statements about it may have been lost, one after the other.
+STUCK_AFTER, STUCK_AFTER_ANSWERS = 3, 2
 
 
 class WriterState(Enum):
@@ -97,7 +99,7 @@ class Completer:
 
     def is_stuck(self) -> bool:
         """Return True if a result whose task is renewed still has not been stored for 3 times
-        its ttl, though the database answered all the while."""
+        its ttl, and for twice ANSWER_TIMEOUT, though the database answered all the while."""
         if self._database_down or keeper.draining:
             self._down_at = clock()
         return any(
@@ -108,7 +110,9 @@ class Completer:
         now = clock()
         for outcome in outcomes:  # the oldest first
             hold = outcome.execution.hold
-            if now - max(outcome.ended_at, self._down_at) <= STUCK_AFTER * hold.ttl:
+            answers = STUCK_AFTER_ANSWERS * task_settings.ANSWER_TIMEOUT
+            limit = max(STUCK_AFTER * hold.ttl, answers)
+            if now - max(outcome.ended_at, self._down_at) <= limit:
                 return False
             if not hold.is_lost:
                 return True

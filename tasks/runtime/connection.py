@@ -19,7 +19,7 @@ from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
 from leasing.conf import leasing_settings
-from leasing.db.answers import LAST_CALL, unwatch_raw, watch_answers, watch_raw
+from leasing.db.answers import LAST_CALL, is_watched, unwatch_raw, watch_answers, watch_raw
 from leasing.db.dialects import patience, use_private_connection
 from tasks.conf import task_settings
 
@@ -128,10 +128,13 @@ def _limit_handlers(connection: BaseDatabaseWrapper, **_named: Any) -> Any:
     if connection.vendor != "postgresql" or getattr(connection, "is_private_to_keeper", False):
         return None
     raw = connection.connection
+    if is_watched(raw):  # since a task before, and for longer than this block
+        return None
     watch_raw(
         raw,
         lambda: task_settings.HANDLER_ANSWER_TIMEOUT if _limited else None,
         _setting(HANDLERS_LIMIT),
+        connection.alias,
     )
     return raw
 

@@ -18,12 +18,22 @@ from django.db import transaction
 from tasks import handler
 from tasks.exceptions import Snooze
 from tasks.execution.context import Context
+from tasks.models import Task
 
 
 @handler("jobs.echo")
 def echo(ctx: Context, **data: Any) -> dict[str, Any]:
     """Return what it was given."""
     return data
+
+
+@handler("jobs.read")
+def read(ctx: Context, pause: float, times: int = 0) -> None:
+    """Read from the database so many times, and pause before each and at the end."""
+    for _ in range(times):
+        time.sleep(pause)
+        Task.objects.filter(pk=0).exists()
+    time.sleep(pause)
 
 
 #: What has leaked.

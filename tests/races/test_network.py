@@ -51,11 +51,11 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def start(spawn: Spawn, network: Proxy) -> Callable[[], Process]:
-    def begin() -> Process:
+def start(spawn: Spawn, network: Proxy) -> Callable[..., Process]:
+    def begin(program: str = WORKER) -> Process:
         name = connection.settings_dict["NAME"]
         url = f"postgresql://postgres@/{name}?host={network.folder}"
-        worker = spawn(["-c", WORKER], DATABASE_URL=url)
+        worker = spawn(["-c", program], DATABASE_URL=url)
         wait_for(Worker.objects.filter(name="ann").exists, process=worker)
         return worker
 
@@ -91,3 +91,32 @@ def test_a_worker_is_stopped_in_a_black_hole(
 
     worker.send_signal(signal.SIGTERM)
     worker.wait(25)
+
+
+#: A worker with the timeouts that it has in production, and a short ttl.
+USUAL_WORKER = """
+import django; django.setup()
+from django.core.management import call_command
+call_command("run_worker", name="ann", ttl=4, threads=16)
+"""
+
+
+@pytest.mark.parametrize("replies_only", [True, False], ids=["replies", "all"])
+@pytest.mark.parametrize("times", [0, 5], ids=["the worker's statements", "handlers' statements"])
+def test_a_worker_does_all_its_tasks_though_the_network_loses_answers(
+    times: int, replies_only: bool, start: Callable[..., Process], network: Proxy
+) -> None:
+    data = {"pause": 0.03, "times": times}
+    worker = start(USUAL_WORKER)
+    Task.objects.enqueue_many("jobs.read", [data] * 2000, max_attempts=100)
+    wait_for(Task.objects.succeeded().exists, process=worker)
+    for _ in range(4):
+        time.sleep(0.3)
+        network.lose(0.4, replies_only=replies_only)
+        time.sleep(0.4)
+    assert Task.objects.succeeded().count() < 2000
+
+    # The statements of handlers alone would be waited for HANDLER_ANSWER_TIMEOUT seconds.
+    wait_for(lambda: Task.objects.succeeded().count() == 2000, timeout=120, process=worker)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(40) == 0

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from leasing.keeper import Keeper
 from leasing.runtime.threads import replaced
@@ -149,12 +150,12 @@ def test_a_result_waits_for_more_the_longer_the_more_come(
 
 
 class Late(Result):
-    """A result that was handed in at 1000 seconds, of a task with a ttl of 30."""
+    """A result that was handed in at 1000 seconds."""
 
     ended_at = 1000.0
 
-    def __init__(self, is_lost: bool = False) -> None:
-        hold = SimpleNamespace(is_lost=is_lost, ttl=30.0)
+    def __init__(self, is_lost: bool = False, ttl: float = 30.0) -> None:
+        hold = SimpleNamespace(is_lost=is_lost, ttl=ttl)
         self.execution: Any = SimpleNamespace(hold=hold)
 
 
@@ -185,6 +186,16 @@ def test_what_is_not_stored_for_three_ttl_means_that_the_worker_is_stuck(
 ) -> None:
     assert not stuck(1090.0, Late(), waits=waits)
     assert stuck(1090.1, Late(), waits=waits)
+
+
+def test_lost_answers_do_not_mean_that_a_worker_of_short_ttls_is_stuck(
+    stuck: Any, settings: Settings
+) -> None:
+    """Each is cut off at ANSWER_TIMEOUT, and the result is sent again."""
+    settings.TASK_QUEUE = {"ANSWER_TIMEOUT": 15}
+
+    assert not stuck(1030.0, Late(ttl=4))
+    assert stuck(1030.1, Late(ttl=4))
 
 
 def test_what_is_not_stored_and_not_renewed_either_means_nothing(stuck: Any) -> None:

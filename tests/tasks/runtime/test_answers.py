@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +22,8 @@ from django.db import OperationalError, connection, connections, transaction
 from django.db.backends.signals import connection_created
 from pytest_django import Settings
 
-from leasing.db.answers import Line, answers, watch_answers
+from leasing.db import answers as connection_answers
+from leasing.db.answers import Line, Server, Silence, answers, watch_answers
 from leasing.db.side_connection import SideConnection
 from leasing.models import Lease
 from tasks.celery.consuming import consume
@@ -25,11 +33,13 @@ from tasks.models import OutboxMessage, Schedule, Task, Worker
 from tasks.outbox import publish
 from tasks.poller import Poller
 from tasks.runtime.connection import _limit_handlers, handlers_limited, lasting_connection
+from tests.brokers import free_ports
 from tests.factories import TaskFactory
 from tests.logs import logged
 from tests.plugin import DATABASE
+from tests.postgres import find_account
 from tests.processes import wait_for
-from tests.proxy import Proxy
+from tests.proxy import Proxy, TcpProxy
 from tests.races.test_losing import socket_folder
 from tests.tasks.support import Handlers
 
@@ -348,3 +358,251 @@ def test_nobody_looks_after_connections_that_are_closed(thread: ThreadPoolExecut
 
     thread.submit(work).result(PATIENCE)
     wait_for(lambda: answers._thread is None)
+
+
+@pytest.fixture
+def asks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is asked about a connection that is silent for a moment."""
+    monkeypatch.setattr("leasing.db.answers.ASK_AFTER", 0.05)
+    monkeypatch.setattr("leasing.db.answers.ASK_EVERY", 0.01)
+
+
+@pytest.mark.usefixtures("asks_soon")
+@pytest.mark.parametrize("lost", ["replies", "requests"])
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic])
+def test_a_lost_answer_is_found_long_before_its_limit(
+    lost: str,
+    block: Callable[[], AbstractContextManager[object]],
+    network: Proxy,
+    thread: ThreadPoolExecutor,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings.TASK_QUEUE = {"HANDLER_ANSWER_TIMEOUT": None}
+
+    def handle() -> None:
+        with block():
+            Lease.objects.exists()
+            network.swallow_replies() if lost == "replies" else network.lose_requests()
+            Lease.objects.exists()
+
+    with handlers_limited(), pytest.raises(OperationalError):
+        thread.submit(handle).result(PATIENCE)
+
+    assert "connection.answer_lost" in logged(caplog)
+
+
+@pytest.fixture
+def asked(asks_soon: None, monkeypatch: pytest.MonkeyPatch) -> list[dict[int, datetime]]:
+    """The sessions that each question has found idle."""
+    found: list[dict[int, datetime]] = []
+    ask = connection_answers._idle_sessions
+
+    def note(*args: Any) -> dict[int, datetime]:
+        found.append(ask(*args))
+        return found[-1]
+
+    monkeypatch.setattr(connection_answers, "_idle_sessions", note)
+    return found
+
+
+def test_a_statement_that_the_server_is_at_is_not_cut_off(
+    asked: list[dict[int, datetime]], thread: ThreadPoolExecutor, settings: Settings
+) -> None:
+    settings.TASK_QUEUE = {"HANDLER_ANSWER_TIMEOUT": None}
+
+    def handle() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 7 FROM (SELECT pg_advisory_lock(7)) AS locked")
+            (answer,) = cursor.fetchone()
+        return int(answer)
+
+    with handlers_limited():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(7)")
+        try:
+            handling = thread.submit(handle)
+            wait_for(lambda: len(asked) >= 5)
+        finally:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_unlock(7)")
+        assert handling.result(PATIENCE) == 7
+    assert asked[:5] == [{}] * 5
+
+
+@pytest.fixture
+def pooled(
+    asks_soon: None,
+    thread: ThreadPoolExecutor,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[TcpProxy]:
+    """Between PgBouncer, in transaction mode, and connections that are still to be made."""
+    monkeypatch.setattr("leasing.db.answers.LONGEST_LOOK", 0.01)
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    folder = socket_folder(request.config.stash[DATABASE].url)
+    if program is None or not folder:
+        pytest.skip("no pgbouncer, or the server that was given has no socket here")
+    (port,) = free_ports(1)
+    config = tmp_path / "pgbouncer.ini"
+    config.write_text(
+        f"[databases]\n* = host={folder} user=postgres\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+        "auth_type = any\npool_mode = transaction\nignore_startup_parameters = options\n"
+    )
+    config.chmod(0o644)
+    pooler = subprocess.Popen(
+        [*find_account().prefix, program, "-q", str(config)], stderr=subprocess.DEVNULL
+    )
+    proxy = TcpProxy(port)
+    for key, value in zip(("HOST", "PORT"), proxy.address.split(":"), strict=True):
+        monkeypatch.setitem(connections.settings["default"], key, value)
+    try:
+        wait_for(lambda: is_open(port))
+        yield proxy
+    finally:
+        proxy.close()
+        pooler.terminate()
+        pooler.wait()
+
+
+def is_open(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def test_behind_a_pooler_the_limit_alone_decides(
+    pooled: TcpProxy,
+    asked: list[dict[int, datetime]],
+    thread: ThreadPoolExecutor,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings.TASK_QUEUE = {"HANDLER_ANSWER_TIMEOUT": None}
+
+    def handle() -> None:
+        Lease.objects.exists()
+        pooled.swallow_replies()
+        Lease.objects.exists()
+
+    with handlers_limited():
+        handling = thread.submit(handle)
+        wait_for(lambda: len(asked) >= 5)
+        assert not handling.done()
+        settings.TASK_QUEUE = SHORT
+        with pytest.raises(OperationalError):
+            handling.result(PATIENCE)
+
+    assert asked == [{}] * len(asked)
+    assert "connection.answer_lost" not in logged(caplog)
+
+
+def test_a_session_is_known_by_its_number_and_its_age(thread: ThreadPoolExecutor) -> None:
+    """Another server behind the same address may have one of that number."""
+
+    def find(pid: int, age: float) -> list[int]:
+        connection.ensure_connection()
+        silence = Silence(Server("default", "", "", 0), pid, age, since=0)
+        return list(connection_answers._idle_sessions(connections["default"], [silence]))
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid, extract(epoch FROM clock_timestamp() - backend_start)::float"
+            " FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+        )
+        pid, age = cursor.fetchone()
+
+    ages = {age: [pid], age + 60: [], age - 60: []}
+    assert {each: thread.submit(find, pid, each).result(PATIENCE) for each in ages} == ages
+
+
+class Raw:
+    """A connection of the driver's. ``wait`` does as a test says while it waits."""
+
+    closed = False
+    info: Any = None
+
+    def __init__(self, during: Callable[[Callable[[int], object]], None]) -> None:
+        self._during = during
+
+    def wait(self, steps: Any) -> None:
+        next(steps)
+        self._during(steps.send)
+
+
+def test_a_line_is_hung_up_if_it_was_idle_in_one_silence_since_one_moment_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    hung_up: list[Any] = []
+    monkeypatch.setattr(connection_answers, "system_clock", lambda: now)
+    monkeypatch.setattr(connection_answers, "hang_up_raw", hung_up.append)
+    earlier, later = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+
+    def judge(idle_since: datetime | None, silent_since: float) -> bool:
+        server = Server("default", "", "", 0)
+        line.judge(Silence(server, pid=1, age=0, since=silent_since), idle_since)
+        return bool(hung_up)
+
+    def during(be_ready: Callable[[int], object]) -> None:
+        nonlocal now
+        assert not judge(earlier, 100)
+        assert not judge(None, 100), "its session is at work"
+        assert not judge(earlier, 100)
+        assert not judge(later, 100), "its session was at work meanwhile"
+        now = 101.0
+        be_ready(1)
+        assert not judge(later, 100), "something came after the question was sent"
+        be_ready(0)
+        assert not judge(later, 101), "something came between the questions"
+        assert judge(later, 101)
+
+    raw: Any = Raw(during)
+    line = Line(raw, lambda: None, "LIMIT", "default")
+    raw.wait(repeat_steps())
+    judge(later, 101)
+    assert hung_up == [raw], "it does not wait any more"
+
+
+def repeat_steps() -> Any:
+    while True:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("status", "unread", "silent_for", "is_asked"),
+    [
+        ("ACTIVE", b"", 5.0, True),
+        ("ACTIVE", b"", 4.9, False),
+        ("ACTIVE", b"INSERT", 5.0, False),
+        ("IDLE", b"", 5.0, False),
+    ],
+    ids=["silent", "not for long", "a statement on its way", "waiting for notifications"],
+)
+def test_a_server_is_asked_about_a_statement_that_it_has_and_that_is_silent_for_long(
+    status: str, unread: bytes, silent_for: float, is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(connection_answers, "system_clock", lambda: now)
+    server = Server("default", "db", "10.0.0.1", 5432)
+
+    def during(be_ready: Callable[[int], object]) -> None:
+        nonlocal now
+        now += silent_for
+        expected = Silence(server, pid=17, age=silent_for, since=100.0)
+        assert line.silence == (expected if is_asked else None)
+
+    here, there = socket.socketpair()
+    with here, there:
+        here.send(unread)
+        raw: Any = Raw(during)
+        raw.fileno = here.fileno
+        raw.info = SimpleNamespace(
+            transaction_status=SimpleNamespace(name=status),
+            **{"host": "db", "hostaddr": "10.0.0.1", "port": 5432, "backend_pid": 17},
+        )
+        line = Line(raw, lambda: None, "LIMIT", "default")
+        assert line.silence is None, "it waits for nothing"
+        raw.wait(repeat_steps())

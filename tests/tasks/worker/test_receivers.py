@@ -236,6 +236,7 @@ def test_a_worker_that_cannot_store_ends_to_be_started_again(
 
     monkeypatch.setattr("tasks.execution.completer.store_outcomes", hang)
     monkeypatch.setattr("tasks.execution.completer.STUCK_AFTER", 0.01)
+    monkeypatch.setattr("tasks.execution.completer.STUCK_AFTER_ANSWERS", 0)
     task = TaskFactory(name="jobs.echo", data={})
     with working(stop_timeout=0) as worker:
         wait_for(lambda: worker.failed)
