@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from django.utils import timezone
 
@@ -84,3 +85,47 @@ def plural(count: int, one: str, many: str | None = None) -> str:
         many: The noun in the plural; ``one`` with an s by default.
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+class Moment(NamedTuple):
+    """A moment in a ``Sentence``: "in 3 s", "3 s ago"."""
+
+    at: datetime
+    #: Of a deadline, the word before it once it has passed; None: a moment of the past.
+    past: str | None = None
+
+    def words(self, now: datetime) -> str:
+        """Return the distance from ``now``, as a page counts it."""
+        return ago(self.at, now) if self.past is None else until(self.at, now, past=self.past)
+
+
+class Sentence(str):
+    """A text with moments in it, as of ``now``. A page keeps these up to date, so that they do not
+    lag behind its other countdowns; its fingerprint is the same while only they have moved.
+
+    Args:
+        now: The moment at which the text is true.
+        parts: Its words and moments.
+    """
+
+    told_by = "constant"
+
+    def __new__(cls, now: datetime, *parts: str | Moment) -> Sentence:
+        words = (part if isinstance(part, str) else part.words(now) for part in parts)
+        sentence = super().__new__(cls, "".join(words))
+        sentence.now, sentence.parts = now, parts
+        return sentence
+
+    now: datetime
+    parts: tuple[str | Moment, ...]
+
+    @property
+    def constant(self) -> str:
+        """The text, with its moments as they are stored."""
+        return repr(self.parts)
+
+    def __add__(self, more: str) -> Sentence:
+        return Sentence(self.now, *self.parts, *getattr(more, "parts", (more,)))
+
+    def __getnewargs__(self) -> Any:  # for pickle
+        return (self.now, *self.parts)

@@ -149,12 +149,27 @@ def deadline(
 
 
 @register.simple_tag
+def sentence(text: str, now: datetime) -> SafeString:
+    """Show ``text``; the moments of a ``humanize.Sentence`` tick."""
+    parts = getattr(text, "parts", [text])
+    return format_html_join("", "{}", ([_part(part, now)] for part in parts))
+
+
+def _part(part: str | humanize.Moment, now: datetime) -> str:
+    if isinstance(part, str):
+        return part
+    return moment(part.at, now) if part.past is None else deadline(part.at, now, "", part.past)
+
+
+@register.simple_tag
 def fact(value: Any, now: datetime) -> SafeString | str:
     """A value of an explanation: a moment ticks, anything else is text."""
     if isinstance(value, datetime):
         return deadline(value, now) if value > now else moment(value, now)
     if isinstance(value, timedelta):
         return humanize.span(value)
+    if isinstance(value, humanize.Sentence):
+        return sentence(value, now)
     return "–" if value in (None, "") else str(value)
 
 

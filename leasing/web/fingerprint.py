@@ -34,17 +34,20 @@ PLAIN = frozenset({NoneType, bool, int, float, str, timedelta, UUID})
 
 def fingerprint(value: object, now: datetime) -> str:
     """Return a text that is the same while what ``value`` shows at ``now`` is."""
-    digest = _Digest(now)
-    digest.feed(value)
-    return digest.text
+    return Digest(value, now).text
 
 
-class _Digest:
-    def __init__(self, now: datetime) -> None:
+class Digest:
+    """The fingerprint of what ``value`` shows at ``now``."""
+
+    def __init__(self, value: object, now: datetime) -> None:
         self._now = now
+        #: The first moment after ``now`` that ``value`` has: what it shows may change then.
+        self.changes_at: datetime | None = None
         self._hash = blake2b(digest_size=12)
         #: Rows that were fed, by their identity: a page may have one several times.
         self._rows: dict[int, int] = {}
+        self.feed(value)
 
     @property
     def text(self) -> str:
@@ -52,7 +55,7 @@ class _Digest:
 
     def feed(self, value: object) -> None:
         if isinstance(value, datetime):
-            self._add(f"{value.isoformat()} {value <= self._now}")
+            self._add(f"{value.isoformat()} {self._is_past(value)}")
         elif isinstance(value, Model):
             self._feed_row(value)
         elif isinstance(value, Mapping):
@@ -70,6 +73,13 @@ class _Digest:
             self._feed_all([getattr(value, each.name) for each in fields(value) if each.compare])
         else:
             self._add(repr(value))
+
+    def _is_past(self, moment: datetime) -> bool:
+        if moment <= self._now:
+            return True
+        if self.changes_at is None or moment < self.changes_at:
+            self.changes_at = moment
+        return False
 
     def _add(self, text: str) -> None:
         # With its length before it, so that no two lists of words read the same.
@@ -96,7 +106,7 @@ class _Digest:
             elif key in ("_state", NOW):
                 continue
             elif kind is datetime:
-                shown += key, item.isoformat(), item <= self._now
+                shown += key, item.isoformat(), self._is_past(item)
             else:
                 self._add(key)
                 self.feed(item)

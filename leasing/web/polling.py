@@ -20,11 +20,12 @@ from django.utils.translation import get_language
 
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
+from leasing.web import cache
 from leasing.web.access import is_live
 from leasing.web.cache import shared
 from leasing.web.counts import CAPPED_SHARED_FOR, COUNTS_SHARED_FOR
 from leasing.web.cursors import Cursor, InvalidCursor
-from leasing.web.fingerprint import fingerprint
+from leasing.web.fingerprint import Digest, fingerprint
 
 #: Reads the context of a page, as of the database's clock.
 Read = Callable[[datetime], dict[str, Any]]
@@ -39,13 +40,20 @@ class SharedReading:
         fingerprint: The fingerprint of the context.
         now: The database's clock when it was read.
         read_at: The process's clock then.
+        changes_at: The next moment in the context: what it says may no longer be true then.
     """
 
     def __init__(
-        self, context: dict[str, Any], fingerprint: str, now: datetime, read_at: float
+        self,
+        context: dict[str, Any],
+        fingerprint: str,
+        now: datetime,
+        read_at: float,
+        changes_at: datetime | None = None,
     ) -> None:
         self._context: Any = context
         self.fingerprint = fingerprint
+        self._changes_at = changes_at
         self._now, self._read_at = now, read_at
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,6 +66,15 @@ class SharedReading:
             self._context = pickle.loads(self._context)
         context: dict[str, Any] = self._context
         return context
+
+    @property
+    def shared_for(self) -> float:
+        """The seconds for which it is shared: until its next moment passes, which changes the
+        sentence of a countdown."""
+        if self._changes_at is None:
+            return cache.SHARED_FOR
+        # Not 0, which is no time-out of a cache.
+        return min(cache.SHARED_FOR, max(0.001, (self._changes_at - self.now).total_seconds()))
 
     @property
     def now(self) -> datetime:
@@ -84,13 +101,14 @@ def shared_reading(
     def reading() -> SharedReading:
         read_at, now = time.monotonic(), database_now(leasing_settings.DATABASE)
         context = read(now)
-        seen = fingerprint(context, now)
+        digest = Digest(context, now)
+        seen = digest.text
         if count is not None:
             counts = shared((address, seen), count, fresh=fresh, seconds=_shared_for)
             context, seen = {**context, **counts}, seen + fingerprint(counts, now)
-        return SharedReading(context, seen, now, read_at)
+        return SharedReading(context, seen, now, read_at, digest.changes_at)
 
-    return shared(address, reading, fresh=fresh)
+    return shared(address, reading, fresh=fresh, seconds=lambda found: found.shared_for)
 
 
 def _shared_for(counts: dict[str, Any]) -> float:

@@ -59,7 +59,7 @@ def _attempt(attempt: AttemptSpan, badge: Badge) -> Track:
     bar = Span(attempt.began_at, end, badge.tone, f"{attempt.holder}: {badge.word}{lasted}")
     marks, note = [], ""
     if attempt.refused_at is not None:
-        note = f"late “{attempt.refused_verb}” refused"
+        note = f"a late {attempt.refused_report} was refused"
         marks.append(Mark(attempt.refused_at, "crit", note.capitalize()))
     return Track(
         badge,

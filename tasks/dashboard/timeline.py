@@ -29,9 +29,9 @@ class AttemptSpan:
     #: running, overdue (its deadline has passed), succeeded, failed, lost, returned, snoozed,
     #: cancelled.
     outcome: str = ""
-    #: The moment at which a late write of it was refused, and its verb.
+    #: The moment at which a late write of it was refused, and the name of that.
     refused_at: datetime | None = None
-    refused_verb: str = ""
+    refused_report: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _attempt(attempt: TaskAttempt) -> AttemptSpan:
         fencing_token=attempt.fencing_token,
         outcome=attempt.outcome,
         refused_at=attempt.refused_at,
-        refused_verb=attempt.refused_verb,
+        refused_report=attempt.refused_report,
     )
 
 

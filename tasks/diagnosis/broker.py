@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from leasing.diagnosis.base import Diagnosis
-from leasing.humanize import span
+from leasing.humanize import Moment, Sentence, span
 from tasks.conf import task_settings
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import diagnosed
@@ -30,7 +30,7 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
             "them: TASK_QUEUE['CELERY_QUEUES'] does not list it."
         )
         next_ = "It waits until the queue is listed, or a worker serves it: manage.py run_worker."
-        until = "Until the queue is published or served."
+        until = "The queue is published or served."
         return diagnosed("no_worker", "critical", headline, next_, until, facts)
     if task.has_message:
         return None
@@ -39,7 +39,7 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
             f"Only Celery workers serve the queue {task.queue}, and no relay is running to publish "
             "its tasks to them."
         )
-        until = "Until a relay publishes it."
+        until = "A relay publishes it."
         return diagnosed("no_relay", "critical", headline, START_A_RELAY, until, facts)
     headline = "Due, but not yet published to the Celery broker."
     window = task_settings.CELERY_WINDOW
@@ -47,22 +47,22 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
         f"The relay publishes it at its next poll, or when it is among the first {window:,} of its "
         "queue. If that does not happen, check the relay's log: the broker may be down."
     )
-    return diagnosed("unpublished", "info", headline, next_, "Until the relay publishes it.", facts)
+    return diagnosed("unpublished", "info", headline, next_, "The relay publishes it.", facts)
 
 
 def published(task: Task, now: datetime, facts: list[tuple[str, str]]) -> Diagnosis:
     """Diagnose a task that has a message, and for which a Celery worker has a free slot.
     Arguments are those of ``unpublished``, and the database's clock."""
     assert task.published_at is not None
-    since = now - task.published_at
-    facts = [*facts, ("Published", f"{span(since)} ago")]
+    since = Moment(task.published_at)
+    facts = [*facts, ("Published", Sentence(now, since))]
     patience = span(task_settings.CELERY_PATIENCE)
     return Diagnosis(
         "published",
         "ok",
-        f"Due. Published to the Celery broker {span(since)} ago.",
+        Sentence(now, "Due. Published to the Celery broker ", since, "."),
         f"The worker that receives the message claims the task. If the broker lost the message, it "
         f"is published again after {patience}.",
-        until="Until a worker receives its message.",
+        until="A worker receives its message.",
         facts=facts,
     )

@@ -8,7 +8,7 @@ from tasks.diagnosis.facts import attempt_facts, stamped
 from tasks.models import Task
 from tasks.querysets import TaskStatus
 
-OVER = "Nothing. The task has ended."
+OVER = "The task has ended. Nothing else will happen."
 
 
 def ended(task: Task) -> Diagnosis:
@@ -26,7 +26,7 @@ def ended(task: Task) -> Diagnosis:
         facts.append(("Last error", task.last_error))
         next_ = "Nothing until someone retries it."
         code, severity = "given_up", "critical"
-        headline = "Failed without a retry: its error is not retryable."
+        headline = "Failed: this error is never retried."
         if task.attempts >= task.max_attempts:
             code = "exhausted"
             headline = f"All {task.max_attempts} attempts failed."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from leasing.humanize import left, span, stamp
+from leasing.humanize import Moment, Sentence, span, stamp
 from tasks.models import Task
 
 
@@ -22,8 +22,7 @@ def holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
 
 def until(task: Task, now: datetime) -> str:
     """Return in words when its lease ends or ended."""
-    ahead = task.expires_at - now
-    distance = f"in {left(ahead)}" if ahead > timedelta(0) else f"{span(-ahead)} ago"
+    distance = Moment(task.expires_at, past="").words(now).strip()
     return f"{stamped(task.expires_at)}, {distance}"
 
 
@@ -38,5 +37,5 @@ def stamped(moment: datetime | None) -> str:
 def _progress_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
     if task.progress_timeout is None or task.progressed_at is None:
         return []
-    silent, allowed = span(now - task.progressed_at), span(task.progress_timeout)
-    return [("Last progress", f"{silent} ago (limit: {allowed})")]
+    limit = f" (limit: {span(task.progress_timeout)})"
+    return [("Last progress", Sentence(now, Moment(task.progressed_at), limit))]

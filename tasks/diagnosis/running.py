@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from leasing.diagnosis.base import Diagnosis
-from leasing.humanize import left, span
+from leasing.humanize import Moment, Sentence, left, span
 from leasing.web.badges import is_late
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, REVOKE
@@ -26,27 +26,22 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         now: The database's clock.
         around: The workers and what they hold.
     """
-    silent = now - (task.renewed_at or task.acquired_at or now)
+    heard = Moment(task.renewed_at or task.acquired_at or now)
     if around.is_replaced(task):
         headline = f"The process of {task.holder} that ran it has ended; a new one has its name."
-        next_ = f"The task is recovered when its lease expires, in {left(task.expires_at - now)}."
+        next_ = Sentence(now, "The task is recovered when its lease expires, ", _end(task), ".")
         return _diagnosed(task, now, "holder_gone", "warning", headline, next_)
     if not is_late(task, now):
         return _on_time(task, now)
-    next_ = f"If no heartbeat arrives within {left(task.expires_at - now)}, the task is recovered."
+    next_ = Sentence(now, "If no heartbeat arrives, the task is recovered ", _end(task), ".")
+    was = (f"The last heartbeat of {task.holder} for this task was ", heard)
     if task.holder in around.workers:
-        headline = f"{task.holder} was seen recently, but its last heartbeat for this task was "
-        headline += f"{span(silent)} ago."
+        worker = ", although the worker was seen recently."
         if not around.is_live(task.holder):
-            headline = (
-                f"{task.holder} has sent no heartbeat for this task for {span(silent)}, and the "
-                "worker itself is late."
-            )
+            worker = ", and the worker itself is late."
+        headline = Sentence(now, *was, worker)
         return _diagnosed(task, now, "late", "warning", headline, next_)
-    headline = (
-        f"{task.holder} has sent no heartbeat for {span(silent)} and is not a worker that was "
-        "seen recently."
-    )
+    headline = Sentence(now, *was, ", and it is not a worker that was seen recently.")
     return _diagnosed(task, now, "holder_gone", "warning", headline, next_)
 
 
@@ -56,8 +51,8 @@ def _on_time(task: Task, now: datetime) -> Diagnosis:
         next_ = "It ends when its handler returns."
         return _diagnosed(task, now, "running_ok", "ok", headline, next_)
     by = task.cancel_requested_by or "an operator"
-    wait = span(now - task.cancel_requested_at)
-    headline = f"Still running: {by} requested cancellation {wait} ago."
+    requested = Moment(task.cancel_requested_at)
+    headline = Sentence(now, f"Still running: {by} requested cancellation ", requested, ".")
     next_ = (
         "The worker sees the request at its next heartbeat, the handler at its next ensure() or "
         "await. A handler that does neither may still complete the task. It is not retried."
@@ -69,9 +64,9 @@ def _on_time(task: Task, now: datetime) -> Diagnosis:
 def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -> Diagnosis:
     """Diagnose a task whose heartbeats arrive, but no progress for the time ``idle``. Further
     arguments are those of ``held``."""
-    headline = (
-        f"Stalled: {task.holder} sends heartbeats but has reported no progress for {span(idle)}."
-    )
+    progressed = Moment(now - idle)
+    says = f"Stalled: {task.holder} sends heartbeats, but its last sign of progress was "
+    headline = Sentence(now, says, progressed, ".")
     if around.someone_sweeps:
         return _diagnosed(task, now, "zombie", "warning", headline, _after_the_sweep(task))
     next_ = f"This will not recover automatically: no worker runs recovery. {START_ONE}"
@@ -80,22 +75,23 @@ def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) ->
 
 def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     """Diagnose a running task whose lease has expired. Arguments are those of ``held``."""
-    since = span(now - task.expires_at)
+    since = Moment(task.expires_at)
     if not around.someone_sweeps:
-        headline = (
-            f"The lease of {task.holder} expired {since} ago, and no worker is running that "
-            "recovers tasks."
-        )
+        because = ", and no worker is running that recovers tasks."
+        headline = Sentence(now, f"The lease of {task.holder} expired ", since, because)
         next_ = f"This will not recover automatically. {START_ONE}"
         return _diagnosed(task, now, "no_recoverer", "critical", headline, next_)
     next_ = _after_the_sweep(task)
     if around.is_live(task.holder) and not around.is_replaced(task):
-        headline = (
-            f"{task.holder} is alive, but did not renew this task: its lease expired {since} ago."
-        )
+        says = f"{task.holder} is alive, but did not renew this task: its lease expired "
+        headline = Sentence(now, says, since, ".")
         return _diagnosed(task, now, "expired_holder_alive", "warning", headline, next_)
-    headline = f"{task.holder} is gone: its lease expired {since} ago."
+    headline = Sentence(now, f"{task.holder} is gone: its lease expired ", since, ".")
     return _diagnosed(task, now, "expired_unclaimed", "warning", headline, next_)
+
+
+def _end(task: Task) -> Moment:
+    return Moment(task.expires_at, past="due")
 
 
 def _after_the_sweep(task: Task) -> str:

@@ -37,7 +37,7 @@ def flapping(task: Task, losses: list[str], found: Diagnosis) -> Diagnosis:
         severity="warning",
         headline=f"Unstable: lost or given back {len(losses)} times within "
         f"{span(FLAPPING_WITHIN)}, and never completed.",
-        next=f"{found.next} {then} The task itself may be killing its workers: check its memory "
+        next=found.next + f" {then} The task itself may be killing its workers: check its memory "
         "use, its run time and its attempts.",
         facts=[*found.facts, ("Lost by", named)],
         actions=found.actions or [RESCHEDULE, CANCEL],

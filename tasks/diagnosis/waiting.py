@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from leasing.diagnosis.base import Diagnosis
-from leasing.humanize import left, plural, span
+from leasing.humanize import Moment, Sentence, plural, span
 from leasing.runtime.suggestions import closest
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
@@ -30,25 +30,26 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         now: The database's clock.
         around: The workers and what they hold.
     """
-    wait = left(task.scheduled_at - now)
+    wait = Moment(task.scheduled_at, past="due")
     facts = [("Not before", stamped(task.scheduled_at)), *attempt_facts(task)]
     if found := _unknown(task, now, around, facts):
         return found
-    until = f"{stamped(task.scheduled_at)}, in {wait}."
+    until = f"{stamped(task.scheduled_at)}, {wait.words(now)}."
     reason = around.put_off.get(task.pk, "")
     if MISMATCH in reason:
         return _unfit(task, reason, facts)
     if reason or not task.last_error:
-        headline = f"Scheduled to start in {wait}."
+        headline = Sentence(now, "Scheduled to start ", wait, ".")
         if task.started_at:
-            headline = f"Postponed without using an attempt. Runs again in {wait}."
+            says = "Postponed without using an attempt. Runs again "
+            headline = Sentence(now, says, wait, ".")
         if reason:
             headline += f" Reason: {reason}"
         next_ = "A worker claims it then."
         return diagnosed("scheduled", "info", headline, next_, until, facts)
     # What was taken from its holder was not released.
     end = "was lost" if task.released_at is None else "failed"
-    headline = f"The last attempt {end}. Next retry in {wait}."
+    headline = Sentence(now, f"The last attempt {end}. Next retry ", wait, ".")
     next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} starts then."
     facts.append(("Last error", task.last_error))
     return diagnosed("backoff", "info", headline, next_, until, facts)
@@ -64,7 +65,7 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if not serving and task.queue in around.held_queues:
         headline = "Due. Remote workers hold tasks of its queue."
         next_ = "One of them claims it as soon as it has a free slot."
-        return Diagnosis("due", "ok", headline, next_, until="Until then.", facts=facts)
+        return Diagnosis("due", "ok", headline, next_, until="A free slot.", facts=facts)
     if not serving:
         headline = f"No worker that serves the queue {task.queue} was seen recently."
         or_celery = f", or celery worker -Q {task.queue}"
@@ -74,7 +75,7 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
             "It waits until such a worker is started: manage.py run_worker --queue "
             f"{task.queue}{or_celery}."
         )
-        until = "Until a worker serves the queue."
+        until = "A worker serves the queue."
         return diagnosed("no_worker", "critical", headline, next_, until, facts)
     if found := _unknown(task, now, around, facts):
         return found
@@ -85,7 +86,7 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if not awake:
         headline = "No worker that can run it is sending heartbeats."
         next_ = "It starts when one recovers, or another is started: manage.py run_worker."
-        return diagnosed("no_worker", "warning", headline, next_, "Until a worker is back.", facts)
+        return diagnosed("no_worker", "warning", headline, next_, "A worker is back.", facts)
     by_message = all(worker.role == WorkerRole.CELERY for worker in awake)
     if by_message and (found := unpublished(task, around, facts)):
         return found
@@ -97,7 +98,7 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         return published(task, now, facts)
     headline = "Due. A worker has a free slot for it."
     next_ = "It is claimed at the next poll."
-    return Diagnosis("due", "ok", headline, next_, until="Until the next poll.", facts=facts)
+    return Diagnosis("due", "ok", headline, next_, until="The next poll.", facts=facts)
 
 
 def _unknown(
@@ -127,7 +128,7 @@ def _unknown(
         "A worker that claims it gives it back for a minute, without using an attempt, until one "
         f"has the handler. Deploy it. If it was renamed, keep the old name: "
         f'@handler("{new}", aliases=["{task.name}"]).',
-        "Until a worker has the handler.",
+        "A worker has the handler.",
         facts,
     )
 
@@ -144,7 +145,7 @@ def _unfit(task: Task, reason: str, facts: list[tuple[str, str]]) -> Diagnosis:
         "The next worker that claims it runs it, if its release takes this data. Otherwise it "
         "gives it back for a minute, without using an attempt. Deploy a handler that takes the "
         "data, or cancel the task and enqueue it with the right data.",
-        "Until a worker has a handler that takes its data.",
+        "A worker has a handler that takes its data.",
         facts,
     )
 
@@ -167,7 +168,7 @@ def _saturated(slots: list[Slots], workers: int, facts: list[tuple[str, str]]) -
             " A blocked slot is free when its handler returns, or its worker is restarted: see "
             "the timeouts in the worker's log."
         )
-    return diagnosed("saturated", "info", headline, next_, "Until a slot is free.", facts)
+    return diagnosed("saturated", "info", headline, next_, "A slot is free.", facts)
 
 
 def _key_held(task: Task, holders: dict[str, int], facts: list[tuple[str, str]]) -> Diagnosis:
@@ -180,7 +181,7 @@ def _key_held(task: Task, holders: dict[str, int], facts: list[tuple[str, str]])
         f"The concurrency key {task.concurrency_key} is at its limit of {limit}.",
         "It starts in its turn, when one of those tasks ends or is recovered.",
         who=f"Nobody. Its key is held by {named}.",
-        until="Until one of those tasks ends.",
+        until="One of those tasks ends.",
         facts=facts,
         actions=[RESCHEDULE, CANCEL],
     )
@@ -192,6 +193,6 @@ def _paused(queue: Queue, facts: list[tuple[str, str]]) -> Diagnosis:
         facts.append(("Reason", queue.reason))
     headline = f"The queue {queue.name} is paused" + (f": {queue.reason}" if queue.reason else ".")
     next_ = "It waits until someone resumes the queue."
-    until = "Until someone resumes the queue."
+    until = "Someone resumes the queue."
     actions = [RESUME, RESCHEDULE, CANCEL]
     return diagnosed("queue_paused", "warning", headline, next_, until, facts, actions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from django.db import models
 from django.db.models import Q
@@ -26,6 +26,16 @@ class AttemptOutcome(models.TextChoices):
 
 class AttemptQuerySet(LedgerQuerySet["TaskAttempt"]):
     """Attempts that did not succeed: ``TaskAttempt.objects``."""
+
+
+#: What a holder writes by each verb, for operators.
+_REPORTS: Final = {
+    "complete": "result",
+    "fail": "failure report",
+    "snooze": "postponement",
+    "progress": "progress report",
+    "step": "result of a step",
+}
 
 
 class TaskAttempt(Ledger):
@@ -73,6 +83,11 @@ class TaskAttempt(Ledger):
                 condition=Q(outcome=AttemptOutcome.LOST),
             ),
         ]
+
+    @property
+    def refused_report(self) -> str:
+        """Return the name of the late write that was refused: "failure report"."""
+        return str(_REPORTS.get(self.refused_verb, self.refused_verb))
 
     def __str__(self) -> str:
         return f"attempt {self.number} of task:{self.task_id}"

@@ -118,5 +118,5 @@ def test_15_the_late_write_of_the_old_holder_shows_as_refused(
     expect(page.get_by_text("Lease revoked from ann.")).to_be_visible()
     let_go(tmp_path, 1)
     wait_for(lambda: any(refusals(task)), timeout=60, process=worker)
-    polls.until_shown("Late “complete” refused", "[data-live=attempts]")
+    polls.until_shown("A late result was refused", "[data-live=attempts]")
     figure("a worker's result, after its task was taken")

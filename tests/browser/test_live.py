@@ -176,4 +176,6 @@ def test_10_countdowns_fall_survive_a_wrong_browser_clock_and_end_in_expired(
     left = [int(text.split(" s")[0].split()[-1]) for text in seen[:-1]]
     assert left == sorted(left, reverse=True) and len(set(left)) >= 2, seen
     assert left[0] <= 6 and "expired" in seen[-1], seen
-    figure(f"from “{seen[0]}” to “{seen[-1]}”")
+    expect(page.locator("[data-answer=until]")).not_to_contain_text("unless renewed")
+    expect(page.locator("[data-answer=why]")).to_contain_text("Expired: ", timeout=2_000)
+    figure(f"from “{seen[0]}” to “{seen[-1]}”, and its sentence with it")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from leasing import humanize
+from leasing.humanize import Moment, Sentence
 from leasing.templatetags.leasing_ops import breakable, pretty_json
+from leasing.web.fingerprint import fingerprint
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -84,3 +88,23 @@ def test_json_in_a_script_that_runs_leftwards_keeps_its_order() -> None:
     shown = pretty_json({"שם": 'נמל "<b>', "port": 1})
     isolated = "<bdi>&quot;שם&quot;</bdi>: <bdi>&quot;נמל \\&quot;&lt;b&gt;&quot;</bdi>"
     assert shown == f"{{\n  {isolated},\n  &quot;port&quot;: 1\n}}"
+
+
+def test_a_sentence_is_the_text_of_its_moment_and_keeps_its_moments() -> None:
+    end, seen = NOW + timedelta(seconds=5), NOW - timedelta(seconds=3)
+    sentence = Sentence(NOW, "It ends ", Moment(end, past="due"), ", seen ", Moment(seen), ".")
+
+    assert sentence == "It ends in 5 s, seen 3 s ago."
+    for same in (pickle.loads(pickle.dumps(sentence)), sentence + ""):
+        assert same == sentence and [part for part in same.parts if part] == [*sentence.parts]
+    assert sentence + " Then " + Sentence(NOW, Moment(end)) == f"{sentence} Then in 5 s"
+    assert f"{json.dumps(sentence)}" == '"It ends in 5 s, seen 3 s ago."'
+
+
+def test_the_fingerprint_of_a_sentence_is_that_of_its_moments() -> None:
+    def seen(now: datetime, at: datetime) -> str:
+        return fingerprint(Sentence(now, "It ends ", Moment(at, past="due"), "."), now)
+
+    later = NOW + timedelta(seconds=1)
+    end = NOW + timedelta(seconds=5)
+    assert seen(NOW, end) == seen(later, end) != seen(NOW, later)

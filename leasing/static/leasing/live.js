@@ -15,6 +15,7 @@
     // --- Times. The words are those of leasing/humanize.py.
 
     const clock = { server: 0, at: 0 };
+    let tickedAt = 0;
     const setClock = (iso, at) => Object.assign(clock, { server: Date.parse(iso), at });
     const now = () => clock.server + performance.now() - clock.at;
 
@@ -41,8 +42,10 @@
 
     function tick() {
         if (document.hidden || !clock.server) return;
+        let hasPassed = false;
         for (const time of all("time[data-moment], time[data-deadline]", main)) {
             const then = Date.parse(time.dateTime), { deadline, past } = time.dataset;
+            if (deadline !== undefined && then > tickedAt && then <= now()) hasPassed = true;
             const words = deadline === undefined ? ago(then) : until(then, deadline, past);
             if (time.textContent !== words) time.textContent = words;
         }
@@ -50,6 +53,11 @@
             const share = (Date.parse(bar.dataset.until) - now()) / (1000 * bar.dataset.ttl);
             bar.setAttribute("width", `${Math.max(0, Math.min(100, 100 * share)).toFixed(1)}%`);
         }
+        for (const words of all("[data-until]:not(rect)", main))
+            words.hidden = Date.parse(words.dataset.until) <= now();
+        // Whose deadline has passed has another sentence, which the server knows.
+        if (hasPassed && tickedAt && state === "live") later(100);
+        tickedAt = now();
         tellAge();
     }
 
@@ -228,8 +236,9 @@
         if (state === "live") poll();
     });
     document.addEventListener("visibilitychange", () => {
+        if (!document.hidden) tick();
         clearTimeout(timer);
-        if (!document.hidden) { tick(); poll(); }
+        if (!document.hidden) poll();
     });
     show("live");
     later(EVERY);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from django.test import Client
 
 from leasing.functions import database_now
 from leasing.models import Lease
-from leasing.web.fingerprint import fingerprint
+from leasing.web import cache
+from leasing.web.fingerprint import Digest, fingerprint
+from leasing.web.polling import SharedReading
 from tasks.dashboard import overview
 from tasks.models import Sample, Task, Worker
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
@@ -153,3 +156,20 @@ def test_the_heaviest_page_weighs_less_than_100_kb_with_all_it_loads(viewer: Cli
     weights = [Path(str(finders.find(f"leasing/{name}"))).stat().st_size for name in assets]
     assert all(f"leasing/{name}".encode() in page for name in assets)
     assert len(page) + sum(weights) < 100_000, (len(page), weights)
+
+
+@pytest.mark.once
+def test_a_reading_is_shared_until_the_first_of_its_moments_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache, "SHARED_FOR", 2.5)
+    moments = [NOON + timedelta(seconds=seconds) for seconds in (-1, 60, 0.8)]
+    row = Lease(resource="report:7", expires_at=moments[2])
+
+    digest = Digest([moments[:2], row], NOON)
+    reading = SharedReading({}, "", NOON, time.monotonic(), digest.changes_at)
+
+    assert digest.changes_at == moments[2]
+    assert 0 < reading.shared_for <= 0.8
+    assert SharedReading({}, "", NOON, time.monotonic()).shared_for == 2.5
+    assert SharedReading({}, "", NOON, time.monotonic() - 1, moments[2]).shared_for == 0.001

@@ -112,7 +112,7 @@ def test_an_attempt_whose_holder_is_gone_is_overdue_and_then_lost(
     Task.objects.note_refused(mine, "complete", "late")
     seen = shown(task, database_clock)
     assert lengths(seen) == [("lost", "ann", 31.0), ("wait", "", None)]
-    assert seen.spans[0].refused_verb == "complete"
+    assert seen.spans[0].refused_report == "result"
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled while it waits", "cancelled at work"])

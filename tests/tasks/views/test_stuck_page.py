@@ -64,7 +64,7 @@ def test_a_recovered_task_is_told_with_from_whom_why_after_how_long_and_what_bec
     assert "No stuck tasks." in page.text
     (row,) = page.rows
     assert row["Recovered"].endswith("held for 1 min 15 s")
-    assert row["From"].startswith("ann did not renew its lease in time Late “complete” refused")
+    assert row["From"].startswith("ann did not renew its lease in time A late result was refused")
     assert (row["State"], row["When"].partition(" attempt ")[2]) == ("running", "2 of 10")
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import uuid
+from datetime import datetime, timedelta
 
 import pytest
 from django.test import Client
 from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
+from leasing.functions import after
 from leasing.models import AuditEntry
 from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.models import AttemptOutcome, Task, TaskAttempt
-from tests.factories import TaskFactory, claimed
+from tests.factories import LeaseFactory, TaskFactory, claimed
 from tests.fixtures import client_with
 from tests.pages import Page, get, sent_by, signed_in
 from tests.tasks.support import row_of
@@ -240,3 +242,33 @@ def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
     entry = AuditEntry.objects.get()
     assert (entry.by, entry.verb, entry.model) == ("olga", "revoke", "leasing_tasks.task")
     assert (entry.reason, entry.changed) == ("she hangs", 1)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("state", "ahead", "part"),
+    [("running", 5, "next"), ("running", -5, "why"), ("retrying", 5, "why"), ("ready", 60, "why")],
+    ids=["late", "expired", "retried", "scheduled"],
+)
+def test_a_sentence_counts_from_the_moment_of_the_countdown_beside_it(
+    operator: Client, state: str, ahead: int, part: str
+) -> None:
+    task = TaskFactory(state=state, holder="gone")
+    column = "expires_at" if state == "running" else "scheduled_at"
+    columns = {"acquired_at": after(timedelta(minutes=-1))} if state == "running" else {}
+    Task.objects.filter(pk=task.pk).update(**{column: after(timedelta(seconds=ahead))}, **columns)
+    task.refresh_from_db()
+
+    answers = get(operator, f"/ops/tasks/{task.pk}/").answers
+
+    said = [each["datetime"] for each in answers[part].all("time")]
+    assert answers["until"].all("time")[0]["datetime"] in said
+
+
+@pytest.mark.once
+def test_the_words_beside_a_countdown_end_with_it(operator: Client) -> None:
+    task, lease = TaskFactory(state="running"), LeaseFactory()
+    for row, url in ((task, f"/ops/tasks/{task.pk}/"), (lease, f"/ops/leases/{lease.pk}/")):
+        words = get(operator, url).answers["until"].one("span[data-until]")
+        assert words.text.startswith("unless renewed")
+        assert datetime.fromisoformat(words["data-until"]) == row.expires_at
