@@ -25,7 +25,7 @@ class LeaseError(Exception):
     """Something is wrong with a lease."""
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or type(self).__doc__)
+        super().__init__(message or " ".join((type(self).__doc__ or "").split()))
 
     __reduce__ = reduced
 
@@ -92,15 +92,11 @@ class StaleToken(LeaseLost):
 
 
 class LeaseInTransaction(LeaseError):
-    """A lease cannot be taken inside a transaction.
-
-    If the transaction rolled back after the fencing token was used, the same token would be
-    granted twice. If the lease was released before the outer commit, the next holder would miss
-    data that is not yet committed. Take the lease first, then open the transaction:
-    ``with hold: with transaction.atomic(): ...``. A view under ATOMIC_REQUESTS needs
-    ``@transaction.non_atomic_requests``. If neither is possible, ``hold(..., separate=True)``
-    takes the lease over a connection of its own, though not on SQLite.
-    """
+    """A lease cannot be taken inside a transaction: if that rolled back, a token that was already
+    used would be granted again, and the next holder could miss what is not yet committed. Take the
+    lease first, then begin the transaction: with hold: with transaction.atomic(): ... A view under
+    ATOMIC_REQUESTS needs @transaction.non_atomic_requests. If neither is possible, hold(...,
+    separate=True) takes the lease over a connection of its own, though not on SQLite."""
 
 
 class StoreError(LeaseError):

@@ -81,6 +81,7 @@ def taking_separately(using: str, steps: Steps[Any]) -> Steps[Any]:
     if connections[using].vendor == "sqlite" and not is_rolled_back_by_test(using):
         raise LeaseInTransaction(
             "SQLite has one writer at a time: during a transaction no lease can be acquired, even "
-            "over a separate connection. Acquire the lease before the transaction."
+            "over a separate connection. Take the lease first, then begin the transaction. A view "
+            "under ATOMIC_REQUESTS needs @transaction.non_atomic_requests."
         )
     return (yield from moved(_connection(using), steps))

@@ -52,6 +52,17 @@ ERRORS = [
 ]
 
 
+def test_a_lease_refused_in_a_transaction_teaches_what_to_do() -> None:
+    (sentence,) = str(LeaseInTransaction()).splitlines()
+
+    for remedy in (
+        "with hold: with transaction.atomic(): ...",
+        "A view under ATOMIC_REQUESTS needs @transaction.non_atomic_requests",
+        "hold(..., separate=True)",
+    ):
+        assert remedy in sentence
+
+
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_every_error_survives_pickling(error: LeaseError | ServiceError) -> None:
     copy = pickle.loads(pickle.dumps(error))
