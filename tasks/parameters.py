@@ -102,19 +102,21 @@ class Parameters:
                 raise TypeError(f"The {what} {template!r} uses {{{name}}}: {error}") from error
         return values
 
-    def mismatch(self, data: Mapping[str, Any]) -> str:
-        """Return the reason why the handler cannot be called with ``data``; empty if it can."""
+    def mismatch(self, data: Mapping[str, Any], *, is_partial: bool = False) -> str:
+        """Return the reason why the handler cannot be called with ``data``, or with data that has
+        these items and others if ``is_partial``; empty if it can."""
         names = data.keys()
+        required = frozenset() if is_partial else self.required
         if (
-            self.required <= names
+            required <= names
             and (self.takes_any or names <= self.accepted)
             and self.context not in names
         ):
             return ""
-        return f"{self.text}{MISMATCH}{'; '.join(self._reasons(data))}."
+        return f"{self.text}{MISMATCH}{'; '.join(self._reasons(required, data))}."
 
-    def _reasons(self, data: Mapping[str, Any]) -> list[str]:
-        missing = [name for name in self._in_order(self.required) if name not in data]
+    def _reasons(self, required: frozenset[str], data: Mapping[str, Any]) -> list[str]:
+        missing = [name for name in self._in_order(required) if name not in data]
         reasons = [f"{name!r} is missing" for name in missing]
         for name in data:
             if name == self.context:

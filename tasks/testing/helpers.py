@@ -16,6 +16,7 @@ from leasing.conf import leasing_settings
 from leasing.db.dialects import in_transaction
 from tasks import registry
 from tasks.conf import task_settings
+from tasks.exceptions import InvalidArguments
 from tasks.models import Task
 from tasks.payload import OUTPUT, check_arguments, check_data, check_json, dumped_data
 from tasks.querysets import TaskQuerySet, TaskStatus, check_queue, producer
@@ -136,13 +137,20 @@ def enqueued(
         queue: Only tasks of this queue.
         columns: Further conditions, as ``filter`` takes them: ``status="ready"``,
             ``priority__gt=0``.
+
+    Raises UnknownTask, UnknownQueue, InvalidArguments (no task of the handler has such items): a
+    mistyped name would find nothing.
     """
     tasks = Task.objects.home().filter(**columns)
+    _, text = dumped_data(data)
+    items = json.loads(text).items()  # as the rows have them
     if name_or_handler is not None:
-        tasks = tasks.filter(name__in=registry.all_names(_name(name_or_handler)))
+        handler = registry.find(name_or_handler)
+        if reason := handler.parameters.mismatch(dict(items), is_partial=True):
+            raise InvalidArguments(reason)
+        tasks = tasks.filter(name__in=(handler.name, *handler.aliases))
     if queue is not None:
-        tasks = tasks.filter(queue=queue)
-    items = json.loads(dumped_data(data)[1]).items()  # as the rows have them
+        tasks = tasks.filter(queue=check_queue(queue))
     return [task for task in tasks.order_by("pk") if items <= task.task_data.items()]
 
 
@@ -163,9 +171,9 @@ def assert_enqueued(
     found = enqueued(name_or_handler, data=data, queue=queue, **columns)
     if len(found) == count or (count is None and found):
         return found
-    wanted = "at least 1" if count is None else count
+    wanted, name = "at least 1" if count is None else count, registry.find(name_or_handler).name
     raise AssertionError(
-        f"Expected {wanted} of {_name(name_or_handler)} like that, found {len(found)}. "
+        f"Expected {wanted} of {name} like that, found {len(found)}. "
         f"Enqueued: {_listed(Task.objects.home().order_by('pk')[:20]) or 'nothing'}."
     )
 
@@ -228,12 +236,6 @@ def _run_if_due(task: Task, raises: bool) -> None:
         return  # it ran, or waits, as what it was before
     if Task.objects.home().filter(pk=task.pk, status=TaskStatus.READY).ready().exists():
         run(task, raises)
-
-
-def _name(name_or_handler: str | Callable[..., Any]) -> str:
-    if isinstance(name_or_handler, str):
-        return name_or_handler
-    return registry.find(name_or_handler).name
 
 
 def _listed(tasks: Iterable[Task]) -> str:

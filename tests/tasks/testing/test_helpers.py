@@ -27,6 +27,7 @@ from tasks.exceptions import (
     NotSerializable,
     Snooze,
     TaskCancelled,
+    UnknownQueue,
     UnknownTask,
 )
 from tasks.models import Task, TaskStatus
@@ -543,6 +544,19 @@ def test_data_is_matched_by_the_items_that_are_given(handlers: Handlers) -> None
     assert_not_enqueued("wide", data={"c": None})
     Task.objects.enqueue("wide", {"id": UUID(int=7), "pair": (1, 2)})
     assert_enqueued("wide", data={"id": UUID(int=7), "pair": (1, 2)}, count=1)
+
+
+@pytest.mark.parametrize("look", [enqueued, assert_enqueued, assert_not_enqueued])
+def test_what_cannot_have_been_enqueued_is_refused(ran: list[Any], look: Any) -> None:
+    """A mistyped name would make an assertion that cannot fail."""
+    with pytest.raises(UnknownTask, match=r"'noet'.* Did you mean 'note'\?"):
+        look("noet")
+    with pytest.raises(InvalidArguments, match=r"'nn' is unknown \(did you mean 'n'\?\)"):
+        look("note", data={"nn": 1})
+    with pytest.raises(InvalidArguments, match="'ctx' is its context"):
+        look(handlers_function("note"), data={"ctx": 1})
+    with pytest.raises(UnknownQueue, match=r"Did you mean 'mail'\?"):
+        look("note", queue="mial")
 
 
 def test_a_failed_assertion_says_what_there_is(ran: list[Any]) -> None:
