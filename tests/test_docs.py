@@ -100,7 +100,7 @@ def own_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own_handlers", "own_celery_tasks")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path) -> None:
-    namespace: dict[str, Any] = {"INSTALLED_APPS": []}
+    namespace: dict[str, Any] = {"INSTALLED_APPS": [], "DATABASES": {"default": {}}}
 
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), namespace)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.conf import global_settings, settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, models, router
+from django.urls import URLPattern, URLResolver, get_resolver
 
 from leasing.conf import UNIX_SOCKET, AppSettings, is_number, leasing_settings
 from leasing.db.dialects import READ_COMMITTED
@@ -21,6 +22,8 @@ from leasing.runtime.suggestions import suggestion
 if TYPE_CHECKING:
     from leasing.models import Leasable
 
+#: Views that a message names, at most.
+MAX_NAMED = 5
 #: The least likeness of two names of which one was meant to be the other.
 LIKE = 0.6
 #: Databases by the names of Django's backends; the last is that of a project without any.
@@ -280,7 +283,8 @@ def check_sqlite_mode(**kwargs: Any) -> Iterator[CheckMessage]:
         "The SQLite database of leases does not use IMMEDIATE transactions.",
         hint='Transactions that read first fail with "database is locked" under load. '
         'Set OPTIONS["transaction_mode"] = "IMMEDIATE", and '
-        'OPTIONS["init_command"] = "PRAGMA journal_mode=WAL;".',
+        'OPTIONS["init_command"] = "PRAGMA journal_mode=WAL;". If that cannot be, silence this '
+        "check: SILENCED_SYSTEM_CHECKS = ['leasing.W002'].",
         id="leasing.W002",
     )
 
@@ -289,11 +293,13 @@ def check_sqlite_mode(**kwargs: Any) -> Iterator[CheckMessage]:
 def check_transactions(**kwargs: Any) -> Iterator[CheckMessage]:
     """Check the use of transactions: leases are acquired outside of them, under READ COMMITTED."""
     database = connections.settings.get(leasing_settings.DATABASE, {})
-    if database.get("ATOMIC_REQUESTS"):
+    if database.get("ATOMIC_REQUESTS") and (names := _views_in_transactions()):
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         yield Warning(
-            "ATOMIC_REQUESTS puts views in transactions, where no lease can be acquired.",
-            hint="Mark views that acquire leases with @transaction.non_atomic_requests, then "
-            "silence this check.",
+            "ATOMIC_REQUESTS puts views in transactions, where no lease can be acquired: "
+            f"{', '.join(names[:MAX_NAMED])}{more}.",
+            hint="Mark those that acquire leases with @transaction.non_atomic_requests. If none of "
+            "the others does, silence this check: SILENCED_SYSTEM_CHECKS = ['leasing.W004'].",
             id="leasing.W004",
         )
     level = database.get("OPTIONS", {}).get("isolation_level")
@@ -305,6 +311,28 @@ def check_transactions(**kwargs: Any) -> Iterator[CheckMessage]:
             "the task that has it.",
             id="leasing.W005",
         )
+
+
+def _views_in_transactions() -> list[str]:
+    """Return the paths of the site's views that ATOMIC_REQUESTS puts in transactions. Django's own
+    acquire no leases."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return []
+    using = leasing_settings.DATABASE
+    views = (
+        each.lookup_str
+        for each in _url_patterns(get_resolver().url_patterns)
+        if using not in getattr(each.callback, "_non_atomic_requests", ())
+    )
+    return list(dict.fromkeys(name for name in views if not name.startswith("django.")))
+
+
+def _url_patterns(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[URLPattern]:
+    for each in patterns:
+        if isinstance(each, URLPattern):
+            yield each
+        else:
+            yield from _url_patterns(each.url_patterns)
 
 
 @register(Tags.database)

@@ -118,6 +118,11 @@ class Command(ServiceCommand):
             help="For demonstrations: 5 %% of tasks crash the process, 10 %% stall",
         )
 
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        if options["autoreload"] and os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) != "true":
+            options["skip_checks"] = True  # the process that it starts runs them
+        return super().execute(*args, **options)
+
     def handle(self, **options: Any) -> None:
         _check(options)
         if options["autoreload"]:

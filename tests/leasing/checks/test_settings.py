@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 from django.apps import apps
+from django.contrib.admin import site
 from django.core.checks import run_checks
-from django.db import connection, connections, models
+from django.db import connection, connections, models, transaction
 from django.test import override_settings
 from django.test.utils import isolate_apps
+from django.urls import include, path
+from django.views import generic
 
 from leasing.checks import settings as checks
 from leasing.conf import leasing_settings
@@ -88,7 +91,7 @@ def test_each_check_has_an_id_of_its_own() -> None:
         found
         for source in sources
         for found in re.findall(
-            r"[\"']((?:leasing|leasing_tasks)\.[EWI]\d+)[\"']", source.read_text()
+            r"(?<!\[)[\"']((?:leasing|leasing_tasks)\.[EWI]\d+)[\"']", source.read_text()
         )
     )
 
@@ -338,7 +341,55 @@ def test_sqlite_is_warned_of_unless_it_begins_immediate(
     database = {"ENGINE": "django.db.backends.sqlite3", "OPTIONS": options}
     monkeypatch.setitem(connections.settings, "default", database)
 
-    assert [message.id for message in checks.check_sqlite_mode()] == expected
+    messages = list(checks.check_sqlite_mode())
+    assert [message.id for message in messages] == expected
+    assert all("['leasing.W002']" in str(message.hint) for message in messages)
+
+
+def view(request: Any) -> None:
+    """Acquire a lease, as far as the check knows."""
+
+
+class View(generic.View):
+    """A view of a class, of which the same is known."""
+
+
+def patterns(*views: Any) -> Any:
+    """Return a URLconf that has these views, some of them included."""
+    first, *others = [path(f"{number}/", view) for number, view in enumerate(views)]
+    return type("Patterns", (), {"urlpatterns": [first, path("in/", include(others))]})
+
+
+def test_views_in_transactions_are_named_until_each_is_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    marked = transaction.non_atomic_requests
+    admin = path("admin/", site.urls).url_patterns[0].callback
+
+    with override_settings(ROOT_URLCONF=patterns(admin, view, View.as_view())):
+        (warning,) = checks.check_transactions()
+        assert warning.id == "leasing.W004"
+        assert f"in transactions, where no lease can be acquired: {__name__}.view, " in warning.msg
+        assert warning.msg.endswith(f"{__name__}.View.")
+        assert "['leasing.W004']" in str(warning.hint)
+    with override_settings(ROOT_URLCONF=patterns(admin, marked(view), View.as_view())):
+        assert f"acquired: {__name__}.View." in next(checks.check_transactions()).msg
+    other = marked(using="other")(View.as_view())
+    with override_settings(ROOT_URLCONF=patterns(admin, marked(view), other)):
+        assert f"acquired: {__name__}.View." in next(checks.check_transactions()).msg
+    with override_settings(ROOT_URLCONF=patterns(admin, marked(view), marked(View.as_view()))):
+        assert list(checks.check_transactions()) == []
+    with override_settings(ROOT_URLCONF=None):
+        assert list(checks.check_transactions()) == []
+
+
+def test_many_views_in_transactions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    views: list[Any] = [type(f"View{number}", (generic.View,), {}) for number in range(9)]
+
+    with override_settings(ROOT_URLCONF=patterns(*(each.as_view() for each in views))):
+        assert next(checks.check_transactions()).msg.endswith(" and 4 more.")
 
 
 def test_another_database_is_not_asked_for_its_sqlite_mode(

@@ -194,6 +194,21 @@ def test_in_development_a_worker_starts_again_with_new_code(
     assert at_exit == ["gives back"]
 
 
+def test_of_the_processes_of_the_reloader_the_worker_alone_runs_the_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else their warnings are printed twice."""
+    checked: list[str] = []
+    monkeypatch.setattr(run_worker.Command, "check", lambda *args, **options: checked.append("all"))
+    monkeypatch.setattr(autoreload, "run_with_reloader", lambda work: None)
+
+    call_command("run_worker", "--autoreload", skip_checks=False)
+    assert checked == []
+    monkeypatch.setenv(autoreload.DJANGO_AUTORELOAD_ENV, "true")
+    call_command("run_worker", "--autoreload", skip_checks=False)
+    assert checked == ["all"]
+
+
 def test_a_worker_that_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Noted, "failed", True)
 
