@@ -158,7 +158,6 @@ def test_the_heaviest_page_weighs_less_than_100_kb_with_all_it_loads(viewer: Cli
     assert len(page) + sum(weights) < 100_000, (len(page), weights)
 
 
-@pytest.mark.once
 def test_a_reading_is_shared_until_the_first_of_its_moments_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -244,7 +244,6 @@ def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
     assert (entry.reason, entry.changed) == ("she hangs", 1)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("state", "ahead", "part"),
     [("running", 5, "next"), ("running", -5, "why"), ("retrying", 5, "why"), ("ready", 60, "why")],
@@ -265,7 +264,6 @@ def test_a_sentence_counts_from_the_moment_of_the_countdown_beside_it(
     assert answers["until"].all("time")[0]["datetime"] in said
 
 
-@pytest.mark.once
 def test_the_words_beside_a_countdown_end_with_it(operator: Client) -> None:
     task, lease = TaskFactory(state="running"), LeaseFactory()
     for row, url in ((task, f"/ops/tasks/{task.pk}/"), (lease, f"/ops/leases/{lease.pk}/")):
