@@ -8,6 +8,7 @@ TaskError
 │   └── InvalidOutput  ... what a handler returned: not tried again
 ├── KeyBusy          another transaction has locked the task that has the unique key
 ├── ClaimUnderWay    the same request to claim has not ended
+├── ClaimAnswered    the same request to claim was answered, and holds no task any more
 ├── NameTaken        a running process has the name of the worker
 ├── InvalidSchedule  it is never due, or it was declared twice
 ├── TaskFailed       a task that was waited for has failed, or was cancelled
@@ -66,6 +67,23 @@ class KeyBusy(TaskError):
 
 class ClaimUnderWay(TaskError):
     """The same request to claim tasks was sent before, and is still under way."""
+
+    #: Seconds after which it may be sent again.
+    remaining: Final = 1.0
+
+    def __init__(self) -> None:
+        super().__init__("This request was sent before, and still claims. Send it again.")
+
+
+class ClaimAnswered(TaskError):
+    """The same request to claim tasks was answered before, and holds no task any more: another
+    claim needs a key of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This request was answered before, and holds no task any more. Use a new key to claim "
+            "tasks."
+        )
 
 
 class NameTaken(TaskError):

@@ -237,7 +237,7 @@ class LeasingAPI(NinjaAPI):
         if refusal is None:
             return self._answer_fault(request, error)
         response = self.refuse(request, *refusal)
-        if isinstance(error, LeaseHeld):
+        if hasattr(error, "remaining"):  # of a lease that is held, or a claim that is under way
             try_again_in(response, error.remaining or 0)
         return response
 

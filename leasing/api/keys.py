@@ -10,7 +10,7 @@ every verb that acts for a holder demands it.
 the body. The same request sent again finds its own grant on the row and is answered the same: a
 lost answer is no lost lease. Once the grant has ended, the request is refused instead of granted
 again, because it may be an old one that was held up on its way; the row remembers that until its
-next grant.
+next grant. A claim of tasks has no row of its own: ``tasks.querysets.claim_key`` remembers its key.
 """
 
 from __future__ import annotations

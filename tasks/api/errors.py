@@ -5,6 +5,7 @@ from __future__ import annotations
 from leasing.api.errors import ERRORS, refusal_of
 from leasing.exceptions import PayloadMismatch
 from tasks.exceptions import (
+    ClaimAnswered,
     ClaimUnderWay,
     InvalidArguments,
     InvalidSchedule,
@@ -19,4 +20,5 @@ __all__ = ["refusal_of"]
 ERRORS.update(
     dict.fromkeys((UnknownTask, UnknownQueue, InvalidArguments, NotSerializable), (400, ""))
 )
-ERRORS.update(dict.fromkeys((KeyBusy, PayloadMismatch, InvalidSchedule, ClaimUnderWay), (409, "")))
+_CONFLICTS = (KeyBusy, PayloadMismatch, InvalidSchedule, ClaimUnderWay, ClaimAnswered)
+ERRORS.update(dict.fromkeys(_CONFLICTS, (409, "")))

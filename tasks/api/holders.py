@@ -25,7 +25,6 @@ from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import (
     HEADER,
-    IDEMPOTENT,
     HoldersRequest,
     check_lease_key,
     documented,
@@ -76,6 +75,12 @@ OF_TASK: dict[str, dict[str, Any]] = {
     "reschedule_task": {"parameters": _ID, "requestBody": {"at_once": True}},
 }
 
+CLAIM_KEY = documented(
+    "A UUID that the client makes for each claim and sends again with it. A repetition is answered "
+    "with those tasks of the first that still run; if none does, with 409: use a new key. With "
+    "Retry-After, the first still claims. A key is remembered for ten minutes."
+)
+
 router = Router(tags=["tasks"])
 
 
@@ -85,6 +90,12 @@ class Claim(Request):
     processor: Name = Field(description="The name of the holder.", examples=["worker-9"])
     limit: Annotated[int, Field(ge=1, le=MAX_TASKS), WHOLE] | None = Field(
         None, description="Claim up to this many tasks; the answer is then a list."
+    )
+    free: Annotated[int, Field(ge=0, le=MAX_TASKS), WHOLE] | None = Field(
+        None,
+        description="The number of tasks that begin at once. A task with one attempt, or that has "
+        "run before, is claimed only if it is among the first so many: if the processor dies, it "
+        "has not failed before it began. Default: all.",
     )
     queues: list[QueueName] | None = Field(
         None,
@@ -172,7 +183,7 @@ class Checkpoint(Progress):
     "/tasks/next",
     auth=may_change,
     response=answers({202: ClaimedTask | ClaimedTasks, 200: Notice}, *BAD_BODY, 409),
-    openapi_extra=IDEMPOTENT | linked(202, **OF_HOLDER, **OF_TASK),
+    openapi_extra=CLAIM_KEY | linked(202, **OF_HOLDER, **OF_TASK),
 )
 def claim_next_task(request: HttpRequest, body: Claim) -> Any:
     """Claim the next due task of the queues for the processor; with `limit` several, in one
@@ -189,12 +200,15 @@ def claim_next_task(request: HttpRequest, body: Claim) -> Any:
                 queues=queues,
                 limit=room.size,
                 ttl=body.ttl,
+                free=body.free,
                 request_id=again,
             )
             room.granted(claimed)
         return claimed
 
     def answer(claimed: list[Task]) -> Any:
+        if not claimed and again is not None:
+            claimed = tasks().note_empty_claim(body.processor, again)
         if not claimed:
             return Status(200, Notice(message="There is no task to run now."))
         if body.limit is None:

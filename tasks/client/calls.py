@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, Final
@@ -164,7 +164,9 @@ class TaskCalls:
         self, request: Request, stopping: threading.Event | None = None
     ) -> Steps[tuple[list[Claimed], float]]:
         """Claim by a request that ``claiming`` made; ``stopping`` ends its repetitions. Returns the
-        tasks, and the seconds for which the service asks to stay away if there are none."""
+        tasks, and the seconds for which the service asks to stay away if there are none. Raises
+        RequestRefused with status 409 if the request was answered before, and holds nothing any
+        more."""
         until = clock() + self.transport.patience
         for pause in pauses():
             answer: Answer = yield from self._sending(
@@ -174,13 +176,23 @@ class TaskCalls:
                 return [claimed_of(each, answer) for each in answer.value("tasks", list)], 0.0
             if answer.status == 200:
                 return [], answer.pause
-            if answer.status != 409:
+            if answer.status != 409 or not answer.retry_after:
                 raise RequestRefused(answer.status, answer.message)
             # It was sent before and still claims: another request would not find what it gets.
             if clock() + pause > until or (stopping is not None and stopping.is_set()):
                 raise ServiceUnavailable(f"{self.transport.url} still claims: {answer.message}")
             yield Rest(pause, stopping)
         raise AssertionError("the pauses have no end")
+
+    def claim_anew(self, request: Request) -> Steps[tuple[list[Claimed], float]]:
+        """``claim``, and once more with another key if the request was answered before, and holds
+        nothing any more."""
+        try:
+            return (yield from self.claim(request))
+        except RequestRefused as refusal:
+            if refusal.status != 409:
+                raise
+        return (yield from self.claim(replace(request, key=uuid.uuid4())))
 
     def end_wait(self, request: Request) -> Steps[None]:
         """Have the service answer the claim ``request``, which waits there, at once. If it has not
@@ -190,7 +202,7 @@ class TaskCalls:
     @staticmethod
     def _give_back_unclaimed(transport: Transport, answer: Answer) -> None:
         """Give back what nobody waits for any more."""
-        if answer.status in (202, 409):
+        if answer.status == 202 or (answer.status == 409 and answer.retry_after):
             calls = TaskCalls(transport)
             claimed, _ = drive(calls.claim(answer.request))
             said = {"reason": "its claimer was cancelled", "begun": False}
@@ -291,6 +303,7 @@ def claiming(
     queues: Sequence[str] | None = None,
     ttl: float | None = None,
     wait: float = 0.0,
+    free: int | None = None,
 ) -> Request:
     """Return a request that claims tasks for the holder called ``processor``. Sent again, it finds
     what it has claimed. Arguments are those of ``TaskClient.claim``."""
@@ -301,6 +314,8 @@ def claiming(
         body["ttl"] = ttl
     if wait:
         body["wait"] = wait
+    if free is not None:
+        body["free"] = min(free, MAX_TASKS)
     return Request("POST", "/tasks/next", body, key=uuid.uuid4(), wait=wait)
 
 

@@ -68,6 +68,7 @@ class TaskClient(Client):
         queues: Sequence[str] | None = None,
         ttl: float | None = None,
         wait: float = 0.0,
+        free: int | None = None,
     ) -> list[Claimed]:
         """Claim tasks. The caller renews and ends them.
 
@@ -77,10 +78,12 @@ class TaskClient(Client):
             queues: The queues to claim from; None: all that the token allows.
             ttl: Seconds of the leases; None: as the service is configured.
             wait: Seconds to wait for a task, at most.
+            free: The number of tasks that begin at once; None: all. A task with one attempt, or
+                that has run before, is claimed only if it is among the first so many.
         """
         holder = processor or default_holder()
-        request = claiming(holder, limit, queues=queues, ttl=ttl, wait=wait)
-        return drive(self.calls.claim(request))[0]
+        request = claiming(holder, limit, queues=queues, ttl=ttl, wait=wait, free=free)
+        return drive(self.calls.claim_anew(request))[0]
 
     def heartbeat(self, claimed: Sequence[Claimed]) -> Renewals:
         """Renew the leases of ``claimed``: one request for each hundred."""
@@ -154,11 +157,12 @@ class AsyncTaskClient(AsyncClient):
         queues: Sequence[str] | None = None,
         ttl: float | None = None,
         wait: float = 0.0,
+        free: int | None = None,
     ) -> list[Claimed]:
         """Arguments are those of ``TaskClient.claim``."""
         holder = processor or default_holder()
-        request = claiming(holder, limit, queues=queues, ttl=ttl, wait=wait)
-        return (await adrive(self.calls.claim(request)))[0]
+        request = claiming(holder, limit, queues=queues, ttl=ttl, wait=wait, free=free)
+        return (await adrive(self.calls.claim_anew(request)))[0]
 
     async def heartbeat(self, claimed: Sequence[Claimed]) -> Renewals:
         """``TaskClient.heartbeat``."""

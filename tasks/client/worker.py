@@ -93,7 +93,8 @@ class Worker:
         stop_timeout: Seconds from ``stop`` until tasks that have not ended are given back and what
             is known of them is stored.
         prefetch: False: claim only for free slots. By default more is claimed where tasks are
-            short. A task that dies with its worker has spent an attempt, though it had not begun.
+            short, but for tasks with one attempt and those that have run before. A task that dies
+            with its worker has spent an attempt, though it had not begun.
     """
 
     def __init__(
@@ -183,13 +184,13 @@ class Worker:
         while not self.stopping.is_set():
             is_sent = request is not None
             if request is None:
-                room = self._room()
+                room, free = self._room()
                 if room <= 0 or keeper.draining:
                     self._sleep(LOOK_EVERY)
                     continue
                 wait = 0.0 if until_empty else self._wait
                 request = claiming(
-                    self.name, min(room, MAX_TASKS), queues=self._queues, ttl=self._ttl, wait=wait
+                    self.name, room, queues=self._queues, ttl=self._ttl, wait=wait, free=free
                 )
             held = len(self._in_hand)
             self._waiting = request if request.wait else None
@@ -204,6 +205,10 @@ class Worker:
                     if allowed is not None and allowed < request.wait:
                         self._wait, request = allowed, None
                         continue
+                if isinstance(error, RequestRefused) and error.status == 409:
+                    request = None  # its tasks have ended before the answer arrived: claim others
+                    self.stopping.wait(LOOK_EVERY)
+                    continue
                 pause = 0.0
                 if not isinstance(error, ServiceUnavailable):
                     pause = error.retry_after if isinstance(error, AccessDenied) else 0.0
@@ -275,20 +280,21 @@ class Worker:
             again = replace(request, body=body, wait=0.0)
             claimed, _ = drive(self._calls.claim(again, self.stopping))
         except ServiceError as error:
-            log.worker_claim_failed(pause_seconds=0.0, error=error)
+            if not (isinstance(error, RequestRefused) and error.status == 409):  # nothing is left
+                log.worker_claim_failed(pause_seconds=0.0, error=error)
         else:
             self._begin(claimed)  # whose handlers are not called any more
 
-    def _room(self) -> int:
-        """Return the number of tasks to claim now."""
+    def _room(self) -> tuple[int, int]:
+        """Return the number of tasks to claim now, and how many of them begin at once."""
         with self._changed:
             if self._loop.is_blocked or len(self._in_hand) >= MAX_IN_HAND + self._concurrency:
-                return 0
+                return 0, 0
             ahead = self._ahead() if self._prefetches else 0
-            waiting = self._busy - self._concurrency
-            if ahead and waiting * 2 > ahead:
-                return 0  # many with one request, rather than few with many
-            return self._concurrency + ahead - self._busy
+            free = self._concurrency - self._busy
+            if ahead and -free * 2 > ahead:
+                return 0, 0  # many with one request, rather than few with many
+            return free + ahead, max(0, free)
 
     def _ahead(self) -> int:
         now = clock()
@@ -299,7 +305,8 @@ class Worker:
 
     def _begin(self, claimed: Sequence[Claimed]) -> None:
         executions = []
-        for each in self._fresh(claimed):
+        # What may not wait for a slot was claimed for a free one: it comes first.
+        for each in sorted(self._fresh(claimed), key=_may_wait):
             try:
                 handler = self.handlers.find(each.task.name)
             except UnknownTask:
@@ -394,6 +401,11 @@ class Worker:
         self._threads.close()
         self._loop.close()
         log.worker_stopped(worker=self.name)
+
+
+def _may_wait(claimed: Claimed) -> bool:
+    """Return True if the task has not run before, and will run again if its worker dies."""
+    return claimed.task.attempts == 1 < claimed.task.max_attempts
 
 
 #: In place of the handler of a task that has none here.

@@ -52,6 +52,17 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
+            name='ClaimKey',
+            fields=[
+                ('request_id', models.UUIDField(primary_key=True, serialize=False)),
+                ('answered_at', models.DateTimeField(db_default=leasing.functions.DbNow(), db_index=True)),
+            ],
+            options={
+                'default_permissions': (),
+                'base_manager_name': 'objects',
+            },
+        ),
+        migrations.CreateModel(
             name='Queue',
             fields=[
                 ('name', models.CharField(max_length=200, primary_key=True, serialize=False)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks.models.attempt import AttemptOutcome, AttemptQuerySet, TaskAttempt, TaskStep
+from tasks.models.claim_key import ClaimKey
 from tasks.models.generator import GeneratorDesiredState
 from tasks.models.outbox import OutboxMessage
 from tasks.models.queue import Queue
@@ -16,6 +17,7 @@ from tasks.scheduling.rules import MissedSlots
 __all__ = [
     "AttemptOutcome",
     "AttemptQuerySet",
+    "ClaimKey",
     "GeneratorDesiredState",
     "MissedSlots",
     "OutboxMessage",

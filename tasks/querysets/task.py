@@ -185,6 +185,7 @@ class TaskQuerySet(TaskRows):
         queues: Sequence[str] | None = None,
         limit: int = 1,
         ttl: float | timedelta | None = None,
+        free: int | None = None,
         request_id: uuid.UUID | None = None,
     ) -> Claim[Task]:
         """Claim ready tasks for ``holder``.
@@ -200,14 +201,26 @@ class TaskQuerySet(TaskRows):
             queues: The queues to claim from; None: all.
             limit: The number of tasks, at most.
             ttl: Seconds of the lease, from now and from each heartbeat.
-            request_id: The caller's name of this call, if it may be repeated because its answer was
-                lost. A repetition returns those of its tasks whose grants still hold; if none
-                does, it claims others.
+            free: The number of tasks that begin at once; the others wait for a slot of the worker.
+                A task with one attempt, or that has run before, is claimed only if it is among the
+                first so many: if the worker dies, it has not failed before it began. None: all
+                begin at once.
+            request_id: The caller's name of this call, a digest or a random UUID, if it may be
+                repeated because its answer was lost. Within ten minutes a repetition returns those
+                of its tasks whose grants still hold, and claims nothing more. One that claimed
+                nothing may claim later, until ``note_empty_claim``.
 
-        Raises UnknownQueue, InvalidResource (the holder), InvalidTTL, LeaseInTransaction, and
-        ClaimUnderWay while the call that it repeats has not ended.
+        Raises UnknownQueue, InvalidResource (the holder), InvalidTTL, LeaseInTransaction;
+        ClaimUnderWay while the call that it repeats has not ended, ClaimAnswered once that holds
+        nothing any more.
         """
-        return worker.claim(self.home(), holder, queues, limit, ttl, request_id)
+        return worker.claim(self.home(), holder, queues, limit, ttl, free, request_id)
+
+    def note_empty_claim(self, holder: str, request_id: uuid.UUID) -> Claim[Task]:
+        """Remember that the call of ``claim`` with this ``request_id`` is answered with no task, so
+        that a repetition which comes late claims nothing. Returns what one that came first has
+        claimed. Arguments and errors are those of ``claim``."""
+        return worker.note_empty_claim(self.home(), holder, request_id)
 
     def take(
         self,

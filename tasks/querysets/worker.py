@@ -16,22 +16,22 @@ from datetime import timedelta
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import CharField, F, UUIDField, Value
+from django.apps import apps
+from django.db.models import F, Value
 from django.db.models.expressions import Combinable
 
 from leasing.db import postgres
 from leasing.db.dialects import atomic, durable, lock_names, take_write_lock
-from leasing.db.questions import query_instances
-from leasing.db.statements import Marker
 from leasing.functions import DbNow
 from leasing.querysets.claim import Claim
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
 from tasks import signals
 from tasks.conf import task_settings
-from tasks.exceptions import ClaimUnderWay
+from tasks.exceptions import ClaimAnswered, ClaimUnderWay
 from tasks.payload import check_json
 from tasks.querysets.base import TaskRows, check_queue, step_model
+from tasks.querysets.claim_key import ClaimKeyQuerySet
 from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask, keeping
 from tasks.querysets.recovery import sweep_if_due
@@ -54,23 +54,25 @@ def claim(
     queues: Queues,
     limit: int,
     ttl: Ttl,
+    free: int | None = None,
     request_id: uuid.UUID | None = None,
 ) -> Claim[Task]:
     """Claim, with every column, as model instances."""
     terms, names = _asked(rows, holder, queues, ttl)
+    request = ClaimRequest(limit, free=free)
     tasks: list[Task] = []
     if request_id is not None:
-        tasks, again = _claim_for(rows, replace(terms, request_id=request_id), names, limit)
+        tasks, again = _claim_for(rows, replace(terms, request_id=request_id), names, request)
         if again:
             return Claim(again, rows.store(terms))
     elif postgres.serves(rows.db):
-        tasks, more = one_statement.claim(rows, terms, names, limit)
-        if more and len(tasks) < limit:
+        tasks, more = one_statement.claim(rows, terms, names, request)
+        if more and request.left:
             with keeping(tasks):
-                seated = _claim_portably(rows, terms, names, limit - len(tasks))
+                seated = _claim_portably(rows, terms, names, request)
                 tasks = sorted([*tasks, *seated], key=_in_order)
     else:
-        tasks = _claim_portably(rows, terms, names, limit)
+        tasks = _claim_portably(rows, terms, names, request)
     if points.tracer is not None:
         points.tracer.claimed(tasks)
     if signals.claimed.has_listeners(rows.model):
@@ -79,40 +81,58 @@ def claim(
     return Claim(tasks, rows.store(terms))
 
 
+def note_empty_claim(rows: TaskRows, holder: str, request_id: uuid.UUID) -> Claim[Task]:
+    """Remember that the claim is answered with no task."""
+    terms = replace(Terms.check(holder=holder), request_id=request_id)
+    with durable(rows.db):
+        again = _claimed_before(rows, terms)
+        if not again:
+            _keys(rows).remember(request_id)
+    return Claim(again, rows.store(terms))
+
+
 def _claim_for(
-    rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int
+    rows: TaskRows, terms: Terms, queues: Sequence[str], request: ClaimRequest
 ) -> tuple[list[Task], list[Task]]:
     """Claim for a request that may have been sent before. Returns what it claims, or what it
-    claimed then and still holds. Raises ClaimUnderWay while the same request still claims."""
+    claimed then and still holds. Raises as ``_claimed_before``."""
+    claimed: list[Task] = []
+    more = True
     with durable(rows.db):
-        if not lock_names(rows.db, [f"leasing_tasks.claim:{terms.request_id}"]):
-            raise ClaimUnderWay
-        take_write_lock(rows)
         if again := _claimed_before(rows, terms):
-            return [], sorted(again, key=_in_order)
-        # What it was granted before, and has ended, hides none of what stands behind it.
-        others = rows.exclude(grant_id__range=terms.grants_of_request)
-        if not postgres.serves(rows.db):
-            return _claim_within(others, terms, queues, limit), []
-        claimed, more = one_statement.claim(rows, terms, queues, limit)
+            return [], again
+        if postgres.serves(rows.db):
+            claimed, more = one_statement.claim(rows, terms, queues, request)
         if more:
-            claimed += _claim_within(others, terms, queues, limit - len(claimed))
-        return sorted(claimed, key=_in_order), []
+            claimed += _claim_within(rows, terms, queues, request)
+        if claimed:
+            assert terms.request_id is not None
+            _keys(rows).remember(terms.request_id)
+    return sorted(claimed, key=_in_order), []
 
 
 def _claimed_before(rows: TaskRows, terms: Terms) -> list[Task]:
-    """Return what the same request has claimed before and still holds."""
+    """Return what the same request has claimed before and still holds, and lock it until the
+    transaction ends. Raises ClaimUnderWay while it still claims, and ClaimAnswered if it was
+    answered and holds nothing any more."""
+    if not lock_names(rows.db, [f"leasing_tasks.claim:{terms.request_id}"]):
+        raise ClaimUnderWay
+    take_write_lock(rows)
+    assert terms.request_id is not None
+    if not _keys(rows).filter(pk=terms.request_id).exists():
+        return []
+    held = rows._instances().running().unexpired().with_state()
+    again = list(held.filter(grant_id__range=terms.grants_of_request))
+    if not again:
+        raise ClaimAnswered
+    return sorted(again, key=_in_order)
 
-    def compiled() -> TaskRows:
-        holder = Marker("holder", CharField())
-        grants = [Marker(name, UUIDField()) for name in ("lowest", "highest")]
-        mine = rows._instances().running().unexpired().filter(holder=holder)
-        return mine.filter(grant_id__range=grants).with_state()
 
-    # Django takes longer to compile it than the database to find that there is nothing.
-    lowest, highest = terms.grants_of_request
-    values = {"holder": terms.holder, "lowest": lowest, "highest": highest}
-    return query_instances(("claimed before", rows.model, rows.db), compiled, values)
+def _keys(rows: TaskRows) -> ClaimKeyQuerySet:
+    keys: ClaimKeyQuerySet = apps.get_model("leasing_tasks", "ClaimKey")._default_manager.using(
+        rows.db
+    )
+    return keys
 
 
 def take(
@@ -168,31 +188,37 @@ def _asked(rows: TaskRows, holder: str, queues: Queues, ttl: Ttl) -> tuple[Terms
     return terms, names
 
 
-def _claim_portably(rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int) -> list[Task]:
+def _claim_portably(
+    rows: TaskRows, terms: Terms, queues: Sequence[str], request: ClaimRequest
+) -> list[Task]:
     """Claim of every kind, in the order of all of them."""
     with durable(rows.db):
-        return _claim_within(rows, terms, queues, limit)
+        return _claim_within(rows, terms, queues, request)
 
 
-def _claim_within(rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int) -> list[Task]:
+def _claim_within(
+    rows: TaskRows, terms: Terms, queues: Sequence[str], request: ClaimRequest
+) -> list[Task]:
     granted: list[Task] = []
     seats = Seats(rows.model, rows.db)
     for queue in queues:
-        left = limit - len(granted)
-        granted += sorted(_claim_of(rows, terms, seats, queue, left), key=_in_order)
+        granted += sorted(_claim_of(rows, terms, seats, queue, request), key=_in_order)
     return granted
 
 
-def _claim_of(rows: TaskRows, terms: Terms, seats: Seats, queue: str, limit: int) -> list[Task]:
+def _claim_of(
+    rows: TaskRows, terms: Terms, seats: Seats, queue: str, request: ClaimRequest
+) -> list[Task]:
     granted: list[Task] = []
     kinds = list(KINDS)
-    while kinds and len(granted) < limit:
-        first = rows.to_claim_next(queue, limit - len(granted), "kind", kinds=kinds)
+    while kinds and request.left > 0:
+        first = rows.to_claim_next(queue, request.left, "kind", kinds=kinds)
         left = len(kinds)
         for kind, share in Counter(kind for *_, kind in first).items():
-            mine = _grant(rows.to_claim(queue, kind), terms, seats, share)
+            mine = _grant_to(request, rows.to_claim(queue, kind), terms, seats, share)
             granted += mine
-            if len(mine) < share:  # all others are locked or without a seat, and in nobody's way
+            # All others are locked, without a seat or a slot, and in nobody's way.
+            if len(mine) < share:
                 kinds.remove(kind)
         if len(kinds) == left:
             break
@@ -209,10 +235,16 @@ def _take_portably(
             for queue, kind in product(queues, request.kinds):
                 if request.left > 0:
                     ready = rows.to_claim(queue, kind)
-                    ready.request = request
-                    mine = _grant(ready, terms, seats, request.left)
-                    request.found += len(mine)
-                    granted += mine
+                    granted += _grant_to(request, ready, terms, seats, request.left)
+    return granted
+
+
+def _grant_to(
+    request: ClaimRequest, ready: TaskRows, terms: Terms, seats: Seats, limit: int
+) -> list[Task]:
+    ready.request = request
+    granted = _grant(ready, terms, seats, limit)
+    request.found += len(granted)
     return granted
 
 

@@ -49,6 +49,10 @@ EXPLAINED: dict[str, str] = {
     "tasks.querysets.duplicates._with_a_key_of: without _connector=Q.OR in .Q": (
         "A look that saves an insert in vain, which the constraints of the keys refuse."
     ),
+    "tasks.querysets.claim_key.ClaimKeyQuerySet.remember:"
+    " answered_at__lt=after(-REMEMBERED_FOR) for answered_at__lte=after(-REMEMBERED_FOR)": (
+        "A key is forgotten a microsecond later."
+    ),
     "tasks.querysets.ends._of_grants: without pk__in=[t.pk for t in tasks] in .Q": (
         "A grant is of one row: the keys are for the index."
     ),
@@ -195,16 +199,13 @@ EXPLAINED: dict[str, str] = {
     "Seats(rows.model, rows.db)": (
         "A key that another claim keeps locked is waited for once a queue instead of once."
     ),
-    "tasks.querysets.worker.claim: more for more and len(tasks) < limit": (
+    "tasks.querysets.worker.claim: more for more and request.left": (
         "None is left to claim: a transaction in vain."
     ),
-    "tasks.querysets.worker.claim: len(tasks) <= limit for len(tasks) < limit": (
-        "None is left to claim: a transaction in vain."
-    ),
-    "tasks.querysets.worker._claim_of: kinds for kinds and len(granted) < limit": (
+    "tasks.querysets.worker._claim_of: kinds for kinds and request.left > 0": (
         "None is left to claim: the slice is empty, and the database is not asked."
     ),
-    "tasks.querysets.worker._claim_of: len(granted) <= limit for len(granted) < limit": (
+    "tasks.querysets.worker._claim_of: request.left >= 0 for request.left > 0": (
         "None is left to claim: the slice is empty, and the database is not asked."
     ),
     "tasks.querysets.worker._take_portably: request.left >= 0 for request.left > 0": (

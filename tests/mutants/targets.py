@@ -21,7 +21,16 @@ FILES = (
     *(
         f"tasks/querysets/{name}.py"
         for name in (
-            *("base", "duplicates", "ends", "operator", "outbox", "producer", "queues"),
+            *(
+                "base",
+                "claim_key",
+                "duplicates",
+                "ends",
+                "operator",
+                "outbox",
+                "producer",
+                "queues",
+            ),
             *("recovery", "relay", "schedule", "claim_request", "slots", "task", "transitions"),
             *("unbegun", "unique", "worker"),
         )

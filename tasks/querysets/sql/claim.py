@@ -19,8 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
-from django.db.models import BooleanField
-from django.db.models.expressions import RawSQL
 
 from leasing.db.cached_cursors import fetch_all, new_cursor
 from leasing.db.row_reader import reader
@@ -43,12 +41,10 @@ from tasks.querysets.sql.claim_text import (
 )
 from tasks.querysets.sql.cursors import ClaimCursor, claim_cursor_of
 from tasks.querysets.sql.statements import (
-    MARKS,
     cached_statement,
     key_of,
     plan_took,
     planned,
-    table_of,
 )
 
 if TYPE_CHECKING:
@@ -211,14 +207,13 @@ def _read(data: str) -> dict[str, Any]:
 
 
 def claim(
-    rows: TaskRows, terms: Terms, queues: Sequence[str], limit: int
+    rows: TaskRows, terms: Terms, queues: Sequence[str], request: ClaimRequest
 ) -> tuple[list[Task], bool]:
-    """Grant up to ``limit`` ready tasks of every kind that need no seat, with every column, as
-    model instances. Returns them, and whether there may be more."""
-    if terms.request_id is not None:
-        rows = rows.filter(_not_of_request(rows))
+    """Grant ready tasks of every kind that need no seat, as many as ``request`` asks for, with
+    every column, as model instances. Returns them, and whether there may be more."""
+    limit = request.left
     statement = planned(_numbered("claim", rows, claim_statement, most=_most(limit)))
-    parameters = {**_parameters(terms, queues, limit), "limit": limit}
+    parameters = {**_parameters(terms, queues, limit), "limit": limit, "free": request.free_left}
     sent_at = clock()
     # A hundred instances that Django reads and makes take longer than the statement.
     with new_cursor(connections[rows.db]) as cursor:
@@ -231,6 +226,7 @@ def claim(
     tasks: list[Task] = read.rows(claimed)
     for task in tasks:
         task.now, task.sent_at = now, sent_at
+    request.found += len(tasks)
     return tasks, bool(passed_over)
 
 
@@ -241,17 +237,7 @@ def _parameters(terms: Terms, queues: Sequence[str], limit: int) -> dict[str, An
     if terms.request_id is not None:
         begin = terms.begin_of_grants
         noise = b"".join(begin + noise[at : at + 8] for at in range(8, 16 * limit, 16))
-        parameters["lowest"], parameters["highest"] = terms.grants_of_request
     return {**parameters, "noise": noise}
-
-
-def _not_of_request(rows: TaskRows) -> Any:
-    """The condition that the latest grant of a task was not made for the request that claims: that
-    has ended, and is not granted twice."""
-    within = (
-        f"{table_of(rows)}.grant_id BETWEEN {MARKS['lowest']}::uuid AND {MARKS['highest']}::uuid"
-    )
-    return RawSQL(f"({within}) IS NOT TRUE", [], output_field=BooleanField())
 
 
 def _new_grants(count: int) -> bytes:

@@ -75,7 +75,8 @@ _ASKED = """unnest(%(requests)s::int[], %(queues)s::text[], %(kinds)s::smallint[
 
 #: A claim of any kind, in the order of all of them: what comes first is looked at without a lock,
 #: and says how many of each kind there are to be. Where others lock some of it meanwhile, or there
-#: are keys, the caller is told to look again.
+#: are keys, the caller is told to look again. Of what may not wait for a slot, only what is among
+#: the first ``free`` is granted.
 _SHARED = """
 WITH first AS MATERIALIZED (
     SELECT * FROM (
@@ -88,7 +89,7 @@ WITH first AS MATERIALIZED (
         ) AS merged LIMIT %(limit)s
     ) AS within LIMIT {most}
 ), chosen AS MATERIALIZED (
-    SELECT id, concurrency_key <> '' AS is_keyed FROM (
+    SELECT *, concurrency_key <> '' AS is_keyed FROM (
         SELECT found.* FROM (
             SELECT queue, kind, count(*) AS share FROM first GROUP BY queue, kind
         ) AS asked, LATERAL (SELECT * FROM ({found}) AS locked LIMIT asked.share) AS found
@@ -104,6 +105,12 @@ WITH chosen AS MATERIALIZED (
     FROM unnest(%(queues)s::text[]) AS asked (queue), LATERAL ({found}) AS found
 )"""
 _SAID_OF_ONE = "(SELECT count(*) FROM chosen WHERE is_keyed)"
+#: Of all kinds, those that may wait, and the first that begin at once.
+_OF_SHARED = """{table}.id = ANY(ARRAY(
+    SELECT id FROM chosen WHERE NOT is_keyed AND (attempts = 0 AND max_attempts > 1 OR id IN (
+        SELECT id FROM chosen ORDER BY priority DESC, scheduled_at, id LIMIT {free}
+    ))
+))"""
 _OF_UNKEYED = "{table}.id = ANY(ARRAY(SELECT id FROM chosen WHERE NOT is_keyed))"
 
 _CLAIM = """{chosen},
@@ -145,6 +152,7 @@ _ONE = "{table}.id = {key}::bigint"
 _QUEUE = RawSQL("asked.queue", [])
 #: The columns that are read of what is locked.
 _SEEN = ("pk", "concurrency_key", "attempts", "max_attempts")
+_SEEN_IN_ORDER = (*_SEEN, "priority", "scheduled_at")
 
 #: Each grant is sixteen of the bytes that come with the request, by the place of the row's key
 #: among those that were chosen: the database takes longer to make one than to enter it in an index.
@@ -225,9 +233,10 @@ def _reported_values(rows: TaskRows) -> Iterator[str]:
 def claim_statement(rows: TaskRows, *, most: int | str) -> str:
     columns = tuple(str(field.column) for field in rows.model._meta.concrete_fields)
     seen = inlined(rows, _to_claim(rows).only(*CLAIM_COLUMNS).query)
-    chosen = _SHARED.format(kinds=list(KINDS), seen=seen, found=_locked(rows, most), most=most)
+    found = _locking(rows, _to_claim(rows), most, _SEEN_IN_ORDER)
+    chosen = _SHARED.format(kinds=list(KINDS), seen=seen, found=found, most=most)
     answer = (*columns, "passed_over", "now")
-    return _claiming(rows, chosen, _OF_UNKEYED, _SAID_OF_SHARED, columns, answer, DbNow())
+    return _claiming(rows, chosen, _OF_SHARED, _SAID_OF_SHARED, columns, answer, DbNow())
 
 
 def _to_claim(rows: TaskRows) -> TaskRows:
@@ -238,8 +247,10 @@ def _locked(rows: TaskRows, most: int | str, *which: Any) -> str:
     return _locking(rows, _to_claim(rows).filter(*which), most)
 
 
-def _locking(rows: TaskRows, ready: TaskRows, most: int | str) -> str:
-    seen = inlined(rows, ready.only(*_SEEN).query)
+def _locking(
+    rows: TaskRows, ready: TaskRows, most: int | str, columns: Sequence[str] = _SEEN
+) -> str:
+    seen = inlined(rows, ready.only(*columns).query)
     return _LOCKED.format(ready=seen, most=most, table=table_of(rows))
 
 
@@ -272,6 +283,7 @@ def _granting(rows: TaskRows, which: str) -> str:
         **rows.granting(Terms(_HOLDER, _TTL)),
         "grant_id": RawSQL(_GRANT.format(table=table, noise=MARKS["noise"]), []),
     }
-    update = update_of(rows._everything(), which.format(table=table), granting)
+    which = which.format(table=table, free=MARKS["free"])
+    update = update_of(rows._everything(), which, granting)
     now = compiled(rows, DbMicroseconds())
     return update.replace(now, f"(SELECT {now})")  # once, and not for each row

@@ -22,10 +22,7 @@ from leasing.runtime.clock import clock
 from tasks.runtime.tracepoints import points
 
 #: Parameters, as they stand in what Django compiles: as nothing else that may stand there.
-_PARAMETERS = (
-    *("holder", "ttl", "ids", "grants", "outputs", "key", "noise"),
-    *("lowest", "highest"),
-)
+_PARAMETERS = ("holder", "ttl", "ids", "grants", "outputs", "key", "noise", "free")
 MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in _PARAMETERS}
 
 #: Seconds that a plan is used; and the seconds that a claim, and each task that it finds, may take

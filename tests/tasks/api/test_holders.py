@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.test import Client
 from pytest_django import Settings
 
+from tasks.exceptions import ClaimUnderWay
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tests.api_calls import Answer, call
@@ -20,6 +22,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
 ME = {"processor": "me"}
 ERROR = {"error": "it broke"}
+THREADED: dict[str, Any] = {"wsgi.multithread": True}
 #: What acts for a holder, and what each demands besides.
 VERBS: dict[str, dict[str, Any]] = {
     "heartbeat": {},
@@ -91,6 +94,22 @@ def test_as_many_tasks_are_claimed_as_are_asked_for(client: Client) -> None:
     assert len(set(Task.objects.values_list("grant_id"))) == 3
 
 
+def test_a_task_with_one_attempt_is_claimed_for_a_free_slot_alone(client: Client) -> None:
+    Task.objects.enqueue_many("jobs.echo", [{}] * 3, max_attempts=1)
+    Task.objects.enqueue_many("jobs.echo", [{}] * 2, max_attempts=2)
+
+    claimed = claim(client, limit=5, free=1).body["tasks"]
+
+    assert [task["max_attempts"] for task in claimed] == [1, 2, 2]
+    assert claim(client, free=0).status == 200
+    assert len(claim(client, limit=5).body["tasks"]) == 2
+
+
+@pytest.mark.parametrize("free", [-1, 101, True, "1", 1.5])
+def test_a_number_of_slots_that_is_none_is_refused(client: Client, free: Any) -> None:
+    assert claim(client, free=free).status == 400
+
+
 @pytest.mark.usefixtures("queues")
 def test_tasks_are_claimed_of_the_queues_that_are_asked_for(client: Client) -> None:
     Task.objects.enqueue("jobs.echo", queue="mail")
@@ -129,6 +148,52 @@ def test_a_claim_sent_again_is_answered_with_the_same_tasks(client: Client) -> N
     )
     assert [each["lease_key"] for each in first] == [each["lease_key"] for each in again]
     assert Task.objects.running().count() == 2
+
+
+@pytest.mark.parametrize("limit", [None, 2], ids=["one", "a batch"])
+def test_a_claim_sent_again_after_its_tasks_ended_claims_nothing(
+    client: Client, limit: int | None
+) -> None:
+    Task.objects.enqueue_many("jobs.echo", [{}] * 4)
+    headers = {"Idempotency-Key": str(uuid.uuid4())}
+    body = {**ME, "limit": limit}
+    first = call(client, "POST", "/tasks/next", body, headers=headers).body
+    claimed = first.get("tasks") or [first]
+    for task in claimed:
+        assert put(client, task, "complete", lease_key=task["lease_key"]).status == 202
+
+    again = call(client, "POST", "/tasks/next", body, headers=headers)
+
+    assert (again.status, "was answered before" in again.body.get("error", "")) == (409, True)
+    assert "Retry-After" not in again.headers
+    assert Task.objects.ready().count() == 4 - len(claimed)
+
+
+@pytest.mark.parametrize("wait", [0, 0.01])
+def test_a_claim_sent_again_after_it_found_nothing_claims_nothing(
+    client: Client, wait: float
+) -> None:
+    headers = {"Idempotency-Key": str(uuid.uuid4())}
+    body = {**ME, "wait": wait}
+    first = call(client, "POST", "/tasks/next", body, headers=headers, **THREADED)
+    assert first.status == 200
+    Task.objects.enqueue("jobs.echo")
+
+    again = call(client, "POST", "/tasks/next", body, headers=headers, **THREADED)
+
+    assert (again.status, "was answered before" in again.body.get("error", "")) == (409, True)
+    assert Task.objects.get().status == TaskStatus.READY
+
+
+def test_a_claim_that_is_still_under_way_asks_to_be_sent_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TaskQuerySet, "claim", Mock(side_effect=ClaimUnderWay))
+    headers = {"Idempotency-Key": str(uuid.uuid4())}
+
+    answer = call(client, "POST", "/tasks/next", ME, headers=headers)
+
+    assert (answer.status, answer.headers["Retry-After"]) == (409, "1")
 
 
 def test_the_next_holder_is_told_the_checkpoint(client: Client) -> None:

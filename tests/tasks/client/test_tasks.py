@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import httpx
@@ -11,7 +12,7 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from leasing.validation.requests import MAX_BODY
-from tasks.client import AsyncTaskClient, RequestRefused, TaskClient
+from tasks.client import AsyncTaskClient, Claimed, RequestRefused, TaskClient
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskAttempt
 from tests.processes import wait_for
@@ -82,7 +83,8 @@ def test_a_claim_that_the_service_still_makes_is_asked_for_again(
     service: Service, remote: TaskClient
 ) -> None:
     remote.enqueue("jobs.echo", {"word": "hello"})
-    under_way = answered(409, b'{"error": "The same request is still under way."}')
+    error = b'{"error": "This request was sent before, and still claims."}'
+    under_way = answered(409, error, Retry_After="1")
     service.network.at, service.network.faults = "/tasks/next", [swallowed, under_way, under_way]
 
     (claimed,) = remote.claim()
@@ -90,6 +92,42 @@ def test_a_claim_that_the_service_still_makes_is_asked_for_again(
     assert (claimed.task.attempts, row().attempts) == (1, 1)
     keys = {each.headers.get("Idempotency-Key") for each in service.network.requests[1:]}
     assert len(keys) == 1
+
+
+def revoked(send: Callable[[], httpx.Response], request: httpx.Request) -> httpx.Response:
+    """The answer does not arrive, and what was claimed is taken back meanwhile."""
+    send().read()
+    assert Task.objects.running().revoke(reason="its host is gone") == 1
+    raise httpx.ReadTimeout("timed out", request=request)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "coroutines"])
+def test_a_claim_whose_task_was_lost_before_its_answer_arrived_is_made_anew(
+    service: Service, remote: TaskClient, is_async: bool
+) -> None:
+    async def claim() -> Sequence[Claimed]:
+        async with AsyncTaskClient(service.url, service.token) as coroutines:
+            coroutines.calls.transport.aexchange = remote.transport.aexchange  # type: ignore[method-assign]
+            return await coroutines.claim()
+
+    first, second = remote.enqueue_many("jobs.echo", [{"word": "a"}, {"word": "b"}])
+    service.network.at, service.network.faults = "/tasks/next", [revoked]
+
+    (claimed,) = asyncio.run(claim()) if is_async else remote.claim()
+
+    assert claimed.task.id in (first, second)
+    assert Task.objects.running().get().pk == claimed.task.id
+    keys = [each.headers.get("Idempotency-Key") for each in service.network.requests[1:]]
+    assert [keys.count(key) for key in keys] == [2, 2, 1]
+
+
+def test_a_claim_is_made_anew_for_no_other_refusal(service: Service, remote: TaskClient) -> None:
+    service.network.at, service.network.faults = "/tasks/next", [answered(400)] * 2
+
+    with pytest.raises(RequestRefused):
+        remote.claim()
+
+    assert len(service.network.faults) == 1
 
 
 def test_batches_are_cut_to_the_size_that_the_service_takes(

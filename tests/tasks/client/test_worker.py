@@ -239,6 +239,29 @@ def test_an_output_that_is_changed_after_its_return_holds_up_no_other(
     assert Task.objects.get(status="failed").task_data == {"word": "1"}
 
 
+def test_only_what_may_run_again_is_claimed_ahead_of_free_slots(
+    running: Worker, handlers: Handlers
+) -> None:
+    released = threading.Event()
+
+    @handlers.handler("jobs.echo")
+    def hold(ctx: Context, word: str) -> None:
+        if int(word) >= 60:
+            released.wait(60)
+
+    running._ahead = lambda: 20  # type: ignore[method-assign]
+    enqueued(80, max_attempts=1)
+    try:
+        wait_for(ended("succeeded", 60))
+        wait_for(lambda: Task.objects.running().count() >= 8)
+        enqueued(5, max_attempts=2, priority=1)
+        wait_for(lambda: Task.objects.running().filter(max_attempts=2).count() == 5)
+
+        assert Task.objects.running().filter(max_attempts=1).count() == 8
+    finally:
+        released.set()
+
+
 def test_a_task_without_a_handler_is_given_back(worker: Worker) -> None:
     enqueued()
 
@@ -671,6 +694,33 @@ def test_a_task_is_given_back_if_the_answer_of_an_ended_claim_is_lost(
     worker.run()
 
     assert (row().status, row().attempts, row().grants) == ("ready", 0, 1)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["at work", "stopped"])
+def test_a_claim_whose_tasks_were_lost_before_its_answer_arrived_is_no_error(
+    service: Service,
+    worker: Worker,
+    handlers: Handlers,
+    caplog: pytest.LogCaptureFixture,
+    is_stopped: bool,
+) -> None:
+    handlers.handler("jobs.echo")(echo)
+    enqueued(2)
+
+    def lost(send: Callable[[], httpx.Response], request: httpx.Request) -> httpx.Response:
+        send().read()
+        Task.objects.running().revoke(reason="its host is gone")
+        if is_stopped:
+            worker.stop()
+        raise httpx.ReadTimeout("timed out", request=request)
+
+    service.network.at, service.network.faults = "/tasks/next", [lost]
+    worker._concurrency = 1
+
+    worker.drain()
+
+    assert Task.objects.succeeded().count() == (0 if is_stopped else 2)
+    assert "was answered before" not in caplog.text
 
 
 WRONG: dict[str, Fault] = {

@@ -12,12 +12,12 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import Settings
 
-from leasing.db.dialects import lock_names
+from leasing.db.dialects import limit_waiting, lock, lock_names
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction
-from leasing.functions import EPOCH
+from leasing.functions import EPOCH, after
 from leasing.runtime.clock import clock
-from tasks.exceptions import ClaimUnderWay, UnknownQueue
-from tasks.models import Task, TaskStatus
+from tasks.exceptions import ClaimAnswered, ClaimUnderWay, UnknownQueue
+from tasks.models import ClaimKey, Task, TaskStatus
 from tasks.querysets import recovery
 from tasks.sample import SLEEP
 from tests.factories import TaskFactory
@@ -458,6 +458,54 @@ def test_trust_in_a_claim_counts_from_before_its_statement() -> None:
     assert taken.sent_at <= sent[-1]
 
 
+# Ahead of slots
+
+
+@pytest.mark.parametrize("request_id", [None, uuid.uuid4()], ids=["once", "may be repeated"])
+def test_a_task_that_may_not_wait_is_claimed_for_a_free_slot_alone(
+    request_id: uuid.UUID | None,
+) -> None:
+    many, once, other_once, ran, last = (
+        TaskFactory(max_attempts=attempts) for attempts in (3, 1, 1, 3, 3)
+    )
+    Task.objects.filter(pk=ran.pk).update(attempts=1)
+
+    claimed = Task.objects.claim("ann", limit=9, free=2, request_id=request_id)
+
+    assert [task.pk for task in claimed] == [many.pk, once.pk, last.pk]
+    assert [task.pk for task in Task.objects.claim("ann", limit=2)] == [other_once.pk, ran.pk]
+
+
+def test_without_a_free_slot_only_what_may_wait_is_claimed() -> None:
+    TaskFactory(max_attempts=1)
+    many = TaskFactory(max_attempts=2)
+
+    assert [task.pk for task in Task.objects.claim("ann", limit=2, free=0)] == [many.pk]
+
+
+def test_a_free_slot_is_for_what_comes_first_of_every_queue_and_kind(settings: Settings) -> None:
+    settings.TASK_QUEUE = {**settings.TASK_QUEUE, "QUEUES": ("default", "mail")}
+    options = [("default", 0), ("mail", 1), ("default", 1), ("mail", 0)]
+    tasks = [
+        TaskFactory(max_attempts=1, queue=queue, kind=kind, priority=place)
+        for place, (queue, kind) in enumerate(options)
+    ]
+
+    (first,) = Task.objects.claim("ann", queues=["default"], limit=9, free=1)
+    assert first.pk == tasks[2].pk
+    assert len(Task.objects.claim("ann", limit=9, free=2)) == 2
+
+
+def test_a_task_with_a_key_is_claimed_for_a_free_slot_too() -> None:
+    once, keyed = (
+        TaskFactory(max_attempts=1, **key)
+        for key in ({}, {"concurrency_key": "crane:1", "concurrency_limit": 1})
+    )
+
+    assert [task.pk for task in Task.objects.claim("ann", limit=2, free=1)] == [once.pk]
+    assert [task.pk for task in Task.objects.claim("ann", limit=2, free=1)] == [keyed.pk]
+
+
 # The same request again
 
 
@@ -476,42 +524,99 @@ def test_a_claim_that_is_repeated_returns_the_same_tasks_under_the_same_grants()
     assert Task.objects.ready().count() == 1
 
 
-def test_another_request_or_another_holder_claims_others() -> None:
-    TaskFactory.create_batch(3)
-    request = uuid.uuid4()
+def test_another_request_claims_others() -> None:
+    TaskFactory.create_batch(2)
 
     claimed = [
-        *Task.objects.claim("ann", request_id=request),
         *Task.objects.claim("ann", request_id=uuid.uuid4()),
-        *Task.objects.claim("bob", request_id=request),
+        *Task.objects.claim("ann", request_id=uuid.uuid4()),
     ]
 
-    assert len({task.pk for task in claimed}) == 3
+    assert len({task.pk for task in claimed}) == 2
 
 
-def test_a_repeated_claim_returns_what_it_still_holds_and_else_claims_others() -> None:
+def test_a_repeated_claim_returns_what_it_still_holds() -> None:
     TaskFactory.create_batch(3)
     request = uuid.uuid4()
     done, late = Task.objects.claim("ann", limit=2, request_id=request)
     Task.objects.complete(done, None)
 
     (still,) = Task.objects.claim("ann", limit=2, request_id=request)
+
     assert still.pk == late.pk
 
-    Task.objects.filter(pk=late.pk).update(expires_at=EPOCH)
-    (other,) = Task.objects.claim("ann", limit=2, request_id=request)
-    assert other.pk not in (done.pk, late.pk)
 
-
-def test_a_request_never_claims_a_task_twice() -> None:
-    TaskFactory()
+@pytest.mark.parametrize("end", ["complete", "fail", "give back", "expire"])
+def test_a_request_whose_tasks_have_ended_claims_nothing_more(end: str) -> None:
+    TaskFactory.create_batch(2)
     request = uuid.uuid4()
     (task,) = Task.objects.claim("ann", request_id=request)
-    make_due(Task.objects.fail(task, "it broke"))
+    if end == "expire":
+        Task.objects.filter(pk=task.pk).update(expires_at=EPOCH)
+    elif end == "give back":
+        Task.objects.give_back(task, "not now")
+    else:
+        getattr(Task.objects, end)(task, "it is over")
 
+    with pytest.raises(ClaimAnswered):
+        Task.objects.claim("ann", request_id=request)
+
+    assert Task.objects.filter(grants__gt=0).get().pk == task.pk
+
+
+def test_a_request_that_claimed_nothing_may_claim_until_that_is_noted() -> None:
+    request = uuid.uuid4()
     assert not Task.objects.claim("ann", request_id=request)
-    (again,) = Task.objects.claim("ann", request_id=uuid.uuid4())
-    assert again.grant_id != task.grant_id
+    TaskFactory()
+
+    (claimed,) = Task.objects.claim("ann", request_id=request)
+    (again,) = Task.objects.note_empty_claim("ann", request)
+
+    assert again.grant_id == claimed.grant_id
+
+
+def test_a_request_that_was_answered_with_nothing_claims_nothing_more() -> None:
+    request = uuid.uuid4()
+    assert not Task.objects.note_empty_claim("ann", request)
+    TaskFactory()
+
+    with pytest.raises(ClaimAnswered):
+        Task.objects.claim("ann", request_id=request)
+    with pytest.raises(ClaimAnswered):
+        Task.objects.note_empty_claim("ann", request)
+
+    assert Task.objects.ready().count() == 1
+
+
+def test_the_keys_of_claims_are_forgotten_after_ten_minutes() -> None:
+    keys = [ClaimKey(request_id=uuid.uuid4()) for _ in range(3)]
+    ClaimKey.objects.bulk_create(keys)
+    old, late, _ = keys
+    ClaimKey.objects.filter(pk=old.pk).update(answered_at=after(-timedelta(seconds=601)))
+    ClaimKey.objects.filter(pk=late.pk).update(answered_at=after(-timedelta(seconds=590)))
+
+    Task.objects.note_empty_claim("ann", uuid.UUID(int=1))
+    assert ClaimKey.objects.count() == 4  # not each claim looks for them
+    Task.objects.note_empty_claim("ann", uuid.UUID(int=16))
+
+    assert ClaimKey.objects.count() == 4
+    assert not ClaimKey.objects.filter(pk=old.pk).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_old_key_that_another_claim_is_about_to_delete_is_left_to_it(
+    other_session: OtherSession, on_postgresql: None
+) -> None:
+    ClaimKey.objects.create(request_id=uuid.uuid4(), answered_at=EPOCH)
+    other_session.begin()
+    other_session.run(lambda: list(lock(ClaimKey.objects.all())))
+
+    with transaction.atomic():
+        limit_waiting("default", 1.0)
+        ClaimKey.objects.remember(uuid.UUID(int=16))
+
+    assert ClaimKey.objects.count() == 2
+    other_session.commit()
 
 
 def test_requests_whose_ids_begin_alike_are_not_taken_for_one() -> None:
@@ -524,18 +629,6 @@ def test_requests_whose_ids_begin_alike_are_not_taken_for_one() -> None:
 
     assert first.pk != second.pk
     assert [task.pk for task in Task.objects.claim("ann", request_id=two)] == [second.pk]
-
-
-def test_what_a_repeated_claim_has_given_back_hides_no_other_task() -> None:
-    front, behind = TaskFactory.create_batch(2)
-    request = uuid.uuid4()
-    (task,) = Task.objects.claim("ann", request_id=request)
-    assert task.pk == front.pk
-    Task.objects.give_back(task, "not now")
-
-    (other,) = Task.objects.claim("ann", request_id=request)
-
-    assert other.pk == behind.pk
 
 
 def test_a_claim_that_may_be_repeated_takes_no_statement_for_each_task(
