@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from leasing.db.listener import Listener
 from leasing.waiting import Waiter
@@ -48,6 +49,15 @@ class Notifier:
             if waiting:
                 waiting[0].notify()
 
+    def ahead_of(self, waiter: Waiter) -> int:
+        """Return the number of waiters that a notification wakes before ``waiter``; 0 where
+        notifications do not arrive."""
+        if not self._listener.arrives:
+            return 0
+        with self._lock:
+            waiting = self._waiters.get(waiter.resource, [])
+            return waiting.index(waiter) if waiter in waiting else 0
+
     def _is_wanted(self) -> bool:
         return bool(self._waiters)
 
@@ -67,7 +77,12 @@ def notifier(using: str) -> Notifier:
 
 @contextmanager
 def waiting(
-    using: str, resource: str, until: float, stopping: threading.Event | None = None
+    using: str,
+    resource: str,
+    until: float,
+    stopping: threading.Event | None = None,
+    *,
+    is_announced: bool = False,
 ) -> Iterator[Waiter]:
     """A waiter for ``resource`` that is woken by releases while the block runs.
 
@@ -76,8 +91,11 @@ def waiting(
         resource: the name that is waited for.
         until: moment on the holder's clock at which the wait ends.
         stopping: event that ends each pause.
+        is_announced: True if each release of the resource, in any process, is notified for.
     """
     waiter = Waiter(until, stopping, resource)
+    if is_announced:
+        waiter.ahead = partial(notifier(using).ahead_of, waiter)
     notifier(using).add(resource, waiter)
     try:
         yield waiter

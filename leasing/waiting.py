@@ -2,7 +2,8 @@
 
 On PostgreSQL a release notifies the waiters, so one of them tries again within milliseconds. On
 other databases, and behind poolers that drop notifications, they only poll. Waiters of one process
-on one resource take turns: a release wakes one in each process, not all.
+on one resource take turns: a release wakes one in each process, not all. Where that works, those
+behind poll less often, so that hundreds of them send few statements.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from leasing.runtime.clock import clock, system_clock
 
 #: Pauses between polls, in seconds: the first, and the longest.
 FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0
+#: A waiter behind others that poll for it pauses longer, by its place in the line: so many times as
+#: long from this place on.
+LAST_PLACE = 10
 #: Seconds between checks whether the caller was asked to stop.
 CHECK_STOP_EVERY = 0.1
 
@@ -49,6 +53,8 @@ class Waiter:
     ) -> None:
         self.until = until
         self.resource = resource
+        #: Returns the number of waiters of this process that poll for the same, and more often.
+        self.ahead: Callable[[], int] = int
         self._stopping = stopping
         self._pauses = pauses()
         self._notified = threading.Event()
@@ -106,7 +112,8 @@ class Waiter:
             self._notified.clear()
 
     def _next_pause(self) -> float:
-        return _real_pause(min(self.left, next(self._pauses)), self.resource)
+        pause = next(self._pauses) * min(1 + self.ahead(), LAST_PLACE)
+        return _real_pause(min(self.left, pause), self.resource)
 
 
 class Rest:

@@ -48,6 +48,8 @@ class Listener:
         self._service = Service(self._listen_once, log.notifications_failed, expected=(Exception,))
         #: Until when nobody listens, since nothing arrives.
         self._deaf_until = 0.0
+        #: True while it listens and notifications are known to arrive.
+        self.arrives = False
 
     @property
     def is_running(self) -> bool:
@@ -70,6 +72,12 @@ class Listener:
             time.sleep(self._service.step())
 
     def _listen_once(self) -> float:
+        try:
+            return self._listen_until_unwanted()
+        finally:
+            self.arrives = False
+
+    def _listen_until_unwanted(self) -> float:
         with listening(self.using, self._channel) as raw, Notifications(raw) as notes:
             trial = notify_trial(self.using, self._channel)
             # Not before: LISTEN_URL may lead to a server that answers while the pooler is away.
@@ -78,7 +86,7 @@ class Listener:
             while self._goes_on(end=False):
                 for payload in notes.within(CHECK_EVERY):
                     if payload == trial:
-                        arrives_by = math.inf
+                        arrives_by, self.arrives = math.inf, True
                         self._go_on_hearing()
                     self._hear(payload)
                 if clock.system_clock() > arrives_by:

@@ -69,7 +69,7 @@ class GrantingRows(HolderRows[Row]):
             resource,
             wait,
             attempt,
-            say_wanted=partial(self._say_wanted, resource),
+            say_wanted=partial(self._say_wanted, resource) if self.tells_waiters else None,
             stopping=stopping,
         )
         if probes.acquiring:
@@ -155,7 +155,8 @@ class GrantingRows(HolderRows[Row]):
         return query_instance(about, compile, key)
 
     def _say_wanted(self, resource: str) -> None:
-        """Somebody waits: for rows whose release can tell them."""
+        """Note that somebody waits: of rows whose class ``tells_waiters``."""
+        raise NotImplementedError
 
     def _grant(self, terms: Terms, **key: Any) -> Row | None:
         """Grant the one available row with ``key``, or return None."""

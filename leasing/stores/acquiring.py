@@ -22,7 +22,7 @@ def taking(
     wait: Wait,
     attempt: Undoable,
     *,
-    say_wanted: Callable[[], object] = lambda: None,
+    say_wanted: Callable[[], object] | None = None,
     stopping: threading.Event | None = None,
 ) -> Steps[Any]:
     """Steps that acquire ``resource``, for a driver.
@@ -32,7 +32,8 @@ def taking(
         resource: The name that is waited for.
         wait: Seconds to wait for the holder; None: for ever.
         attempt: Acquires at once, or raises LeaseHeld.
-        say_wanted: Marks the resource as waited for, before each pause.
+        say_wanted: Marks the resource as waited for, before each pause, so that its releases are
+            notified for; None: they are not.
         stopping: An event that ends the wait with LeaseTimeout.
     """
     if wait is DEFAULT:
@@ -45,14 +46,25 @@ def taking(
         if not patience:
             raise
     began_at = clock.clock()
-    with waiting(using, resource, began_at + patience, stopping) as waiter:
-        while True:
+
+    def attempt_again() -> Any:
+        try:
+            return attempt()
+        except LeaseHeld:
+            if waiter.left and say_wanted is not None:
+                say_wanted()  # here, for a thread of async code opens a connection for each call
+            raise
+
+    until, is_announced = began_at + patience, say_wanted is not None
+    with waiting(using, resource, until, stopping, is_announced=is_announced) as waiter:
+        if say_wanted is not None:
             yield say_wanted
+        while True:
             yield waiter
             if waiter.stopped:
                 raise LeaseTimeout(resource, waited=clock.clock() - began_at)
             try:
-                taken = yield attempt
+                taken = yield Undoable(attempt_again, attempt.undo)
                 return taken
             except LeaseHeld as held:
                 if not waiter.left:

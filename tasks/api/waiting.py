@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from leasing.conf import leasing_settings
@@ -39,6 +40,10 @@ class Claimer:
         if what == "queue" and (self.queues is None or which.partition(" ")[2] in self.queues):
             self.waiter.notify()
 
+    def rivals(self, claimers: Sequence[Claimer]) -> list[Claimer]:
+        """Return those of ``claimers`` that wait for tasks of the same queues."""
+        return [each for each in claimers if each.queues == self.queues]
+
 
 class Claimers:
     """The callers of this process that wait for tasks in the database ``using``."""
@@ -60,6 +65,7 @@ class Claimers:
             wait_id: The id by which ``end_wait`` ends it earlier; None: nothing does.
         """
         claimer = Claimer(queues, wait_id, Waiter(until))
+        claimer.waiter.ahead = partial(self._ahead_of, claimer)
         with self._lock:
             self._waiting.append(claimer)
             self._listener.start()
@@ -69,6 +75,15 @@ class Claimers:
         finally:
             with self._lock:
                 self._waiting.remove(claimer)
+                rivals = claimer.rivals(self._waiting)
+                if rivals:
+                    rivals[0].waiter.notify()  # there may be more tasks, and it polls for them now
+
+    def _ahead_of(self, claimer: Claimer) -> int:
+        if not self._listener.arrives:
+            return 0
+        with self._lock:
+            return claimer.rivals(self._waiting).index(claimer)
 
     def _hear(self, message: str) -> None:
         with self._lock:

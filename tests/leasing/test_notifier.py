@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -24,10 +24,11 @@ from leasing.models import Lease
 from leasing.notifier import Notifier, notifier
 from leasing.notifier import waiting as waiting_for
 from leasing.runtime import clock
-from leasing.testing.keeper import manual_keeper
-from leasing.waiting import MAX_PAUSE, Waiter
+from leasing.testing.keeper import ManualKeeper, manual_keeper
+from leasing.waiting import LAST_PLACE, MAX_PAUSE, Waiter
 from tests.conftest import Spawn
 from tests.leasing.locks import someone_waits
+from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE, OtherSession, address, refused_except_to_listen
 from tests.logs import logged
 from tests.processes import wait_for
@@ -124,6 +125,42 @@ def test_who_leaves_with_the_lease_wakes_nobody(silent: Notifier, behind: FakeWa
         silent.notify("crane:1")
 
     assert behind.notified == 0
+
+
+def silently_waiting(is_announced: bool = True) -> AbstractContextManager[Waiter]:
+    return waiting_for("default", "crane:1", float("inf"), is_announced=is_announced)
+
+
+def test_waiters_behind_others_poll_less_often_where_notifications_arrive(
+    silent: Notifier, clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasing.notifier.notifier", lambda using: silent)
+    waits = Waits(clocks, monkeypatch)
+
+    def pauses_in_line() -> list[float]:
+        waits.seconds.clear()
+        for waiter in line:
+            waiter.wait()
+        return waits.seconds
+
+    def is_place(pause: float, place: int) -> bool:
+        return MAX_PAUSE / 2 <= pause / min(place, LAST_PLACE) <= MAX_PAUSE
+
+    with ExitStack() as left:
+        first = left.enter_context(silently_waiting())
+        others = [left.enter_context(silently_waiting()) for _ in range(20)]
+        line = [first, *others, left.enter_context(silently_waiting(is_announced=False))]
+        for _ in range(6):  # until pauses grow no more
+            pauses_in_line()
+        assert all(is_place(pause, 1) for pause in pauses_in_line())
+
+        silent._listener.arrives = True
+        *announced, not_announced = pauses_in_line()
+        assert all(is_place(pause, place) for place, pause in enumerate(announced, 1))
+        assert is_place(not_announced, 1)
+
+        silent.remove("crane:1", first)
+        assert all(is_place(pause, place) for place, pause in enumerate(pauses_in_line()[1:-1], 1))
 
 
 def test_a_notification_before_the_wait_is_not_lost() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from pytest_django import Settings
 
 from leasing.api import waiting
 from leasing.runtime.clock import clock
-from tasks.api.waiting import claimers
+from tasks.api.waiting import Claimers, claimers
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tests.api_calls import call
@@ -76,6 +77,32 @@ def test_an_enqueue_wakes_those_who_wait_for_its_queue(client: Client) -> None:
     with waiting(["mail"], until) as mail, waiting(["default"], until) as default:
         wait_for(is_woken)
         assert not mail._notified.is_set()
+
+
+@pytest.mark.once
+def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    until = clock() + PATIENCE
+    monkeypatch.setattr("leasing.db.listener.can_listen", lambda using: False)
+    own = Claimers("default")
+    waiting = own.waiting
+    with ExitStack() as left:
+        first = left.enter_context(waiting(["default"], until))
+        with (
+            waiting(["mail"], until) as other,
+            waiting(None, until) as every,
+            waiting(["default"], until) as second,
+            waiting(["default"], until) as third,
+        ):
+            waiters = (first, other, every, second, third)
+            assert [each.ahead() for each in waiters] == [0, 0, 0, 0, 0]
+            own._listener.arrives = True
+            assert [each.ahead() for each in waiters] == [0, 0, 0, 1, 2]
+            left.close()
+            assert [each.ahead() for each in waiters[1:]] == [0, 0, 0, 1]
+            woken = [each._notified.is_set() for each in waiters]
+            assert woken == [False, False, False, True, False]
 
 
 def test_an_enqueue_of_another_process_wakes_them(on_postgresql: None) -> None:
