@@ -176,7 +176,9 @@ class Log:
         WARNING, "Killed %(worker)s (pid %(pid)s): it did not exit before the stop timeout"
     )
     fleet_child_hung = _worker(
-        ERROR, "%(worker)s (pid %(pid)s) has sent no report for %(seconds)s s; killing it"
+        ERROR,
+        "%(worker)s (pid %(pid)s) has sent no report for %(seconds)s s; killing it (to halt a "
+        "worker in a debugger, start it with --workers 0)",
     )
     fleet_gives_up = _worker(
         ERROR,

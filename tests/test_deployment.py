@@ -117,8 +117,8 @@ def test_the_table_of_stops_has_the_figures_of_the_code() -> None:
     assert f"`--stop-timeout` ({remote:g} s)" in text
     limits = re.findall(r"^\| (\w+).*\| (\d+) s \|$", text, re.MULTILINE)
     assert {process: int(limit) for process, limit in limits} == {
-        "worker": 45,
-        "parent": int(UNITS["shop-worker@.service"].stop_timeout),
+        "worker": int(UNITS["shop-worker@.service"].stop_timeout),
+        "bare": 45,
         "gunicorn": int(UNITS["shop-web.service"].stop_timeout),
         "remote": 45,
     }

@@ -43,9 +43,9 @@ def serve(
     Args:
         options: The options of the command.
         page: Pages that are served beside the metrics.
-        index: The number, from 1 on, of this process among several of one command. Each has a port
-            of its own, so many after that of the options; where they share their counts, the first
-            shows those of all, at that port itself.
+        index: The number, from 1 on, of this process among several of one command. The first has
+            the port of the options, each of the others the next one; where they share their
+            counts, the first alone has a port, and shows those of all.
     """
     port, address = options["metrics_port"], options["metrics_address"]
     if port is None:
@@ -54,7 +54,7 @@ def serve(
         registry.connect()
         return
     if index is not None and not registry.is_shared() and port:
-        port += index
+        port += index - 1
     if not 0 <= port <= 65535:
         raise CommandError("--metrics-port must be from 0 to 65535.")
     try:

@@ -74,6 +74,14 @@ def reason_against_fork() -> str:
     return f"this process has other threads: {', '.join(threads)}" if threads else ""
 
 
+def can_start() -> bool:
+    """Return True if this process can start children: by fork, or as new Python processes, which
+    find the settings by DJANGO_SETTINGS_MODULE."""
+    return hasattr(os, "fork") and bool(
+        "DJANGO_SETTINGS_MODULE" in os.environ or not reason_against_fork()
+    )
+
+
 #: True if this process is the subreaper of its children's orphans.
 is_subreaper = False
 

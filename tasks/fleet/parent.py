@@ -12,7 +12,8 @@ Life of a child
                are killed, then a writer hands its tasks back (``cleanup``)
     restarted  at once after a clean exit (``--max-tasks``), otherwise after a back-off that grows
                while children of this index exit soon after their start; never under ``--once`` and
-               ``--drain``
+               ``--drain``. The parent of the one worker that runs by default ends with it after a
+               clean exit, as a single process would
 
 A child that hangs, and so reports nothing for HUNG_AFTER, or for the ttl if that is longer, is
 killed: by then its leases have expired. SIGTERM and SIGINT stop all children; a second one does not
@@ -30,6 +31,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from logging import DEBUG, INFO
 from typing import Any
 
 from leasing.metrics import registry
@@ -71,8 +73,16 @@ class Plan:
     #: Seconds of a lease; seconds that running tasks have to finish after a stop.
     ttl: float
     stop_timeout: float
-    #: True if children that exit are restarted.
+    #: True if children that exit are restarted; ``ends_with_worker``: but the fleet ends with its
+    #: one worker if that exits cleanly.
     restarts: bool = True
+    ends_with_worker: bool = False
+
+    @property
+    def usual_level(self) -> int:
+        """Return the level of the events in the life of a child that need nobody's attention: with
+        one worker its own lines say the same."""
+        return DEBUG if self.ends_with_worker else INFO
 
 
 @dataclass
@@ -174,7 +184,7 @@ class Parent:
         reader = ReportReader(ours, status.receive)
         self._running[pid] = RunningChild(member, status, reader, shared)
         self.loop.add_reader(ours, partial(self._read, reader))
-        log.fleet_child_started(worker=name, pid=pid)
+        log.fleet_child_started(level=self.plan.usual_level, worker=name, pid=pid)
         return None
 
     def _set_up_child(
@@ -228,7 +238,7 @@ class Parent:
         child.reader.channel.close()
         member.note_end(status, code, exit_reason(code))
         if code == 0:
-            log.fleet_child_ended(worker=status.name, pid=status.pid)
+            log.fleet_child_ended(level=self.plan.usual_level, worker=status.name, pid=status.pid)
         else:
             log.fleet_child_died(worker=status.name, pid=status.pid, how=member.last_end)
             is_counted = self.plan.options.get("metrics_port") is not None and registry.is_shared()
@@ -242,12 +252,15 @@ class Parent:
     def _replace(self, member: Member, code: int) -> None:
         if self.is_stopping:
             return
+        exit_code = code if code in (ExitCode.DONE, ExitCode.REFUSED) else ExitCode.FAILED
         if not self.plan.restarts:
-            self.exit_code = self.exit_code or (ExitCode.FAILED if code else ExitCode.DONE)
+            self.exit_code = self.exit_code or exit_code
+        elif self.plan.ends_with_worker and not code:
+            return
         elif member.failed_starts >= MAX_FAILED_STARTS:
             times, how = member.failed_starts, member.last_end
             log.fleet_gives_up(worker=self.plan.name, times=times, how=how)
-            self.exit_code = code if code == ExitCode.REFUSED else ExitCode.FAILED
+            self.exit_code = exit_code
             self.stop()
         else:
             member.is_awaited = True
@@ -262,7 +275,8 @@ class Parent:
             self._stop_now()
             return
         self.is_stopping = True
-        log.fleet_stopping(worker=self.plan.name, running=len(self._running))
+        level = self.plan.usual_level
+        log.fleet_stopping(level=level, worker=self.plan.name, running=len(self._running))
         for child in self._running.values():
             child.status.is_stopping = True
             child.reader.order(STOP)

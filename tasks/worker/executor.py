@@ -26,14 +26,15 @@ from tasks.execution.completer import Completer
 from tasks.execution.outcomes import Outcome
 from tasks.querysets.claim_request import may_wait
 from tasks.registry import Kind
-from tasks.runtime import probes
+from tasks.runtime import marks, probes
 
 #: Seconds of work that wait in an executor, and the greatest number of tasks.
 PREFETCH_SECONDS, MAX_PREFETCH = 0.03, 2000
 #: The same of tasks that must not wait, for their attempt counts from the claim and may be the only
 #: one: those that take microseconds begin about as soon as others that have a slot. Each claim
-#: would be for a few of them, and take longer than they do. And the number of tasks that have to
-#: end for each of them: a task that kills its worker costs no more than that share of others.
+#: would be for a few of them, and take longer than they do. Only under a parent, which gives back
+#: what has not begun when the worker dies. And the number of tasks that have to end for each of
+#: them: where the parent dies too, that costs no more than that share of others.
 MOMENT, MAX_IN_A_MOMENT, CAREFUL = 0.004, 512, 16
 #: Seconds in which all of these end, by the time from one end to the next, most of it for claims.
 ALL_END_IN = 0.01
@@ -138,6 +139,8 @@ class Executor:
             return 0
         flowing = self._flowing(clock())
         if not self.may_prefetch:
+            if marks.current is None:
+                return 0
             most = min(MAX_IN_A_MOMENT, self._paced // CAREFUL)
             in_a_moment = min(self._fit(flowing, MOMENT), ALL_END_IN / max(self._each, 1e-6))
             return int(max(0, min(most, in_a_moment - self.slots)))

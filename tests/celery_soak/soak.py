@@ -173,7 +173,16 @@ class Soak:
         if name.startswith("worker"):
             args = [*WORKER, "-n", f"{name}@soak"]
         elif name == "plain":
-            args = ["manage.py", "run_worker", "--threads", "1", "--name", "plain"]
+            args = [
+                "manage.py",
+                "run_worker",
+                "--workers",
+                "0",
+                "--threads",
+                "1",
+                "--name",
+                "plain",
+            ]
         else:
             args = ["manage.py", "run_relay", "--ttl", "3", "--name", name]
         self.crew[name] = self.start(args)

@@ -44,8 +44,10 @@ def race(spawn: Spawn, verb: str, *things: object) -> dict[str, list[Any]]:
 def start_workers(
     spawn: Spawn, names: str, *options: str, ttl: float = 30, **env: str
 ) -> dict[str, Process]:
-    """Real workers called as ``names``, which are there when this returns."""
-    command = ["manage.py", "run_worker", "--skip-checks", "--ttl", str(ttl), *options]
+    """Real workers called as ``names``, which are there when this returns: of one process each, to
+    be killed and suspended."""
+    command = ["manage.py", "run_worker", "--skip-checks", "--workers", "0"]
+    command += ["--ttl", str(ttl), *options]
     workers = {name: spawn([*command, "--name", name], **env) for name in names.split()}
     for name, worker in workers.items():
         wait_for(Worker.objects.filter(name=name).exists, timeout=PATIENCE, process=worker)

@@ -191,7 +191,11 @@ def _generators() -> dict[str, list[str]]:
 
 def _workers() -> list[SiteProcess]:
     worker = ["run_worker", *QUIET, "--chaos", "--stop-timeout", "5"]
-    bare = [SiteProcess(name, [*worker, "--name", name]) for name in ("worker-1", "worker-2")]
+    # Visitors kill and freeze these two, and see what others do.
+    bare = [
+        SiteProcess(name, [*worker, "--name", name, "--workers", "0"])
+        for name in ("worker-1", "worker-2")
+    ]
     return [*bare, SiteProcess(PARENT, [*worker, "--name", PARENT, "--workers", "2"])]
 
 

@@ -47,6 +47,11 @@ LONGEST_FLEET = MAX_NAME - 20
 class Command(ServiceCommand):
     help = "Run tasks until SIGTERM or SIGINT. Any number of workers can run, on any machine."
 
+    #: True if this is the command of the process, and not called from Python.
+    _is_of_process = False
+    #: True if the parent is that of the one worker that runs by default: it ends with its worker.
+    _has_one_worker = False
+
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--queue",
@@ -107,8 +112,9 @@ class Command(ServiceCommand):
         parser.add_argument(
             "--workers",
             metavar="N|auto",
-            help="Run N worker processes under a parent that restarts them and hands back "
-            "the tasks of one that dies (auto: one per usable core; default: one, no parent)",
+            help="Worker processes under a parent that restarts them and hands back the tasks of "
+            "one that dies (default 1; auto: one per usable core; 0: this process is the worker, "
+            "without a parent, for a debugger or a profiler)",
         )
         port.add_arguments(parser)
         health.add_arguments(parser)
@@ -118,12 +124,19 @@ class Command(ServiceCommand):
             help="For demonstrations: 5 %% of tasks crash the process, 10 %% stall",
         )
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        self._is_of_process = True
+        super().run_from_argv(argv)
+
     def execute(self, *args: Any, **options: Any) -> str | None:
         if options["autoreload"] and os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) != "true":
             options["skip_checks"] = True  # the process that it starts runs them
         return super().execute(*args, **options)
 
     def handle(self, **options: Any) -> None:
+        if options["workers"] is None and child_start.current is None:
+            options["workers"] = self._default_workers(options)
+            self._has_one_worker = bool(options["workers"])
         _check(options)
         if options["autoreload"]:
             # Runs it on a second thread: the main one gets the signals and ends at a change.
@@ -135,11 +148,18 @@ class Command(ServiceCommand):
         elif not options["workers"]:
             self._serve(options)
 
+    def _default_workers(self, options: dict[str, Any]) -> int:
+        """Return 1; or 0 if the command was called from Python, where nobody expects a fork, if the
+        process is debugged (a worker that is halted looks hung to its parent), or if it cannot have
+        children."""
+        is_own = self._is_of_process and not options["autoreload"]
+        return int(is_own and sys.gettrace() is None and child_start.can_start())
+
     def _lead(self, options: dict[str, Any]) -> ChildContext | None:
         """Run the parent. Returns None once the fleet has stopped cleanly, and in each child its
         context. Raises SystemExit."""
         worker = self._made(options)
-        parent = Parent(_plan(options, worker))
+        parent = Parent(_plan(options, worker, ends_with_worker=self._has_one_worker))
         health.serve_fleet(options, parent)
         del worker
         child = parent.run()
@@ -168,7 +188,7 @@ class Command(ServiceCommand):
         """The worker, which has introduced itself."""
         worker = _worker(options) if options["workers"] else _measured(options)
         facts = greeting.facts(worker)
-        if options["workers"]:
+        if options["workers"] and not self._has_one_worker:
             facts = {"workers": f"{options['workers']}, started by this process", **facts}
         self.greet(options, f"worker {worker.name}", facts)
         if options["verbosity"] and (reason := greeting.no_handler_reason()):
@@ -199,10 +219,11 @@ def _check(options: dict[str, Any]) -> None:
         raise CommandError("--autoreload is for one process: leave --workers out.")
     if options["workers"] and not hasattr(os, "fork"):
         raise CommandError("--workers needs a system with fork: start several workers instead.")
-    for name in ("threads", "coroutines", "processes", "max_tasks", "max_memory", "workers"):
-        if options[name] is not None and options[name] < 1:
-            raise CommandError(f"--{name.replace('_', '-')} must be at least 1.")
-    last = 65535 - (options["workers"] or 0)
+    least = dict.fromkeys(("threads", "coroutines", "processes", "max_tasks", "max_memory"), 1)
+    for name, bound in {**least, "workers": 0}.items():
+        if options[name] is not None and options[name] < bound:
+            raise CommandError(f"--{name.replace('_', '-')} must be at least {bound}.")
+    last = 65536 - max(1, options["workers"] or 0)
     if options["metrics_port"] is not None and options["metrics_port"] > last:
         raise CommandError(f"--metrics-port must be at most {last}: each worker has a port.")
     health.check(options)
@@ -219,14 +240,14 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _count(workers: Any) -> int | None:
-    """Return the number of processes that ``--workers`` asks for; None: this one alone."""
+    """Return the number of processes that ``--workers`` asks for; None, or 0: this one alone."""
     try:
         return usable_cores() if workers == "auto" else workers and int(workers)
     except ValueError:
         raise CommandError("--workers must be a number, or auto.") from None
 
 
-def _plan(options: dict[str, Any], worker: WorkerProcess) -> Plan:
+def _plan(options: dict[str, Any], worker: WorkerProcess, *, ends_with_worker: bool) -> Plan:
     executors = worker.executors.executors
     return Plan(
         name=worker.name[:LONGEST_FLEET],
@@ -237,6 +258,7 @@ def _plan(options: dict[str, Any], worker: WorkerProcess) -> Plan:
         ttl=check_ttl(worker.ttl).total_seconds(),
         stop_timeout=worker.stop_timeout,
         restarts=worker.until is Until.STOPPED,
+        ends_with_worker=ends_with_worker,
     )
 
 

@@ -95,12 +95,12 @@ def ours(
     """
     fill_paused(count, first)
     started = start_workers(bench, workers, **env)
-    used, served = sum(cpu.of_process(each.pid) for each in started), cpu.of_server(bench.url)
+    used, served = sum(cpu.of_session(each.pid) for each in started), cpu.of_server(bench.url)
     Queue.objects.resume("default")
     wait_until_drained()
-    used = sum(cpu.of_process(each.pid) for each in started) - used
+    used = sum(cpu.of_session(each.pid) for each in started) - used
     server_us = _each(cpu.of_server(bench.url), served, count)
-    memory = max(map(peak_memory, started))
+    memory = max(map(peak_memory, Worker.objects.values_list("pid", flat=True)))
     end(started)
     times = Task.objects.aggregate(first=Min("acquired_at"), last=Max("processed_at"))
     stored = Task.objects.succeeded().filter(attempts=1, task_output__isnull=False).count()
@@ -126,7 +126,7 @@ def limit(bench: Bench, count: int, *, workers: int) -> Drained:
         done = sum(puppet.answer() for puppet in puppets)
         used = sum(cpu.of_process(each.pid) for each in puppets) - used
         server_us = _each(cpu.of_server(bench.url), served, count)
-        memory = max(map(peak_memory, puppets))
+        memory = max(peak_memory(each.pid) for each in puppets)
         for puppet in puppets:
             puppet.end()
         row: Any = plain.execute(
@@ -175,8 +175,8 @@ def end(started: list[Process]) -> None:
         process.end()
 
 
-def peak_memory(process: Any) -> float:
-    """Megabytes that were resident at the most, as Linux says."""
-    status = Path("/proc", str(process.pid), "status").read_text()
+def peak_memory(pid: int) -> float:
+    """Megabytes of a process that were resident at the most, as Linux says."""
+    status = Path("/proc", str(pid), "status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) / 1024 if found else 0.0

@@ -178,7 +178,10 @@ def drains(bench: Bench) -> Figures:
     that follow each other.
     """
     bare, fleet = KILL_QUEUES[:2]
-    commands: dict[str, list[list[str]]] = {bare: [[], []], fleet: [["--workers", "2"]]}
+    commands: dict[str, list[list[str]]] = {
+        bare: [["--workers", "0"]] * 2,
+        fleet: [["--workers", "2"]],
+    }
     Worker.objects.all().delete()
     for queue in commands:
         Queue.objects.pause(queue)
@@ -216,7 +219,7 @@ def drain(queue: str, count: int) -> float:
 
 def memory(bench: Bench) -> Figures:
     """Megabytes of eight workers that have run tasks: what they share is counted once."""
-    bare = memory_of(bench, [[] for _ in range(8)])
+    bare = memory_of(bench, [["--workers", "0"]] * 8)
     fleet = memory_of(bench, [["--workers", "8"]])
     return {
         "memory of eight bare workers, PSS (MB)": {"ours": bare},

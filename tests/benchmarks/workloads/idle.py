@@ -38,9 +38,9 @@ def run(bench: Bench) -> Figures:
         started = start_workers(bench, 1)
         time.sleep(min(SETTLED_AFTER, 2 * bench.size.idle_seconds))
         logged = log.stat().st_size if log else 0
-        used, wall = cpu.of_process(started[0].pid), time.perf_counter()
+        used, wall = cpu.of_session(started[0].pid), time.perf_counter()
         sessions = most_sessions(other, name, bench.size.idle_seconds) - before
-        used = cpu.of_process(started[0].pid) - used
+        used = cpu.of_session(started[0].pid) - used
         wall = time.perf_counter() - wall
         statements = count_statements(log, name, logged) if log else None
         other.execute(f'ALTER DATABASE "{name}" RESET log_statement'.encode())

@@ -36,7 +36,7 @@ class Ward:
             self.started += 1
             name = f"{self.queue}-{self.started}"
             self.workers[name] = self.bench.worker(
-                "--name", name, "--ttl", f"{TTL:g}", queue=self.queue
+                "--workers", "0", "--name", name, "--ttl", f"{TTL:g}", queue=self.queue
             )
 
     def is_staffed(self) -> bool:

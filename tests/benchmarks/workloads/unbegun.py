@@ -1,16 +1,19 @@
 """Tasks that are dead although their handler never began: of one attempt each, and workers killed.
 
-A worker that is killed spends the attempts of all that it has claimed. It can claim a task for each
-free slot and be killed before the handlers begin: as many as it has slots are excused at each kill.
+The parent of a worker that is killed gives back what the worker had not begun. A task counts as
+begun here once it has left a file: a worker can be killed between the call of the handler and that,
+so one task a slot is excused at each kill.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tasks.models import Queue, Task
+from tasks.models import Queue, Task, Worker
 from tests.benchmarks import filling
 from tests.benchmarks.bench import Bench, Figures, soon
 from tests.benchmarks.workloads.drain import end, fill_paused, start_workers, wait_until_drained
@@ -28,9 +31,9 @@ def run(bench: Bench) -> Figures:
         first = Task.objects.enqueue("bench.mark", data, max_attempts=1)
         fill_paused(count, first, task_data="jsonb_set(task_data, '{n}', to_jsonb(n))")
         Queue.objects.resume("default")
+        started = start_workers(bench, 1, "--threads", str(THREADS), "--ttl", f"{TTL:g}")
         for number in range(1, kills + 1):
-            work_and_die(bench, Path(folder), number * count // (kills + 1))
-        started = start_workers(bench, 1, "--ttl", f"{TTL:g}")
+            kill_after(Path(folder), number * count // (kills + 1))
         wait_until_drained()
         end(started)
         dead = Task.objects.failed().values_list("holder", "task_data__n")
@@ -46,10 +49,7 @@ def run(bench: Bench) -> Figures:
     }
 
 
-def work_and_die(bench: Bench, folder: Path, count: int) -> None:
-    """Kill a worker once ``count`` tasks have begun in all."""
-    name = f"unbegun-{count}"
-    worker = bench.worker("--name", name, "--threads", str(THREADS), "--ttl", f"{TTL:g}")
+def kill_after(folder: Path, count: int) -> None:
+    """Kill the worker once ``count`` tasks have begun in all."""
     soon(lambda: len(list(folder.iterdir())) >= count, "the worker works")
-    worker.kill()
-    worker.wait()
+    os.kill(Worker.objects.latest("started_at").pid, signal.SIGKILL)

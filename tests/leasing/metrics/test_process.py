@@ -282,7 +282,7 @@ def test_a_process_has_pages_at_the_port_of_its_metrics(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("directory", "port", "served"),
     [
-        ("", 9100, [("127.0.0.1", 9101), ("127.0.0.1", 9102)]),
+        ("", 9100, [("127.0.0.1", 9100), ("127.0.0.1", 9101)]),
         ("", 0, [("127.0.0.1", 0), ("127.0.0.1", 0)]),
         ("/counts", 9100, [("127.0.0.1", 9100)]),
     ],

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 #: So short only because the death of a worker is waited for.
 TTL = 5.0
 WORKER = ["manage.py", "run_worker", "--skip-checks", "--ttl", str(TTL), "--metrics-port", "0"]
+# Each is killed, and shows what it alone has counted.
+WORKER += ["--workers", "0"]
 
 
 class Live:

@@ -352,7 +352,7 @@ def test_a_command_whose_name_is_taken_exits_with_code_2(running: Row, command: 
 
 
 def test_a_worker_that_was_killed_starts_again_at_once(spawn: Spawn) -> None:
-    arguments = ["manage.py", "run_worker", "--name", "ann"]
+    arguments = ["manage.py", "run_worker", "--workers", "0", "--name", "ann"]
     first = spawn(arguments)
     wait_for(Worker.objects.filter(name="ann").exists, process=first)
     second = spawn(arguments)

@@ -21,6 +21,8 @@ from tasks.execution import outcome_store
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
+from tasks.runtime import marks
+from tasks.runtime.marks import Marks
 from tasks.worker import executor as executors
 from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.process import Until, WorkerProcess
@@ -241,6 +243,12 @@ def executor_of(slots: int, *seconds: float) -> Threads:
     return executor
 
 
+@pytest.fixture
+def _under_a_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent reads the marks of this worker."""
+    monkeypatch.setattr(marks, "current", Marks(8, 0))
+
+
 def test_nothing_is_claimed_ahead_while_it_is_not_known_how_long_tasks_take() -> None:
     assert executor_of(4).prefetch == 0
     assert executor_of(4).room == 4
@@ -259,6 +267,14 @@ def test_few_are_claimed_ahead_at_first() -> None:
     assert executor_of(4, 0.0).prefetch == 2
 
 
+def test_a_worker_without_a_parent_claims_what_must_not_wait_for_free_slots_alone() -> None:
+    executor = executor_of(4, *[0.0] * executors.CAREFUL * 600)
+    executor.may_prefetch = False
+
+    assert (executor.prefetch, executor.room) == (0, 4)
+
+
+@pytest.mark.usefixtures("_under_a_parent")
 @pytest.mark.parametrize(
     ("count", "seconds", "ahead"),
     [
@@ -282,6 +298,7 @@ def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment
     assert executor.low == ahead // 2 + (0 if seconds < executors.MOMENT / 4 else 3)
 
 
+@pytest.mark.usefixtures("_under_a_parent")
 def test_what_must_not_wait_is_no_more_than_what_slots_that_take_turns_end_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -188,7 +188,7 @@ def test_a_handler_in_a_process_hears_of_what_happens_to_its_task(tmp_path: Path
 
 def test_a_child_ends_with_its_worker_however_that_ends(spawn: Spawn, tmp_path: Path) -> None:
     enqueue("ignore", folder=str(tmp_path))
-    worker = spawn(["manage.py", "run_worker"])
+    worker = spawn(["manage.py", "run_worker", "--workers", "0"])
     child = wait_for(lambda: began(tmp_path), process=worker, timeout=START_PATIENCE)
 
     worker.kill()
