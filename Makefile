@@ -120,7 +120,7 @@ screenshots: $(VENV)/browser.stamp
 
 # The documentation as a site, in docs/_build/html. A warning of Sphinx is an error.
 docs: $(VENV)/docs.stamp
-	@$(RUN) -m sphinx -nqWE --keep-going docs docs/_build/html
+	@$(RUN) -m sphinx -b dirhtml -nqWE --keep-going docs docs/_build/html
 	@echo "docs: docs/_build/html/index.html"
 
 # The models of both apps, for docs/architecture.md. It needs dot (Debian: graphviz).

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import django
+from markdown_it import MarkdownIt
 
 #: The id of a system check.
 CHECK = r"leasing\w*\.[EWI]\d+"
@@ -22,6 +23,8 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 os.environ.setdefault("DATABASE_URL", "sqlite://:memory:")
 django.setup()
+
+from tasks.monitoring import DOCS  # noqa: E402
 
 project = "django-leasing"
 author = "The django-leasing authors"
@@ -148,9 +151,34 @@ def _text(node: ast.expr | None, texts: dict[str, ast.expr]) -> str:
             return ""
 
 
+def runbook_text(page: Path) -> str:
+    """Return the text of a page of the runbook as the package carries it."""
+    return re.sub(r"\n```{toctree}.*?```\n", "", page.read_text(), flags=re.DOTALL)
+
+
+def runbook_html(name: str, text: str) -> str:
+    """Return a page of the runbook as HTML for ``/ops/runbook/<name>/``. Its links lead to pages
+    beside it, or to the published documentation."""
+    up = "" if name == "index" else "../"
+
+    def target(found: re.Match[str]) -> str:
+        path, page, anchor = found.groups()
+        if path:
+            return f"]({DOCS}/{page}/{anchor or ''})"
+        return f"]({up}{page}/{anchor or ''})".replace("/index/", "/")
+
+    linked = re.sub(r"\]\((\.\./)?([\w-]+)\.md(#[\w-]+)?\)", target, text)
+    return str(MarkdownIt("commonmark").enable("table").render(linked))
+
+
 def write_pages(app: Any) -> None:
     """Write the pages that come from the code."""
     (ROOT / "docs" / "checks.md").write_text(checks_page())
+    folder = ROOT / "tasks" / "monitoring" / "runbook"
+    for page in (ROOT / "docs" / "runbook").glob("*.md"):
+        text = runbook_text(page)
+        (folder / page.name).write_text(text)
+        (folder / page.name).with_suffix(".html").write_text(runbook_html(page.stem, text))
 
 
 def setup(app: Any) -> None:

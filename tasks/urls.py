@@ -9,7 +9,17 @@ from leasing.web.cache import shared
 from leasing.web.navigation import Entry
 from tasks.dashboard.worker_rows import url_of_holder
 from tasks.generator import is_used
-from tasks.views import actions, detail, generator, lists, overview, queues, schedules, workers
+from tasks.views import (
+    actions,
+    detail,
+    generator,
+    lists,
+    overview,
+    queues,
+    runbook,
+    schedules,
+    workers,
+)
 
 app_name = "leasing_tasks"
 
@@ -39,6 +49,7 @@ navigation.add(
         lambda: shared("generator", is_used, fresh=False),
     ),
 )
+navigation.add(Entry(95, "leasing_tasks:runbook", "Runbook", "info", SEE_TASKS))
 navigation.add_holder_page(url_of_holder)
 navigation.add_row_page("leasing_tasks.task", "leasing_tasks:detail")
 navigation.add_row_page("leasing_tasks.worker", "leasing_tasks:worker")
@@ -50,6 +61,8 @@ navigation.add_shared_page(
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
+    path("runbook/", runbook.runbook, name="runbook"),
+    path("runbook/<slug:name>/", runbook.runbook, name="runbook_page"),
     path("tasks/", lists.task_list, name="list"),
     re_path(r"^tasks\.(?P<form>csv|json)$", lists.task_export, name="export"),
     path("tasks/stuck/", lists.stuck, name="stuck"),

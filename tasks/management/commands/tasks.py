@@ -16,6 +16,7 @@ from leasing.management.subcommands import (
     operator,
     shown,
 )
+from leasing.runtime.suggestions import suggestion
 from leasing.runtime.terminal import as_json, as_table, plain
 from leasing.web.masking import masked
 from tasks import monitoring
@@ -82,10 +83,12 @@ class Command(SubcommandsCommand):
         files.add_argument(
             "--runbook", default=monitoring.RUNBOOK, help="Base URL of the runbook pages"
         )
+        runbook = add("runbook", "Print a page of the runbook, or the list of them")
+        runbook.add_argument("name", nargs="?", default="index", metavar="NAME", help="Page")
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         # Files of the package are printed without a database.
-        self.requires_migrations_checks = options["action"] != "monitoring"
+        self.requires_migrations_checks = options["action"] not in ("monitoring", "runbook")
         return super().execute(*args, **options)
 
     def handle(self, **options: Any) -> None:
@@ -99,6 +102,14 @@ class Command(SubcommandsCommand):
             self.stdout.write(monitoring.alerts(options["runbook"]))
         else:
             self.stdout.write(monitoring.dashboard())
+
+    def _runbook(self, options: dict[str, Any]) -> None:
+        try:
+            self.stdout.write(monitoring.runbook_page(options["name"]))
+        except LookupError as error:
+            near = suggestion(options["name"], monitoring.runbook_names())
+            text = f"The runbook has no page {options['name']!r}. {near}"
+            raise CommandError(text, returncode=2) from error
 
     def _workers(self, options: dict[str, Any]) -> None:
         command = workers.Command(self.stdout, self.stderr)  # type: ignore[arg-type]
