@@ -80,6 +80,8 @@ INSTALLED_APPS = [
     "leasing",  # the task service too: a running task is a leased row
     *(["tasks"] if HAS_TASKS else []),
     "project",  # the demo's own command
+    # The demo's application, whose tasks a remote worker has no code for.
+    *(["project.bakery"] if len(SERVICES) > 1 else []),
 ]
 MIDDLEWARE = [
     # A list of 50 rows becomes a tenth. Tokens against forgery are masked again in each answer, and

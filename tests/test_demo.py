@@ -16,6 +16,8 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError
 
+from leasing.models import AuditEntry, LeaseEvent
+from project.bakery.models import Oven
 from project.two_services import two_services
 from tasks.models import Task
 from tests.brokers import free_ports
@@ -47,6 +49,16 @@ def test_the_demo_shows_all_workers_at_work_and_stops_cleanly(spawn: Spawn, port
             content: bytes = answer.read()
             return content
 
+    ledger = LeaseEvent.objects.filter(resource__startswith="bakery.")
+    wanted = {
+        *(("bakery.report:daily", "acquired"), ("bakery.oven:1", "refused")),
+        *(("bakery.printer", "preempted"), ("bakery.printer", "acquired")),
+    }
+    wait_for(lambda: wanted <= {*ledger.values_list("resource", "kind")}, timeout=90)
+    shapes = {"bakery.receipt", "bakery.bake", "bakery.charge", "bakery.count"}
+    succeeded = Task.objects.succeeded()
+    wait_for(lambda: shapes <= {*succeeded.values_list("name", flat=True)}, timeout=90)
+    assert Oven.objects.get().loaves > 0
     leases = json.loads(get("/api/leases/active"))["leases"]
     assert any(lease["resource"] == "leasing_tasks.generator" for lease in leases)
     password = re.search(r"Sign in as demo with the password (\S+)", demo.output)
@@ -78,6 +90,8 @@ def test_the_demo_over_celery_runs_its_tasks_in_both_workers_without_a_server(
     wait_for(lambda: workers_that_completed() == both, timeout=90, process=demo)
 
     assert not Task.objects.succeeded().filter(published_at=None).exists()
+    paused = AuditEntry.objects.get()
+    assert (paused.by, paused.verb, paused.key) == ("demo", "pause", "reports")
     demo.send_signal(signal.SIGINT)
     assert demo.wait(timeout=30) == 0
 

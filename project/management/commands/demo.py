@@ -32,8 +32,9 @@ QUIET = ("--skip-checks", "--verbosity", "0")
 class Command(BaseCommand):
     help = (
         "Run the demo: web server, two workers with simulated failures, a parent with two more, "
-        "two generators. With --services 2: a lease service and a task service, each with a "
-        "database of its own, a remote worker and two generators."
+        "two generators, and an application that uses leases and tasks. With --services 2: a lease "
+        "service and a task service, each with a database of its own, a remote worker and two "
+        "generators."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -90,6 +91,7 @@ class Command(BaseCommand):
                 ),
                 *(_celery() if over_celery else _workers()),
                 *(SiteProcess(name, generator) for name, generator in _generators().items()),
+                SiteProcess("bakery", ["run_bakery", "--skip-checks"]),
             ],
             _over_celery() if over_celery else {},
             lambda: self._greet(address, password, over_celery=over_celery),
@@ -165,6 +167,7 @@ class Command(BaseCommand):
   Sign in as {USER} with the password {password}
 
   {crew}; 5 % of tasks crash their worker, 10 % stall.
+  A bakery leases an oven, a printer and a report, and enqueues its orders.
   Ctrl-C ends it.
 """
         )
