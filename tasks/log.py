@@ -140,6 +140,9 @@ class Log:
     worker_tending_failed = _worker(ERROR, "Check of threads failed; will retry: %(error)s")
     worker_stopping = _worker(INFO, "%(worker)s stopping; tasks still running: %(running)s")
     worker_stopped = _worker(INFO, "%(worker)s stopped")
+    worker_threads_left = _worker(
+        WARNING, "Exiting although threads that handlers left still run: %(threads)s"
+    )
     worker_unseen = _worker(WARNING, "Heartbeat of %(worker)s failed; will retry: %(error)s")
     worker_waits = _worker(
         WARNING,

@@ -140,6 +140,8 @@ class WorkerProcess:
         self.failed = False
         #: Set if it ended because another process had taken its name.
         self.name_taken: NameTaken | None = None
+        #: The moment at which its time to stop is over, once it stops.
+        self.stops_by = float("-inf")
         self._tasks_left = max_tasks
         self._max_memory = max_memory
         #: True once it has more memory than that.
@@ -472,7 +474,7 @@ class WorkerProcess:
     # Stopping
 
     def _wind_up(self) -> None:
-        deadline = clock() + self.stop_timeout
+        self.stops_by = deadline = clock() + self.stop_timeout
         log.worker_stopping(worker=self.name, running=len(self.executions))
         # What has not begun goes back at once.
         waiting = self.executors.withdraw()

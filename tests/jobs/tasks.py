@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -35,6 +36,12 @@ def read(ctx: Context, pause: float, times: int = 0) -> None:
         time.sleep(pause)
         Task.objects.filter(pk=0).exists()
     time.sleep(pause)
+
+
+@handler("jobs.leave_thread")
+def leave_thread(ctx: Context) -> None:
+    """Leave a thread that runs for good, and that no daemon is."""
+    threading.Thread(target=threading.Event().wait, name="left behind", daemon=False).start()
 
 
 #: What has leaked.

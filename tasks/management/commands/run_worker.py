@@ -5,9 +5,12 @@ import gc
 import logging
 import os
 import sys
+import threading
+import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from django.core.management.base import CommandError
@@ -16,9 +19,12 @@ from django.utils import autoreload
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.keeper import keeper
 from leasing.management.base import ServiceCommand, duration
+from leasing.management.console import shown
 from leasing.metrics import port
+from leasing.runtime.clock import clock
 from leasing.runtime.exit_codes import ExitCode
 from leasing.runtime.shutdown import on_stop_signal
+from leasing.runtime.threads import start_thread
 from leasing.validation.names import MAX_NAME, check_name, check_ttl, process_named
 from tasks.exceptions import NameTaken, UnknownQueue
 from tasks.execution.chaos import Chaos
@@ -39,6 +45,9 @@ from tasks.worker.process import Until, WorkerProcess
 #: worker has claimed ahead and those that it is storing.
 YOUNG_OBJECTS = 10_000
 
+
+#: Seconds that the exit of the process may take, however long the worker took to stop.
+EXIT_PATIENCE = 1.0
 
 #: The longest name of a fleet: the names of its workers are a little longer.
 LONGEST_FLEET = MAX_NAME - 20
@@ -176,6 +185,8 @@ class Command(ServiceCommand):
             if worker.executions:
                 # A thread that cannot be ended must not keep the process from its end.
                 _leave(worker)
+            if child is None and self._is_of_process:
+                start_thread("exit", partial(_exit_in_time, worker, options["verbosity"]))
             if worker.name_taken:
                 raise worker.name_taken
         if worker.failed:
@@ -329,6 +340,17 @@ def _leave_with(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _exit_in_time(worker: WorkerProcess, verbosity: int) -> None:
+    """Exit the process once the worker's time to stop is over. The interpreter waits for all
+    threads that are no daemons; most of those that handlers leave, as in pools, end by then."""
+    time.sleep(max(EXIT_PATIENCE, worker.stops_by - clock()))
+    main = threading.main_thread()
+    left = [each.name for each in threading.enumerate() if not each.daemon and each is not main]
+    with shown(verbosity):
+        log.worker_threads_left(worker=worker.name, threads=", ".join(left))
+    _leave(worker)
 
 
 def _leave(worker: WorkerProcess) -> None:
