@@ -23,7 +23,7 @@ from tests.api_calls import BODIES
 from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
 
 # Hundreds of requests a test: every page, list and route, on both databases.
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 #: What PostgreSQL stores in no text, what has more than 63 bits, and text that is JSON.
 WRONG_KEYS = ("a\0b", "9" * 19, '{"a":1}')

@@ -35,6 +35,7 @@ SETTINGS = """
 
 
 # Each makes a project, and starts processes in it.
+pytestmark = pytest.mark.slow
 
 
 class Said(NamedTuple):

@@ -65,6 +65,7 @@ def described(services: str) -> dict[str, Any]:
     return description
 
 
+@pytest.mark.slow
 def test_the_lease_service_has_leases_alone() -> None:
     site = described("leases")
 
@@ -80,6 +81,7 @@ def test_the_lease_service_has_leases_alone() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_task_service_serves_no_leases_to_clients() -> None:
     site = described("tasks")
 
@@ -95,6 +97,7 @@ def test_the_task_service_serves_no_leases_to_clients() -> None:
     }
 
 
+@pytest.mark.slow
 def test_both_services_in_one_are_the_site_as_ever() -> None:
     site = described("leases,tasks")
 

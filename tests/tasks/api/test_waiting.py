@@ -79,7 +79,6 @@ def test_an_enqueue_wakes_those_who_wait_for_its_queue(client: Client) -> None:
         assert not mail._notified.is_set()
 
 
-@pytest.mark.once
 def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,7 @@ from tests.processes import Process, wait_for
 from tests.races.support import begins, let_go, waiting
 from tests.tasks.support import attempts, row_of
 
-pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 COMMAND = ["manage.py", "run_worker", "--skip-checks", "--ttl", "30"]
 PATIENCE = 60.0
@@ -131,7 +131,7 @@ def test_a_stop_signal_lets_what_runs_end_and_a_second_one_does_not(
     assert "Traceback" not in process.output
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_ends_the_command_with_its_code(spawn: Spawn) -> None:
     """As two that are to have one name."""
     process = spawn([*COMMAND, "--name", "web"])
