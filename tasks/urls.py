@@ -49,7 +49,11 @@ navigation.add(
         lambda: shared("generator", is_used, fresh=False),
     ),
 )
-navigation.add(Entry(95, "leasing_tasks:runbook", "Runbook", "info", SEE_TASKS))
+navigation.add(
+    Entry(
+        95, "leasing_tasks:runbook", "Runbook", "info", SEE_TASKS, ("leasing_tasks:runbook_page",)
+    )
+)
 navigation.add_holder_page(url_of_holder)
 navigation.add_row_page("leasing_tasks.task", "leasing_tasks:detail")
 navigation.add_row_page("leasing_tasks.worker", "leasing_tasks:worker")
