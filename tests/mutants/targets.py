@@ -78,6 +78,7 @@ def _made() -> Iterator[Mutant]:
         yield from (m for m in of_file(path) if m.place.rpartition(".")[2] not in CHOOSING)
     yield from _of_trust()
     yield from _of_outcomes()
+    yield from _of_clients()
 
 
 def _of_trust() -> Iterator[Mutant]:
@@ -184,4 +185,40 @@ def _of_outcomes() -> Iterator[Mutant]:
         'mine.order_by("pk").only',
         "mine.only",
         unordered,
+    )
+
+
+def _of_clients() -> Iterator[Mutant]:
+    """A remote holder trusts from before its request left, and begins nothing that it has lost."""
+    late = "the clock is read after the answer"
+    path, answer = (
+        "leasing/client/transport.py",
+        "return self._checked(request, response, chunks.body, ",
+    )
+    failed = (
+        "except httpx.HTTPError as error:\n"
+        "            raise self._unreachable(request, error) from error"
+    )
+    for place, chunks in (
+        ("Transport.exchange", "for chunk in response.iter_bytes()"),
+        ("AsyncTransport.aexchange", "async for chunk in response.aiter_bytes()"),
+    ):
+        read = (
+            f"{chunks}:\n                    chunks.add(chunk)\n        {failed}\n        {answer}"
+        )
+        yield of_text(path, place, f"{read}sent_at)", f"{read}clock())", late)
+    path, renewed = "leasing/client/calls.py", "return renewal_of(answer.data), "
+    yield of_text(path, "LeaseCalls._renew", f"{renewed}answer.sent_at", f"{renewed}clock()", late)
+    yield of_text(path, "grant_of", "sent_at=answer.sent_at", "sent_at=clock()", late)
+    path = "tasks/client/calls.py"
+    yield of_text(path, "claimed_of", "sent_at=answer.sent_at", "sent_at=clock()", late)
+    path, begin = "tasks/client/execution.py", "Execution.begin"
+    yield of_text(path, begin, "if not self.hold.valid:", "if False:", "begins what is lost")
+    yield of_text(path, begin, "if self.context.stopping:", "if False:", "begins while it stops")
+    yield of_text(
+        path,
+        begin,
+        "if self._has_ended:\n                return False\n            self.has_begun",
+        "if False:\n                return False\n            self.has_begun",
+        "begins what has ended",
     )
