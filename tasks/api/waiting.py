@@ -76,8 +76,8 @@ class Claimers:
             with self._lock:
                 self._waiting.remove(claimer)
                 rivals = claimer.rivals(self._waiting)
-                if rivals:
-                    rivals[0].waiter.notify()  # there may be more tasks, and it polls for them now
+                if rivals and claimer.waiter.left:
+                    rivals[0].waiter.notify()  # it leaves with tasks, and there may be more
 
     def _ahead_of(self, claimer: Claimer) -> int:
         if not self._listener.arrives:

@@ -104,6 +104,17 @@ def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive(
             assert woken == [False, False, False, True, False]
 
 
+@pytest.mark.once
+def test_a_claimer_whose_time_is_over_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasing.db.listener.can_listen", lambda using: False)
+    waiting = Claimers("default").waiting
+    with ExitStack() as left:
+        left.enter_context(waiting(["default"], clock()))
+        with waiting(["default"], clock() + PATIENCE) as second:
+            left.close()
+            assert not second._notified.is_set()
+
+
 def test_an_enqueue_of_another_process_wakes_them(on_postgresql: None) -> None:
     def notify() -> None:
         with connection.cursor() as cursor:
