@@ -67,12 +67,18 @@ def bake(baker: str) -> Role:
             oven.save_fenced(hold)
             stopping.wait(4)
         stopping.wait(1)
-        if next(turns) % 5 == 0:
-            # As one does who was suspended: the other has had the oven, so the row refuses it.
-            stopping.wait(3)
-            oven.save_fenced(hold.fencing_token)
+        if next(turns) % 4 == 0:
+            _write_late(oven, baker, stopping)
 
     return role
+
+
+def _write_late(oven: Oven, baker: str, stopping: threading.Event) -> None:
+    """Write as one who was suspended: the other has had the oven since, so the row refuses it."""
+    term = Lease.objects.acquire("bakery.oven:1", holder=baker, wait=30)
+    Lease.objects.release(term)
+    stopping.wait(6)
+    oven.save_fenced(term)
 
 
 def print_archive(stopping: threading.Event) -> None:
