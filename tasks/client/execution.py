@@ -20,6 +20,7 @@ from tasks.client.handlers import Handler
 from tasks.client.log import log
 from tasks.client.store import TaskStore
 from tasks.exceptions import GiveUp, InvalidOutput, Snooze, TaskCancelled
+from tasks.runtime import forks
 
 STOPPED: Final = "its worker was stopped"
 #: The greatest length of an error that is sent.
@@ -246,9 +247,13 @@ class Threads:
     def _run_one(self, execution: Execution) -> None:
         if not execution.begin():
             return
-        context = execution.context
+        task, original = execution.claimed.task, forks.pid
         try:
-            output = execution.handler.function(context, **execution.claimed.task.data)
+            try:
+                output = execution.handler.function(execution.context, **task.data)
+            finally:
+                if forks.pid != original:
+                    forks.end_copy(original, task.id)
         except BaseException as error:
             execution.judge(error=error)
         else:
@@ -364,6 +369,6 @@ async def _answer_of(
 ) -> tuple[Any, BaseException | None]:
     # SystemExit out of a task of asyncio would end the loop.
     try:
-        return await function(context, **data), None
+        return await forks.awaited(function(context, **data), context.task.id), None
     except BaseException as error:
         return None, error

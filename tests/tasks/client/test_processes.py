@@ -22,7 +22,7 @@ from tests.web_servers import Site
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 HANDLERS = """
-import pathlib, time
+import os, pathlib, time
 from tasks.client import handler
 
 RUNS = pathlib.Path({runs!r})
@@ -34,6 +34,17 @@ def echo(ctx, word):
     for _ in range({steps}):
         time.sleep(0.01)
     return word
+
+@handler("jobs.fork")
+def fork(ctx, end):
+    pid = os.fork()
+    if pid == 0 and end == "raise":
+        raise ValueError("no luck")
+    return pid and os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+@handler("jobs.fork_in_coroutine")
+async def fork_in_coroutine(ctx, end):
+    return fork(ctx, end)
 """
 
 
@@ -150,6 +161,22 @@ def test_a_stopped_worker_returns_its_tasks(place: Place) -> None:
 
     assert worker.wait(30) == 0
     assert set(Task.objects.values_list("status", "attempts")) == {("ready", 0)}
+
+
+def test_a_copy_made_by_a_handler_ends_with_the_call_and_reports_nothing(place: Place) -> None:
+    place.serve()
+    codes = {"return": 0, "raise": 1}
+    for name in ("jobs.fork", "jobs.fork_in_coroutine"):
+        Task.objects.enqueue_many(name, [{"end": end} for end in codes], max_attempts=1)
+    worker = place.work()
+
+    wait_for(lambda: not Task.objects.filter(processed_at=None).exists(), process=worker)
+    worker.terminate()
+
+    assert worker.wait(30) == 0
+    rows = Task.objects.order_by("pk").values_list("status", "task_output")
+    assert list(rows) == [("succeeded", code) for code in codes.values()] * 2
+    assert worker.output.count("the handler forked") == 4
 
 
 def test_a_worker_that_waits_for_tasks_stops_at_once(place: Place) -> None:
