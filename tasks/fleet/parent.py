@@ -260,7 +260,7 @@ class Parent:
         elif member.failed_starts >= MAX_FAILED_STARTS:
             times, how = member.failed_starts, member.last_end
             log.fleet_gives_up(worker=self.plan.name, times=times, how=how)
-            self.exit_code = exit_code
+            self.exit_code = exit_code or ExitCode.FAILED  # none has begun to work
             self.stop()
         else:
             member.is_awaited = True
