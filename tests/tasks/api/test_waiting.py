@@ -104,7 +104,6 @@ def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive(
             assert woken == [False, False, False, True, False]
 
 
-@pytest.mark.once
 def test_a_claimer_whose_time_is_over_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasing.db.listener.can_listen", lambda using: False)
     waiting = Claimers("default").waiting
