@@ -139,7 +139,8 @@ class FencedRows:
         """Record that ``count`` rows, ``first`` among them, were not written."""
         meta = self._rows.model._meta
         rows = "a row" if count == 1 else f"{count} rows"
-        reason = f"{rows} of {meta.label} refused the token {self._token} after {self._seen}"
+        seen = f"{'has' if count == 1 else 'have'} seen {self._seen}"
+        reason = f"{rows} of {meta.label} refused the token {self._token} and {seen}"
         bearer: Hold | Leasable | BareToken
         if isinstance(self._proof, int):
             bearer = BareToken(self._proof, meta.label_lower, str(first))
@@ -237,6 +238,6 @@ def note_refused(bearer: Hold | Leasable | BareToken, reason: str) -> str:
         return bearer.resource
     if isinstance(bearer, BareToken):
         bearer.note(reason)
-        return f"the holder of token {bearer.fencing_token}"
+        return f"the lease with token {bearer.fencing_token}"
     RowStore(type(bearer), database_of(bearer)).refused(bearer, GUARDED, reason)
     return bearer.lease_resource

@@ -223,7 +223,7 @@ class Log:
     schedule_left = _schedules(
         INFO, "Schedule %(schedule)s is left to processes of another release: %(error)s"
     )
-    schedule_fired = _schedules(INFO, "Schedule %(schedule)s: %(outcome)s for %(slot)s")
+    schedule_fired = _schedules(INFO, "Schedule %(schedule)s %(outcome)s for %(slot)s")
     schedule_declared = _schedules(INFO, "Schedule %(schedule)s updated from code")
     tasks_pruned = _housekeeping(INFO, "Pruned: %(pruned)s")
     housekeeping_left_to_another = _housekeeping(

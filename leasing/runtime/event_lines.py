@@ -45,7 +45,10 @@ class Log:
         INFO, "%(actor)s, with a higher priority, asked %(holder)s to yield %(resource)s"
     )
     lease_lost = _lease(WARNING, "%(holder)s lost %(resource)s: %(reason)s")
-    lease_refused = _lease(WARNING, "Refused %(verb)s of %(resource)s by %(holder)s: %(reason)s")
+    lease_refused = _lease(
+        WARNING,
+        "Refused %(verb)s of %(resource)s by %(holder)s with token %(fencing_token)s: %(reason)s",
+    )
     log_failed = _leasing(ERROR, "Event could not be logged")
     metrics_failed = _leasing(ERROR, "Metric could not be recorded")
 

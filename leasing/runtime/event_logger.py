@@ -20,7 +20,7 @@ from leasing.runtime.terminal import plain
 
 #: Texts of a line for fields that are empty.
 UNKNOWN: Final = {
-    "holder": "somebody",
+    "holder": "an unknown holder",
     "actor": "an operator",
     "reason": "no reason given",
 }

@@ -73,7 +73,12 @@ def parser() -> argparse.ArgumentParser:
     add("handlers", nargs="+", help="Files or modules with @tasks.client.handler functions.")
     add("--url", required=True, help="Address of the API: https://tasks.example.com/api.")
     add("--token-file", help="File with the token. It is read again when it has changed.")
-    add("--queue", action="append", dest="queues", help="Queue to work; repeatable. Default: all.")
+    add(
+        "--queue",
+        action="append",
+        dest="queues",
+        help="Queue to serve; may be repeated. Default: all.",
+    )
     add("--concurrency", type=int, default=8, help="Handlers that run at a time (8).")
     add("--ttl", type=float, help="Seconds of the leases. Default: as the service is configured.")
     add("--name", help="Name of the holder. Default: host:pid:random.")

@@ -21,9 +21,9 @@ _worker = partial(Event, "tasks.client")
 class Log:
     """One attribute an event."""
 
-    worker_started = _worker(INFO, "%(worker)s works tasks of %(url)s; handlers: %(handlers)s")
-    worker_stopping = _worker(INFO, "%(worker)s stops; %(tasks)s tasks in hand")
-    worker_stopped = _worker(INFO, "%(worker)s has stopped")
+    worker_started = _worker(INFO, "%(worker)s runs tasks of %(url)s; handlers: %(handlers)s")
+    worker_stopping = _worker(INFO, "%(worker)s stopping; tasks still running: %(tasks)s")
+    worker_stopped = _worker(INFO, "%(worker)s stopped")
     worker_claim_failed = _worker(
         WARNING, "Claim failed; will retry in %(pause_seconds).1f s: %(error)s"
     )

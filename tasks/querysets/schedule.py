@@ -101,7 +101,8 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
                 return 0
             taken = rows._fill(schedule, slots)
         for slot in taken:
-            log.schedule_fired(schedule=schedule, outcome=_became(slot), slot=slot.at)
+            at = slot.at.isoformat(timespec="seconds")
+            log.schedule_fired(schedule=schedule, outcome=_became(slot), slot=at)
         return len(taken)
 
     def _fill(
@@ -259,4 +260,6 @@ def slot_rows() -> SlotQuerySet:
 
 
 def _became(slot: ScheduleSlot) -> str:
-    return "skipped (previous task has not ended)" if slot.skipped else f"task:{slot.task_id}"
+    if slot.skipped:
+        return "enqueued nothing (its previous task has not ended)"
+    return f"enqueued task:{slot.task_id}"

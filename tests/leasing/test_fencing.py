@@ -99,7 +99,7 @@ def test_a_refusal_by_a_row_with_an_endless_key_is_noted() -> None:
 
 
 def test_an_older_token_is_refused_and_nothing_is_written(report: Report) -> None:
-    with pytest.raises(StaleToken, match="a row of press.Report refused the token 19 after"):
+    with pytest.raises(StaleToken, match="a row of press.Report refused the token 19 and has seen"):
         rows(report).fenced(19).update(text="low")
 
     assert seen(report) == ("high", 20)
@@ -108,7 +108,7 @@ def test_an_older_token_is_refused_and_nothing_is_written(report: Report) -> Non
 def test_a_token_that_may_write_once_is_refused_the_second_time(report: Report) -> None:
     assert rows(report).fenced(21, strictly=True).update(text="low") == 1
     for token in (20, 21):
-        with pytest.raises(StaleToken, match="after an equal or higher one"):
+        with pytest.raises(StaleToken, match="and has seen an equal or higher one"):
             rows(report).fenced(token, strictly=True).update(text="ebb")
 
     assert seen(report) == ("low", 21)
@@ -442,7 +442,7 @@ def test_a_write_under_a_bare_token_is_noted_by_the_row_that_refused(
 ) -> None:
     Report.objects.create(fence=3)  # which would have taken it
 
-    with pytest.raises(StaleToken, match="^the holder of token 19 was lost") as refusal:
+    with pytest.raises(StaleToken, match="^the lease with token 19 was lost") as refusal:
         Report.objects.fenced(19).update(text="late")
 
     resource = f"press.report:{report.pk}"
@@ -454,7 +454,10 @@ def test_a_write_under_a_bare_token_is_noted_by_the_row_that_refused(
     ((name, lease, details),) = sent
     assert (name, lease.lease_resource, lease.fencing_token) == ("refused", resource, 19)
     assert details == {"verb": "guarded write", "reason": refusal.value.reason}
-    assert f"Refused guarded write of {resource} by somebody" in caplog.text
+    assert (
+        f"Refused guarded write of {resource} by an unknown holder with token 19: a row"
+        in caplog.text
+    )
 
 
 def test_of_several_rows_the_first_that_refused_is_named(report: Report) -> None:

@@ -68,5 +68,5 @@ def _start_worker(bench: Bench, server: Server, secret: str) -> Process:
     token = bench.file("token", secret)
     address = ["--url", f"{server.url}/api", "--token-file", str(token)]
     worker = bench.process("-m", "tasks.client", *address, str(HANDLERS))
-    soon(lambda: "works tasks of" in worker.output, "the remote worker is up")
+    soon(lambda: "runs tasks of" in worker.output, "the remote worker is up")
     return worker

@@ -73,6 +73,24 @@ def fresh(schedule: Schedule) -> Schedule:
 # Serving
 
 
+def test_the_log_says_which_task_a_schedule_enqueued_or_why_none(
+    database_clock: DatabaseClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(overlap=False)
+    with caplog.at_level(logging.INFO, "tasks"):
+        for _ in range(2):
+            database_clock.advance(HOUR)
+            scheduler.serve_due()
+
+    task = Task.objects.get()
+    fired = [message for message in caplog.messages if message.startswith("Schedule ")]
+    assert fired == [
+        f"Schedule hourly enqueued task:{task.pk} for 2030-01-01T01:00:00+00:00",
+        "Schedule hourly enqueued nothing (its previous task has not ended) "
+        "for 2030-01-01T02:00:00+00:00",
+    ]
+
+
 def test_a_moment_that_has_come_is_enqueued_as_the_row_says(
     database_clock: DatabaseClock, queues: None
 ) -> None:
