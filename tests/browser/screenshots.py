@@ -77,7 +77,7 @@ def take(browser: Browser, address: str, password: str) -> None:
     page.goto(f"{address}/ops/workers/")
     _shoot(page, "workers")
     page.goto(f"{address}/ops/leases/")
-    page.get_by_role("link", name=re.compile(r"tasks\.?.?generator")).first.click()
+    page.get_by_role("link", name=re.compile("oven")).first.click()
     _shoot(page, "lease")
     for name, theme, size in (
         ("overview-dark", "dark", WIDE),

@@ -88,6 +88,7 @@ def print_archive(stopping: threading.Event) -> None:
     with Lease.objects.hold("bakery.printer", on_yield=lambda _: asked.set(), wait=30, **terms):
         while not (stopping.wait(0.5) or asked.is_set()):
             pass
+    stopping.wait(3)  # or it would be back before the other has looked again
 
 
 def print_labels(stopping: threading.Event) -> None:
