@@ -1,10 +1,12 @@
-"""The clients work without Django, and with one that nobody has set up."""
+"""The clients work without Django, and with one that nobody has set up: the settings that the
+environment names may be another project's."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,14 +57,21 @@ keeper.stop()
 import tasks.client
 print(calls == [hold], len(renewals), "django.db" in sys.modules)
 """
+#: Names settings that cannot be imported from where the client runs.
+FOREIGN = {"DJANGO_SETTINGS_MODULE": "another_project.settings"}
+PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("DJANGO")}
 #: What comes with Django, or with an extra other than ``client``.
 ABSENT = {"django", "asgiref", "sqlparse", "cronsim", "ninja", "pydantic", "psycopg", "celery"}
 
 
-@pytest.mark.parametrize("absent", [ABSENT, set()], ids=["without", "with"])
-def test_a_lease_is_held_without_django(absent: set[str]) -> None:
-    program = PROGRAM.format(names=absent, root=str(ROOT))
-    env = {name: value for name, value in os.environ.items() if not name.startswith("DJANGO")}
+@pytest.mark.parametrize(
+    ("absent", "env"),
+    [(ABSENT, {}), (set(), {}), (set(), FOREIGN)],
+    ids=["without", "with", "with settings of another project"],
+)
+def test_a_lease_is_held_without_django(absent: set[str], env: dict[str, str]) -> None:
+    program = PROGRAM.format(names=absent or "()", root=str(ROOT))
+    env = PLAIN | env
 
     done = subprocess.run(
         [sys.executable, "-I", "-W", "error", "-c", program],
@@ -75,3 +84,27 @@ def test_a_lease_is_held_without_django(absent: set[str]) -> None:
     assert done.stderr.startswith("web-1 lost report:42: it was revoked")
     assert done.stdout == "report:42 was lost: it was revoked.\nTrue 2 False\n"
     assert done.returncode == 0
+
+
+def test_a_remote_worker_reads_no_settings_of_another_project(tmp_path: Path) -> None:
+    handlers = tmp_path / "handlers.py"
+    handlers.write_text(
+        "from tasks.client import handler\n@handler('jobs.echo')\ndef echo(ctx):\n    pass\n"
+    )
+    address = "http://127.0.0.1:1/api"  # nobody listens there
+
+    arguments = ["-m", "tasks.client", "--url", address, str(handlers)]
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=PLAIN | FOREIGN,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stderr is not None
+        lines = [worker.stderr.readline() for _ in range(2)]
+        worker.kill()
+
+    assert f"works tasks of {address}; handlers: jobs.echo" in lines[0]
+    assert f"No answer from {address} to POST /tasks/next" in lines[1]
+    assert "The request is sent again for up to 15 s" in lines[1]

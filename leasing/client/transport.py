@@ -117,6 +117,8 @@ class Transport:
         self._transport = transport
         #: The number of requests that the service has answered, and not with an error of its own.
         self.answered = 0
+        #: True once the log has said that it is away, until it has answered.
+        self._is_away = False
         self.forget()
         _all.add(self)
 
@@ -160,6 +162,9 @@ class Transport:
                 problem = error
             if clock() + pause > until or (stopping is not None and stopping.is_set()):
                 raise problem
+            if not self._is_away:  # once, and at once: the address may be wrong
+                self._is_away = True
+                log.service_away(error=problem, seconds=until - clock())
             yield Rest(pause, stopping)
         raise AssertionError("the pauses have no end")
 
@@ -288,7 +293,7 @@ class Transport:
             )
             problem.is_permanent, problem.status = True, status
             raise problem
-        self.answered += 1
+        self.answered, self._is_away = self.answered + 1, False
         if data is None:
             raise InvalidAnswer(
                 f"{self.url}{request.path} answered with status {status} and no JSON object, so "

@@ -56,6 +56,9 @@ class Log:
     lease_unreleased = _leasing(
         WARNING, "Release of %(resource)s failed; its lease expires by itself: %(error)s"
     )
+    service_away = _leasing(
+        WARNING, "%(error)s. The request is sent again for up to %(seconds).0f s"
+    )
     token_unencrypted = _leasing(
         WARNING, "The token for %(url)s is sent unencrypted: use an address with https"
     )

@@ -6,28 +6,24 @@ nobody has set up. It has no settings, so the defaults hold, and no database con
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from django.conf import settings
-    from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+    from django.core.exceptions import SynchronousOnlyOperation
 else:
     try:
         from django.conf import settings
-        from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+        from django.core.exceptions import SynchronousOnlyOperation
     except ModuleNotFoundError:
         settings = None
-
-        class ImproperlyConfigured(Exception):
-            """Never raised: nothing is configured."""
 
         class SynchronousOnlyOperation(Exception):
             """Never raised: there is no database."""
 
 
-__all__ = ["ImproperlyConfigured", "SynchronousOnlyOperation", "settings"]
+__all__ = ["SynchronousOnlyOperation", "settings"]
 
 
 def django_setting(name: str) -> Any:
@@ -40,12 +36,11 @@ def django_setting(name: str) -> Any:
         return object.__getattribute__(settings, name)
     except AttributeError:
         pass
-    try:
-        return getattr(settings, name, None)
-    except ImproperlyConfigured:
-        if os.environ.get("DJANGO_SETTINGS_MODULE"):
-            raise
+    # Those that nobody has loaded are not loaded: in a program of the clients the environment may
+    # name another project's, which cannot even be imported. Whatever needs Django has loaded them.
+    if settings is None or not settings.configured:
         return None
+    return getattr(settings, name, None)
 
 
 def close_connections() -> None:

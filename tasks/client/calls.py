@@ -19,7 +19,12 @@ from leasing.client.calls import (
     renewing,
     results_of,
 )
-from leasing.client.exceptions import InvalidAnswer, RequestRefused, ServiceUnavailable
+from leasing.client.exceptions import (
+    AccessDenied,
+    InvalidAnswer,
+    RequestRefused,
+    ServiceUnavailable,
+)
 from leasing.client.messages import (
     Answer,
     Request,
@@ -48,11 +53,8 @@ class RemoteTask:
     queue: str
     #: ready, running, succeeded, failed or cancelled.
     status: str
-    data: dict[str, Any]
     attempts: int
     max_attempts: int
-    #: The output of its handler, once it has succeeded.
-    output: Any
     #: The error of the latest attempt that failed.
     last_error: str
     #: The whole answer.
@@ -61,18 +63,38 @@ class RemoteTask:
     @classmethod
     def of(cls, data: Any) -> RemoteTask:
         """Return the task that the fields of an answer tell of. Raises InvalidAnswer."""
+        checked_field(data, "task_data", dict, type(None))
         return cls(
             id=checked_field(data, "id", int),
             name=checked_field(data, "name", str),
             queue=checked_field(data, "queue", str),
             status=checked_field(data, "status", str),
-            data=checked_field(data, "task_data", dict, type(None)) or {},
             attempts=checked_field(data, "attempts", int),
             max_attempts=checked_field(data, "max_attempts", int),
-            output=data.get("task_output"),
             last_error=checked_field(data, "last_error", str),
             fields=data,
         )
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The arguments of its handler. Raises AccessDenied if the token may not read them."""
+        data: dict[str, Any] = self._payload("task_data")
+        return data
+
+    @property
+    def output(self) -> Any:
+        """The output of its handler, once it has succeeded. Raises AccessDenied if the token may
+        not read it."""
+        return self._payload("task_output")
+
+    def _payload(self, name: str) -> Any:
+        if self.fields["task_data"] is None:  # a task has data, if only an empty object
+            raise AccessDenied(
+                403,
+                f"The token may not read the data and the output of {self.resource}: it needs the "
+                "scope leasing_tasks.view_payload.",
+            )
+        return self.fields.get(name)
 
     @property
     def resource(self) -> str:

@@ -27,6 +27,9 @@ class Log:
     worker_claim_failed = _worker(
         WARNING, "Claim failed; will retry in %(pause_seconds).1f s: %(error)s"
     )
+    worker_recall_failed = _worker(
+        WARNING, "Claim not answered; the service recovers what it claimed: %(error)s"
+    )
     worker_store_failed = _worker(
         WARNING,
         "Results of %(tasks)s tasks not stored; will retry in %(pause_seconds).1f s: %(error)s",

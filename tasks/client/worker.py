@@ -281,7 +281,7 @@ class Worker:
             claimed, _ = drive(self._calls.claim(again, self.stopping))
         except ServiceError as error:
             if not (isinstance(error, RequestRefused) and error.status == 409):  # nothing is left
-                log.worker_claim_failed(pause_seconds=0.0, error=error)
+                log.worker_recall_failed(error=error)
         else:
             self._begin(claimed)  # whose handlers are not called any more
 

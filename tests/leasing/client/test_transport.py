@@ -83,3 +83,23 @@ def test_trust_in_an_answer_counts_from_before_its_request_left(
         answer = asyncio.run(transport.aexchange(request))
 
     assert before <= answer.sent_at <= network.arrived[0]
+
+
+def test_a_service_that_cannot_be_reached_is_told_at_once_and_once(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    def fail(request: httpx.Request) -> httpx.Response:
+        told.append(caplog.text)
+        if len(told) in (4, 6):
+            return network(request)
+        raise httpx.ConnectError("Connection refused", request=request)
+
+    with LeaseClient(URL, transport=httpx.MockTransport(fail)) as leases:
+        grant = leases.acquire("report:42", "web-1")
+        assert "Connection refused" in told[1]
+        assert caplog.text.count("No answer from http://127.0.0.1:1/api") == 1
+        leases.renew(grant)
+
+    assert caplog.text.count("No answer from http://127.0.0.1:1/api") == 2

@@ -35,7 +35,7 @@ class Attempt:
     """A task that was claimed now, for 30 s."""
 
     def __init__(self) -> None:
-        task = RemoteTask(17, "jobs.echo", "default", "running", {}, 1, 1, None, "", {})
+        task = RemoteTask(17, "jobs.echo", "default", "running", 1, 1, "", {"task_data": {}})
         grant = Grant(
             key=Proof("17", "key"),
             grant_id=uuid.uuid4(),

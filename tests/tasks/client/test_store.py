@@ -70,7 +70,7 @@ def test_what_a_long_claim_brought_is_dropped_only_if_it_was_lost(
 
 def claimed(number: int) -> Claimed:
     """Return a task that was claimed a second ago."""
-    task = RemoteTask(number, "jobs.echo", "default", "running", {}, 1, 10, None, "", {})
+    task = RemoteTask(number, "jobs.echo", "default", "running", 1, 10, "", {"task_data": {}})
     proof, now = Proof(str(number), "k" * 43), datetime.now(UTC)
     grant = Grant(proof, uuid.uuid4(), 7, "me", task.resource, 30, 30, now, clock() - 1)
     return Claimed(task, grant, None, None)

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from leasing.exceptions import LeaseLost
+from leasing.models import ApiToken
 from leasing.validation.requests import MAX_BODY
-from tasks.client import AsyncTaskClient, Claimed, RequestRefused, TaskClient
+from tasks.client import AccessDenied, AsyncTaskClient, Claimed, RequestRefused, TaskClient
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskAttempt
 from tests.processes import wait_for
@@ -128,6 +129,23 @@ def test_a_claim_is_made_anew_for_no_other_refusal(service: Service, remote: Tas
         remote.claim()
 
     assert len(service.network.faults) == 1
+
+
+def test_a_token_that_may_not_read_payloads_is_told_so(
+    service: Service, remote: TaskClient
+) -> None:
+    _, secret = ApiToken.objects.issue("blind", scopes=["leasing_tasks.view_task"])
+    task_id = remote.enqueue("jobs.echo", {"word": "hello"}).id
+    with TaskClient(service.url, secret) as blind:
+        task = blind.get(task_id)
+    assert task is not None and task.status == "ready"
+
+    for read in (lambda: task.data, lambda: task.output):
+        with pytest.raises(AccessDenied, match=r"needs the scope leasing_tasks\.view_payload"):
+            read()
+    seen = remote.get(task_id)
+    assert seen is not None
+    assert (seen.data, seen.output) == ({"word": "hello"}, None)
 
 
 def test_batches_are_cut_to_the_size_that_the_service_takes(
