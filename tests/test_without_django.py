@@ -105,6 +105,6 @@ def test_a_remote_worker_reads_no_settings_of_another_project(tmp_path: Path) ->
         lines = [worker.stderr.readline() for _ in range(2)]
         worker.kill()
 
-    assert f"works tasks of {address}; handlers: jobs.echo" in lines[0]
+    assert address in lines[0]
     assert f"No answer from {address} to POST /tasks/next" in lines[1]
     assert "The request is sent again for up to 15 s" in lines[1]
