@@ -162,7 +162,7 @@ class Command(ServiceCommand):
         process is debugged (a worker that is halted looks hung to its parent), or if it cannot have
         children."""
         is_own = self._is_of_process and not options["autoreload"]
-        return int(is_own and sys.gettrace() is None and child_start.can_start())
+        return int(is_own and not _is_debugged() and child_start.can_start())
 
     def _lead(self, options: dict[str, Any]) -> ChildContext | None:
         """Run the parent. Returns None once the fleet has stopped cleanly, and in each child its
@@ -205,6 +205,13 @@ class Command(ServiceCommand):
         if options["verbosity"] and (reason := greeting.no_handler_reason()):
             log.worker_without_handlers(worker=worker.name, reason=reason)
         return worker
+
+
+def _is_debugged() -> bool:
+    """Return True if a debugger or a tracer is attached. Since Python 3.12 it need not trace."""
+    if sys.version_info >= (3, 12) and sys.monitoring.get_tool(sys.monitoring.DEBUGGER_ID):
+        return True
+    return sys.gettrace() is not None
 
 
 @contextmanager

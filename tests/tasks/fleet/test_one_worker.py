@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
@@ -23,6 +24,8 @@ COMMAND = ["manage.py", "run_worker", "--skip-checks", "--ttl", "30"]
 PATIENCE = 60.0
 #: Runs the command as manage.py does, after what a test puts before it.
 RUN = "; from django.core.management import execute_from_command_line as run; run({!r})"
+TRACED = "import sys; sys.settrace(lambda *_: None)"
+MONITORED = "from sys import monitoring as by; by.use_tool_id(by.DEBUGGER_ID, 'a debugger')"
 CALL = "from django.core.management import call_command as call; call({!r}, once=True)"
 
 
@@ -38,12 +41,16 @@ def the_worker(process: Process) -> Worker:
         ([*COMMAND, "--once"], True),
         ([*COMMAND, "--once", "--workers", "0"], False),
         (["-c", CALL.format("run_worker")], False),
-        (
-            ["-c", "import sys; sys.settrace(lambda *_: None)" + RUN.format([*COMMAND, "--once"])],
+        (["-c", TRACED + RUN.format([*COMMAND, "--once"])], False),
+        pytest.param(
+            ["-c", MONITORED + RUN.format([*COMMAND, "--once"])],
             False,
+            marks=pytest.mark.skipif(
+                sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"
+            ),
         ),
     ],
-    ids=["of the process", "without a parent", "called from Python", "in a debugger"],
+    ids=["of the process", "without a parent", "called from Python", "traced", "in a debugger"],
 )
 def test_a_worker_has_a_parent_where_its_process_is_its_own(
     spawn: Spawn, args: list[str], has_parent: bool
