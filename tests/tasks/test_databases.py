@@ -118,7 +118,7 @@ def test_a_worker_works_in_the_database_of_the_tasks(handlers: Handlers) -> None
 
     with working():
         wait_for(lambda: Task.objects.succeeded().filter(pk=task.pk).exists())
-        wait_for(lambda: Schedule.objects.get().next_at)
+        wait_for(lambda: Schedule.objects.get(name="hourly").next_at)
         wait_for(Worker.objects.present().exists)
         assert Worker.objects.present().get().queues == ["default"]
         assert [queue.name for queue in Queue.objects.all()] == ["default"]
