@@ -218,7 +218,7 @@ def test_attempts_are_drawn_on_an_axis_and_told_in_a_table(viewer: Client) -> No
     page = get(viewer, url_of(task))
     first, second = page.all(".lanes li")
     assert first.one("bdi").text == "dora" and first.all("rect")
-    assert "complete" in first.one(".lane-note").text
+    assert first.one(".lane-note").text == "a late result was refused"
     assert first.all("circle.tone-crit") and not second.all("circle")
     assert second.one("bdi").text == "emil" and second.all("line.now")
     assert "style=" not in page.html
