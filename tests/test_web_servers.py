@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +185,24 @@ def test_a_poll_waits_while_others_are_served(
         assert site.call("DELETE", "/leases/release", proof, headers=token).status == 201
         assert waiting.result(timeout=20).status == 201
     assert Lease.objects.get().holder == "next"
+
+
+@pytest.mark.parametrize(
+    ("server", "alone"), [(GUNICORN, 400), (UVICORN, 201)], ids=["gunicorn", "uvicorn"]
+)
+def test_a_body_in_chunks_comes_through_a_proxy(
+    spawn_cold: Spawn, proxied: Proxied, server: tuple[str, ...], alone: int
+) -> None:
+    """WSGI has no body without a length, which a proxy that reads all of it adds."""
+    direct, site = behind_nginx(spawn_cold, proxied, server)
+    headers = {**bearer(), "Content-Type": "application/json"}
+
+    def status(asked: Site, resource: str) -> int:
+        body = json.dumps(TERM | {"resource": resource}).encode()
+        with closing(asked.connect()) as connection:
+            chunks = iter([body[:9], body[9:]])
+            connection.request("POST", "/api/leases", chunks, headers, encode_chunked=True)
+            return connection.getresponse().status
+
+    assert status(site, "crane:1") == 201
+    assert status(direct, "crane:2") == alone

@@ -37,14 +37,15 @@ from leasing.api.schemas import (
 )
 from leasing.api.waiting import answer_with
 from leasing.exceptions import LeaseLost
-from leasing.models import Lease
+from leasing.models import Lease, LeaseEvent, lease_kinds
 from leasing.runtime.aio import Steps
 from leasing.runtime.labels import TASKS
 from leasing.store import Renewal, Renewals
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
 
-#: Names that belong to leases of other models: nobody takes them through these routes.
+#: The beginnings of names of leases that nobody takes through these routes: those of tasks, and
+#: those of this site itself. So are the kinds of rows that can be leased, see ``check_resource``.
 RESERVED = (TASKS, "leasing_tasks.")
 
 may_change = Access("leasing.change_lease")
@@ -145,6 +146,12 @@ def renewed(term: Term, lease: Lease) -> GrantOut:
 def release(term: Term, lease: Lease) -> None:
     """Give back ``lease``, which ``term`` proves."""
     with lost_is(term):
+        if lease.released_at is not None:
+            # Only the ledger tells a revocation from a release: the row has the token that the
+            # revocation raised, and the key does not have that of the grant.
+            events = LeaseEvent.objects.about(lease)
+            if events.filter(kind="revoked", grant_id=lease.grant_id).exists():
+                raise LeaseLost(lease.resource, "it was revoked")
         Lease.objects.release(lease)
 
 
@@ -214,7 +221,8 @@ def lost_is(term: Term) -> Iterator[None]:
 
 def check_resource(request: HttpRequest, resource: str) -> None:
     """Raise HttpError 409 if ``resource`` is the name of another model's lease, 403 if the client
-    may not use it."""
+    may not use it. Logs, the ledger and ids call the lease of a row "task:17", after its kind."""
     principal_of(request).check_resource(resource)
-    if resource.startswith(RESERVED):
-        raise HttpError(409, f"{resource} belongs to a task: use the routes of tasks.")
+    kind, colon, _ = resource.partition(":")
+    if resource.startswith(RESERVED) or (colon and kind in lease_kinds().values()):
+        raise HttpError(409, f"{resource} is reserved: leases of tasks and other rows begin so.")

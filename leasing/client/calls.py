@@ -26,7 +26,7 @@ from leasing.client.transport import Transport
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.runtime.aio import Steps
 from leasing.runtime.clock import clock
-from leasing.store import MAX_RENEWED, Grant, Reason, Renewal, Renewals, Why
+from leasing.store import MAX_RENEWED, Grant, Renewal, Renewals
 from leasing.validation.names import check_duration, check_name, default_holder
 from leasing.validation.requests import MAX_RENEWAL_BODY
 from leasing.waiting import Rest, pauses
@@ -214,9 +214,6 @@ class LeaseCalls:
             raise LeaseLost(grant.resource, reason_of(grant.resource, answer.message))
         if answer.status != 201:
             raise RequestRefused(answer.status, answer.message)
-        if answer.value("fencing_token", int) != grant.fencing_token:
-            # The service cannot tell it from a release that is sent again.
-            raise LeaseLost(grant.resource, Reason(Why.REVOKED, "it was revoked"))
 
     def get(self, resource: str) -> Steps[dict[str, Any] | None]:
         """Return the lease of ``resource`` as the API shows it; None: nobody has ever held it."""

@@ -156,6 +156,24 @@ def test_a_release_that_is_sent_again_is_answered_the_same(client: Client) -> No
     assert (second.status, second.body) == (first.status, first.body)
 
 
+@EACH_VERB
+def test_no_verb_counts_after_a_revocation(client: Client, method: str, path: str) -> None:
+    made = acquired(client)
+    key, path = made["lease_key"], path.format(id=made["id"])
+    assert Lease.objects.all().revoke() == 1
+    for _ in range(2):
+        answer = by_key(client, method, path, key)
+        assert (answer.status, "was lost" in answer.body["error"]) == (409, True)
+
+
+def test_a_release_is_answered_the_same_after_another_term_was_revoked(client: Client) -> None:
+    acquired(client)
+    Lease.objects.all().revoke()
+    key = acquired(client)["lease_key"]
+    for _ in range(2):
+        assert by_key(client, "DELETE", "/leases/release", key).status == 201
+
+
 def test_nobody_but_the_holder_is_told_the_key(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -317,10 +317,18 @@ def test_no_database_is_asked_for_an_id_that_it_could_not_store(
     ("method", "path"),
     [("POST", ""), ("PUT", "/renew"), ("DELETE", "/release"), ("DELETE", "/task:1")],
 )
-def test_the_names_of_tasks_are_reserved(client: Client, method: str, path: str) -> None:
-    body = {"resource": "/api/tasks/1", "holder": "me"}
-    assert call(client, method, f"/leases{path}", body).status == 409
+@pytest.mark.parametrize("name", ["/api/tasks/1", "task:1", "order:1", "task:", "leasing_tasks.x"])
+def test_the_names_of_leases_of_rows_are_reserved(
+    client: Client, method: str, path: str, name: str
+) -> None:
+    answer = call(client, method, f"/leases{path}", {"resource": name, "holder": "me"})
+    assert (answer.status, name in answer.body["error"]) == (409, True)
     assert not Lease.objects.exists()
+
+
+@pytest.mark.parametrize("name", ["task", "tasks:1", "Task:1", "my:task:1", "lease:1"])
+def test_names_that_are_like_those_of_rows_are_free(client: Client, name: str) -> None:
+    assert call(client, "POST", "/leases", {"resource": name, "holder": "me"}).status == 201
 
 
 @pytest.mark.parametrize(
