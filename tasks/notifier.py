@@ -249,20 +249,18 @@ class Listener:
 
     def _listen(self) -> float:
         try:
-            has_heard = self._listen_once()
+            self._listen_once()
         finally:
             self.hears = False
-        self._deaf = 0 if has_heard else self._deaf + 1
         return min(LONGEST_PAUSE, ARRIVAL * 2.0 ** min(self._deaf, 10))
 
-    def _listen_once(self) -> bool:
-        """Listen for as long as the connection does its duty. Whether it ever did."""
+    def _listen_once(self) -> None:
+        """Listen for as long as the connection does its duty."""
         with listening(self.using, CHANNEL) as raw, Notifications(raw) as notes:
             while self._prove(notes):
                 self._take(notes, clock() + PROOF_EVERY)
                 if self._ended.is_set():
-                    return True
-        return False
+                    break
 
     def _prove(self, notes: Notifications) -> bool:
         """Return True if a notification from another connection arrives here."""
@@ -271,6 +269,7 @@ class Listener:
         self.service.failures.succeeded()
         connections[self.using].close()  # or it would idle until the next proof
         heard = self._take(notes, clock() + ARRIVAL, until=trial)
+        self._deaf = 0 if heard else self._deaf + 1
         if self.hears != heard:
             self.hears = heard
             self._hear("all")  # what came while nobody listened

@@ -377,10 +377,11 @@ def test_notifications_that_stop_arriving_again_are_warned_of_again(
     notifies = psycopg.Connection.notifies
     own = Notifier("default")
     for expected in (1, 2):
+        # Before anybody listens: a connection that has heard its trial is not tried out again.
+        monkeypatch.setattr(psycopg.Connection, "notifies", a_poolers(notifies))
         with waiting_alone(own):
-            with monkeypatch.context() as patch:
-                patch.setattr(psycopg.Connection, "notifies", a_poolers(notifies))
-                wait_for(lambda: logged(caplog).count("notifications.swallowed") == expected)  # noqa: B023
+            wait_for(lambda: logged(caplog).count("notifications.swallowed") == expected)  # noqa: B023
+            monkeypatch.setattr(psycopg.Connection, "notifies", notifies)
             wait_for(lambda: logged(caplog).count("notifications.arrive") == expected)  # noqa: B023
 
 

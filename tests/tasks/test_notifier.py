@@ -393,11 +393,17 @@ def test_a_database_that_is_away_while_its_listen_connection_opens_is_one_outage
 
 
 def test_a_listener_whose_notifications_do_not_arrive_says_so_once_and_again_when_it_changes(
-    on_postgresql: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    on_postgresql: None, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
+    """By a clock that runs only while nothing arrives: a proof is never late by itself."""
+    monkeypatch.setattr(notifier, "clock", clock)
     monkeypatch.setattr(notifier, "ARRIVAL", 0.02)
-    monkeypatch.setattr(notifier, "PROOF_EVERY", 0.02)
+    monkeypatch.setattr(notifier, "PROOF_EVERY", 0.0)
     tries: list[str] = []
+
+    def swallow(*args: Any, **options: Any) -> Iterator[Any]:
+        clock.advance(notifier.ARRIVAL)
+        return iter([])
 
     def notify_trial(using: str, channel: str) -> str:
         tries.append(channel)
@@ -408,13 +414,41 @@ def test_a_listener_whose_notifications_do_not_arrive_says_so_once_and_again_whe
         wait_for(lambda: listening.listener.hears)
         for expected in (1, 2):
             with monkeypatch.context() as patch:
-                patch.setattr(psycopg.Connection, "notifies", lambda *args, **options: iter([]))
+                patch.setattr(psycopg.Connection, "notifies", swallow)
                 wait_for(lambda: not listening.listener.hears)
                 tries.clear()
                 wait_for(lambda: len(tries) > 3)
                 assert not listening.listener.hears
                 assert logged(caplog).count("notifications.swallowed") == expected
             wait_for(lambda: logged(caplog).count("notifications.arrive") == expected)  # noqa: B023
+
+
+def test_a_listener_rests_longer_after_each_silence_since_it_last_heard(
+    on_postgresql: None, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "clock", clock)
+    monkeypatch.setattr(notifier, "PROOF_EVERY", 0.0)
+    arrive = iter([False, False, True, False])
+    arrives = False
+
+    def notify_trial(using: str, channel: str) -> str:
+        nonlocal arrives
+        arrives = next(arrive)
+        return notifications.notify_trial(using, channel)
+
+    def read(raw: Any, notifies: Any = psycopg.Connection.notifies, **options: Any) -> Any:
+        if arrives:
+            return notifies(raw, **options)
+        clock.advance(notifier.ARRIVAL)
+        return iter([])
+
+    monkeypatch.setattr(notifier, "notify_trial", notify_trial)
+    monkeypatch.setattr(psycopg.Connection, "notifies", read)
+    listener = Listener("default", lambda message: None, threading.Event())
+
+    pauses = [listener.service.step() / notifier.ARRIVAL for _ in range(3)]
+
+    assert pauses == [2, 4, 2]
 
 
 def test_where_there_are_no_notifications_nobody_listens(
