@@ -189,7 +189,13 @@ def _of_outcomes() -> Iterator[Mutant]:
 
 
 def _of_clients() -> Iterator[Mutant]:
-    """A remote holder trusts from before its request left, and begins nothing that it has lost."""
+    """A remote holder trusts from before its request left, begins nothing that it has lost, and
+    ends an attempt by what its handler raised."""
+    for path, places in (
+        ("tasks/client/execution.py", {"Execution.begin", "Execution.judge"}),
+        ("tasks/client/context.py", {"Context.ensure", "Context.wait", "Context._write"}),
+    ):
+        yield from (mutant for mutant in of_file(path) if mutant.place in places)
     late = "the clock is read after the answer"
     path, answer = (
         "leasing/client/transport.py",

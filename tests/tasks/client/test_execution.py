@@ -1,10 +1,12 @@
-"""One attempt of a remote worker, without a service: a handler begins only while its task is held.
+"""One attempt of a remote worker, without a service: its handler begins only while the task is
+held, and what it raises decides how the attempt ends.
 
 ``make mutants`` runs these tests, and none that needs a server.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from leasing.client.calls import Proof
+from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
 from leasing.store import Grant
 from leasing.testing import ManualKeeper, manual_keeper
@@ -22,6 +25,7 @@ from tasks.client.calls import Claimed, RemoteTask
 from tasks.client.completer import Outcome
 from tasks.client.execution import Execution, Threads
 from tasks.client.handlers import Handler
+from tasks.exceptions import TaskCancelled
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +36,10 @@ def keeper() -> Iterator[ManualKeeper]:
 
 
 class Attempt:
-    """A task that was claimed now, for 30 s."""
+    """A task that was claimed now, for 30 s. ``timeout`` is the task's, ``of_handler`` that of its
+    handler."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, timeout: float | None = None, of_handler: float | None = None) -> None:
         task = RemoteTask(17, "jobs.echo", "default", "running", 1, 1, "", {"task_data": {}})
         grant = Grant(
             key=Proof("17", "key"),
@@ -52,11 +57,11 @@ class Attempt:
         self.stored: list[Outcome] = []
         self.released: list[Any] = []
         self.stopping = threading.Event()
-        nothing: Any = SimpleNamespace()
+        nothing: Any = SimpleNamespace(lost=lambda grant, reason: None)
         completer: Any = SimpleNamespace(put=self.stored.append)
         self.execution = Execution(
-            Claimed(task, grant, None, None),
-            Handler("jobs.echo", lambda ctx: self.calls.append(ctx.task.id), None),
+            Claimed(task, grant, None, timeout),
+            Handler("jobs.echo", lambda ctx: self.calls.append(ctx.task.id), of_handler),
             nothing,
             nothing,
             completer,
@@ -116,3 +121,95 @@ def test_a_worker_that_stops_begins_nothing_more() -> None:
     assert attempt.calls == []
     (outcome,) = attempt.stored
     assert (outcome.verb, outcome.said["begun"]) == ("give back", False)
+
+
+def end(attempt: Attempt, error: BaseException | None = None) -> tuple[str, str | None]:
+    """End the attempt as if its handler had raised ``error``. Returns the verb and the text of what
+    is stored."""
+    assert attempt.execution.begin()
+    attempt.execution.judge(error=error)
+    (outcome,) = attempt.stored
+    said = outcome.said
+    return outcome.verb, said["reason"] if isinstance(said, dict) else said and said[0]
+
+
+def test_a_handler_that_gave_its_task_back_fails_it_only_by_an_error() -> None:
+    attempt, failed = Attempt(), Attempt()
+    for each in (attempt, failed):
+        each.execution.context.give_back("not today", delay=5)
+
+    assert end(attempt) == ("give back", "not today")
+    assert end(failed, ValueError("a bug")) == ("fail", "ValueError: a bug")
+
+
+def test_a_cancelled_task_is_given_back_by_the_error_of_a_cancellation_alone() -> None:
+    itself, coroutine, failed, other = (Attempt() for _ in range(4))
+    for each in (coroutine, failed):
+        each.execution.context.cancelled_by = "ann"
+
+    assert end(itself, TaskCancelled("enough")) == ("give back", "cancelled by its handler")
+    assert end(coroutine, asyncio.CancelledError()) == ("give back", "cancelled by ann")
+    assert end(failed, ValueError("a bug"))[0] == "fail"
+    # Nobody asked for it: a library within the handler was cancelled.
+    assert end(other, asyncio.CancelledError())[0] == "fail"
+
+
+def test_a_stop_gives_back_what_it_interrupts_and_no_failure() -> None:
+    interrupted, failed = Attempt(), Attempt()
+    for each in (interrupted, failed):
+        assert each.execution.begin()
+        each.stopping.set()
+
+    interrupted.execution.judge(error=asyncio.CancelledError())
+    failed.execution.judge(error=ValueError("a bug"))
+
+    assert [each.stored[0].verb for each in (interrupted, failed)] == ["give back", "fail"]
+
+
+def test_a_lost_task_is_not_reported_and_the_loss_of_another_lease_is_an_error(
+    keeper: ManualKeeper,
+) -> None:
+    lost, failed, other = Attempt(), Attempt(), Attempt()
+    assert end(other, LeaseLost("reports", "it expired"))[0] == "fail"
+    for each in (lost, failed):
+        assert each.execution.begin()
+    keeper.suspend(31)
+
+    lost.execution.judge(error=LeaseLost("task:17", "it expired"))
+    failed.execution.judge(error=ValueError("a bug"))
+
+    assert (lost.stored, lost.released) == ([], [lost.execution])
+    assert [outcome.verb for outcome in failed.stored] == ["fail"]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "of_handler", "limit"), [(5.0, 9.0, 5.0), (5.0, None, 5.0), (None, 9.0, 9.0)]
+)
+def test_the_timeout_of_a_task_goes_before_that_of_its_handler(
+    timeout: float | None, of_handler: float | None, limit: float
+) -> None:
+    attempt = Attempt(timeout=timeout, of_handler=of_handler)
+    now = clock()
+
+    assert end(attempt) == ("complete", None)
+
+    assert attempt.execution.context.deadline == now + limit
+
+
+def test_a_handler_goes_on_until_its_timeout_and_while_its_task_is_held(
+    keeper: ManualKeeper,
+) -> None:
+    attempt = Attempt()
+    context = attempt.execution.context
+    context.ensure()
+    context.deadline = clock() + 1
+    context.ensure()
+    context.deadline = clock()
+    with pytest.raises(TimeoutError):
+        context.ensure()
+
+    context.deadline = None
+    keeper.suspend(31)
+    for go_on in (context.ensure, lambda: context.wait(0), lambda: context.checkpoint(1)):
+        with pytest.raises(LeaseLost):
+            go_on()
