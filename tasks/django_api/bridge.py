@@ -203,7 +203,7 @@ def _result(task: AnyTask, row: results.Row) -> DatabaseTaskResult:
 async def _aresult(task: AnyTask, row: results.Row) -> DatabaseTaskResult:
     from tasks.django_api import results
 
-    if results.is_first(row):
+    if results.is_first(row) and getattr(row, "can_be_reported", True):
         return _result(task, row)
     return await sync_to_async(_result)(task, row)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -38,19 +38,6 @@ class ClaimedStore(RowStore):
 def store_in(using: str) -> ClaimedStore:
     """The store of the tasks in the database ``using``."""
     return ClaimedStore(Task, using)
-
-
-def load(claimed: Sequence[ClaimedTask]) -> None:
-    """Read the rows of ``claimed``, by one query: for handlers that must not wait for the
-    database where they look at their task."""
-    bare = {claimed_task.id: claimed_task for claimed_task in claimed if not claimed_task.is_loaded}
-    if not bare:
-        return
-    using = next(iter(bare.values())).using
-    for row in Task.objects.using(using).filter(pk__in=bare):
-        claimed_task = bare[row.pk]
-        if row.grant_id == claimed_task.grant_id:
-            claimed_task.load(row)
 
 
 def grant_of(claimed: ClaimedTask) -> Grant:

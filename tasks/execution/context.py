@@ -51,7 +51,8 @@ class Context:
 
     @property
     def task(self) -> Task:
-        """The task, as it was claimed."""
+        """The task, as it was claimed. A column that the claim did not return is read on first use;
+        a coroutine calls ``load`` before."""
         return instance_of(self._given)
 
     @property
@@ -81,8 +82,15 @@ class Context:
 
     @property
     def state(self) -> Any:
-        """The latest checkpoint, of this or an earlier attempt; None if there is none."""
+        """The latest checkpoint, of this or an earlier attempt; None if there is none. Read on
+        first use; a coroutine calls ``load`` before."""
         return self.task.checkpoint
+
+    async def load(self) -> Task:
+        """Read the columns of ``task`` that the claim did not return, and return it: a coroutine
+        must not wait for the database where it uses one. Raises LeaseLost."""
+        await sync_to_async(self._load)()
+        return self.task
 
     def ensure(self) -> None:
         """Raise LeaseLost unless this attempt certainly still holds the task, TimeoutError after
@@ -225,6 +233,16 @@ class Context:
         """``flush``, for coroutines."""
         if self._words is not None and self._words.waits:
             await sync_to_async(self.flush)()
+
+    def _load(self) -> None:
+        task, rows = self.task, self._rows
+        if missing := task.get_deferred_fields():
+            mine = rows.filter(grant_id=task.grant_id)
+            with self._losing():
+                try:
+                    task.refresh_from_db(fields=missing, from_queryset=mine)
+                except task.DoesNotExist:
+                    raise rows.home()._refuse(task, "load") from None
 
     @property
     def _progress(self) -> Progress:

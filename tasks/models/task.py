@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.expressions import RawSQL
@@ -302,7 +303,15 @@ class Task(Leasable):
         super().save(*args, update_fields=update_fields, **options)
 
     def refresh_from_db(self, using: Any = None, fields: Any = None, *args: Any, **kw: Any) -> None:
-        super().refresh_from_db(using, fields, *args, **kw)
+        try:
+            super().refresh_from_db(using, fields, *args, **kw)
+        except SynchronousOnlyOperation as error:
+            if fields is None:
+                raise
+            raise SynchronousOnlyOperation(
+                f"{self} was read without {', '.join(fields)}. In a handler, first"
+                " `await ctx.load()`; elsewhere, `await task.arefresh_from_db()`."
+            ) from error
         self._is_mixed = fields is not None
 
     def _has_possible_status(self) -> bool:

@@ -252,22 +252,7 @@ class ClaimedTask:
     def waited(self) -> float | None:
         """The seconds for which it had been due when it was claimed. None if that is unknown (the
         claim returns it only if claims are counted), or was counted at an earlier claim."""
-        if self._waited is not None:
-            return self._waited / 1_000_000
-        task = self._task
-        if task is None or task.get_deferred_fields() or task.acquired_at is None:
-            return None
-        return waited(task)
-
-    @property
-    def is_loaded(self) -> bool:
-        """Return True if there is a model instance that has every column."""
-        return self._task is not None and not self._task.get_deferred_fields()
-
-    def load(self, row: Task) -> None:
-        """Make ``row``, which was read under this grant, the model instance."""
-        row.now, row.sent_at = self.now, self.sent_at
-        self._task = row
+        return None if self._waited is None else self._waited / 1_000_000
 
     @classmethod
     def held(cls, task: Task) -> Self:
@@ -281,8 +266,18 @@ class ClaimedTask:
         if not task.get_deferred_fields():
             claimed._created = _microseconds(task.created_at)
             claimed._started = _microseconds(task.started_at)
+            seconds = waited(task)
+            claimed._waited = None if seconds is None else round(seconds * 1_000_000)
         if points.tracer is not None:
             claimed.trace_context = task.trace_context
+        return claimed
+
+    @classmethod
+    def taken(cls, task: Task) -> Self:
+        """``of``, without the instance: what a handler finds in its own is the same wherever the
+        task was claimed."""
+        claimed = cls.of(task)
+        claimed._task = None
         return claimed
 
     @classmethod

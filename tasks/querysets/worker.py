@@ -147,7 +147,7 @@ def take(
     if more:
         with keeping(claimed):
             seated = _take_portably(rows, terms, names, requests)
-            claimed += [ClaimedTask.of(task) for task in seated]
+            claimed += [ClaimedTask.taken(task) for task in seated]
     _tell_claimed(rows, claimed)
     return claimed
 
@@ -163,7 +163,7 @@ def take_one(rows: TaskRows, key: int, holder: str, queue: str, ttl: Ttl) -> Cla
         one = rows.filter(pk=key).to_claim_of(queue)
         with durable(rows.db):
             seated = _grant(one, terms, Seats(rows.model, rows.db), 1)
-        claimed = [ClaimedTask.of(task) for task in seated]
+        claimed = [ClaimedTask.taken(task) for task in seated]
     _tell_claimed(rows, claimed)
     return claimed[0] if claimed else None
 

@@ -29,6 +29,7 @@ from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.models import Task
 from tasks.payload import check_arguments
+from tasks.querysets.claimed import ClaimedTask
 
 #: The holder of tasks that run here.
 HOLDER = "a test"
@@ -85,7 +86,7 @@ def _run_claimed(task: Task, raises: bool) -> None:
         else:
             watched = replace(handler, function=_watched(handler.function, raised), process=False)
             stack.enter_context(patch.dict(registry._handlers, {task.name: watched}))
-        runner.run(Execution(task, threading.Event()))
+        runner.run(Execution(ClaimedTask.taken(task), threading.Event()))
     not_begun = raised and isinstance(raised[0], UnknownTask | InvalidArguments)
     if not_begun or raised and raises and not isinstance(raised[0], SAID):
         raise raised[0]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from contextvars import copy_context
 from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
@@ -34,12 +36,14 @@ HOPELESS_AFTER = 3
 
 
 class Coroutine:
-    """Carries an attempt on the loop of ``executor``."""
+    """Carries an attempt on the loop of ``executor``: one task of asyncio, of which only the call
+    of the handler can be interrupted."""
 
-    __slots__ = ("_executor", "task")
+    __slots__ = ("_executor", "_is_in_handler", "task")
 
     def __init__(self, executor: Coroutines) -> None:
         self._executor = executor
+        self._is_in_handler = False
         self.task: asyncio.Task[None] | None = None
 
     def is_alive(self) -> bool:
@@ -49,6 +53,58 @@ class Coroutine:
     def is_done(self) -> bool:
         """Return True once it has ended in whatever way."""
         return self.task is not None and self.task.done()
+
+    async def attempt(self, execution: Execution) -> Outcome:
+        """Run ``execution``, which begins now, and return its outcome. Raises nothing."""
+        context = execution.context()
+        output, error = None, None
+        try:
+            async with ThreadSensitiveContext() as threads:
+                if execution.owes_a_word:
+                    await context.aprogress()
+                execution.set_mark()
+                output, error = await self._call(execution, context)
+                await context.aflush()
+                if threads in SyncToAsync.context_to_thread_executor and await _tidy():
+                    error = error or RuntimeError(runner.LEFT_OPEN)
+        except BaseException as failure:
+            error = error or failure
+        execution.ended.set()
+        return runner.judge(execution, context, output, error)
+
+    async def _call(
+        self, execution: Execution, context: Context
+    ) -> tuple[Any, BaseException | None]:
+        """Call the handler. Returns its output, or its error: SystemExit out of a task of asyncio
+        would end the loop."""
+        assert execution.handler is not None
+        assert self.task is not None
+        self._is_in_handler = True
+        execution.interrupt = self._interrupt
+        try:
+            if execution.is_over or context.cancelled:
+                raise asyncio.CancelledError  # whoever ended it found nothing to interrupt
+            work = execution.handler.function(context, **execution.claimed.task_data)
+            return await forks.awaited(work, execution.claimed.id), None
+        except BaseException as error:
+            return None, error
+        finally:
+            self._is_in_handler = False
+            execution.interrupt = None  # or each would keep the other
+            if self.task.cancelling():
+                # Too late for the handler, it is to reach nothing that comes after it.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+                while self.task.uncancel():
+                    pass
+
+    def _interrupt(self) -> None:
+        assert self.task is not None
+        self.task.get_loop().call_soon_threadsafe(self._cancel, self.task)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        if self._is_in_handler:
+            task.cancel()
 
 
 class Coroutines(Executor):
@@ -70,8 +126,10 @@ class Coroutines(Executor):
         self._pinged_at: float | None = None
         #: The ttl of the tasks that are kept.
         self._ttl = 0.0
-        #: The number of running coroutines. Only the loop's thread writes it.
-        self._active = 0
+        #: What runs: the loop keeps only weak references. Only the loop's thread writes it.
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: The context that each begins with, and not what another has set.
+        self._context = copy_context()
 
     @property
     def free(self) -> int:
@@ -141,94 +199,46 @@ class Coroutines(Executor):
     def _fill(self) -> None:
         """Begin what waits, as far as there are slots."""
         assert self._loop is not None
-        while self._active < self.slots and not self._closed:
+        while len(self._tasks) < self.slots and not self._closed:
             try:
                 execution = self._waiting.popleft()
             except IndexError:
                 return
-            self._active += 1
             execution.carrier = carrier = Coroutine(self)
-            carrier.task = _kept(self._loop.create_task(self._run(execution)))
+            carrier.task = self._loop.create_task(
+                self._run(execution, carrier), context=self._context.copy()
+            )
+            self._tasks.add(carrier.task)
 
-    async def _run(self, execution: Execution) -> None:
+    async def _run(self, execution: Execution, carrier: Coroutine) -> None:
         try:
-            await self._run_to_its_end(execution)
+            self._begun[id(execution)] = began_at = clock()
+            outcome = runner.before(execution)
+            stalled = False
+            if outcome is None:
+                execution.follow()
+                stalled = self.chaos is not None and self.chaos.strike(execution.hold)
+                outcome = await carrier.attempt(execution)
+            if stalled and outcome.verb:
+                await asyncio.to_thread(self._run_late, execution.hold)
+            outcome.close("handler")
+            if execution.trace is not None:
+                execution.trace.leave(outcome)
+            self._end(outcome, began_at)
         finally:
-            self._active -= 1
+            assert carrier.task is not None
+            self._tasks.discard(carrier.task)
             self._fill()
-
-    async def _run_to_its_end(self, execution: Execution) -> None:
-        self._begun[id(execution)] = began_at = clock()
-        outcome = runner.before(execution)
-        stalled = False
-        if outcome is None:
-            execution.follow()
-            stalled = self.chaos is not None and self.chaos.strike(execution.hold)
-            outcome = await self._attempt(execution)
-        if stalled and outcome.verb:
-            await asyncio.to_thread(self._run_late, execution.hold)
-        outcome.close("handler")
-        if execution.trace is not None:
-            execution.trace.leave(outcome)
-        self._end(outcome, began_at)
 
     def _run_late(self, hold: HeldGrant) -> None:
         assert self.chaos is not None
         self.chaos.run_late(hold)
         connections.close_all()
 
-    async def _attempt(self, execution: Execution) -> Outcome:
-        context = execution.context()
-        output, error = None, None
-        try:
-            async with ThreadSensitiveContext() as threads:
-                if execution.owes_a_word:
-                    await context.aprogress()
-                output, error = await self._call(execution, context)
-                await context.aflush()
-                if threads in SyncToAsync.context_to_thread_executor and await _tidy():
-                    error = error or RuntimeError(runner.LEFT_OPEN)
-        except BaseException as failure:
-            error = error or failure
-        execution.ended.set()
-        return runner.judge(execution, context, output, error)
-
-    async def _call(
-        self, execution: Execution, context: Context
-    ) -> tuple[Any, BaseException | None]:
-        assert execution.handler is not None
-        execution.set_mark()
-        function = execution.handler.function
-        loop = asyncio.get_running_loop()
-        work = loop.create_task(_answer_of(function, context, execution.claimed.task_data))
-
-        def interrupt() -> None:
-            loop.call_soon_threadsafe(work.cancel)
-
-        execution.interrupt = interrupt
-        if execution.is_over or context.cancelled:
-            work.cancel()
-        try:
-            return await work
-        except asyncio.CancelledError as error:  # before it had begun
-            return None, error
-        finally:
-            execution.interrupt = None  # or each would keep the other
-
     def close(self) -> None:
         self._closed = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
-
-
-async def _answer_of(
-    function: Callable[..., Any], context: Context, data: dict[str, Any]
-) -> tuple[Any, BaseException | None]:
-    # SystemExit out of a task of asyncio would end the loop.
-    try:
-        return await forks.awaited(function(context, **data), context.claimed.id), None
-    except BaseException as error:
-        return None, error
 
 
 @sync_to_async
@@ -237,13 +247,3 @@ def _tidy() -> bool:
     left_open = runner.drop_transactions()
     connections.close_all()
     return left_open
-
-
-#: The loop itself keeps only weak references to its tasks.
-_tasks: set[asyncio.Task[None]] = set()
-
-
-def _kept(task: asyncio.Task[None]) -> asyncio.Task[None]:
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-    return task

@@ -50,7 +50,6 @@ from tasks.conf import task_settings
 from tasks.exceptions import NameTaken
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
-from tasks.execution.claimed_store import load
 from tasks.execution.outcomes import COMPLETE, Outcome
 from tasks.execution.runner import STOPPED, time_out
 from tasks.log import log
@@ -343,13 +342,12 @@ class WorkerProcess:
             give_back(executions, STOPPED)
             return
         try:
-            load([each.claimed for each in executions if each.kind is Kind.COROUTINE])
             left = self.executors.submit(executions)
         except BaseException:
             # Kept and not run they would be nobody's.
             submitted = {id(each) for each in self.executions}
             left = [each for each in executions if id(each) not in submitted]
-            give_back(left, "its row could not be read")
+            give_back(left, "its worker ended before it began")
             raise
         if left:
             give_back(left, MOVED)

@@ -48,6 +48,7 @@ BARS = [
     Bar("drain through django.tasks, Django's default logging, to handlers (ratio)", 0.6),
     Bar("drain through django.tasks, django at WARNING, to handlers (ratio)", 0.9),
     Bar("CPU of the worker while draining (us a task)", 20, at_most=True),
+    Bar("CPU of the worker while draining coroutines (us a task)", 35, at_most=True),
     Bar("CPU of the server while draining (us a task)", 24, at_most=True),
     Bar("worker memory while draining (MB)", 100, at_most=True),
     Bar("4 workers with 25 threads on 10 ms naps, to the ideal (ratio)", 0.88),

@@ -64,9 +64,11 @@ def stay(ctx: Context, **data: Any) -> dict[str, Any]:
 
 if os.environ.get("BENCH_ASYNC"):
 
-    @handler("bench.unused")
-    async def unused(ctx: Context, **data: Any) -> None:
-        """A handler of which there is no task."""
+    @handler("bench.coroutine")
+    async def coroutine(ctx: Context, **data: Any) -> dict[str, Any]:
+        """``nothing``, as a coroutine. Most workloads have no task of it."""
+        os.access("/", os.F_OK)
+        return {"ok": True}
 
 
 @task

@@ -158,6 +158,13 @@ def _of_outcomes() -> Iterator[Mutant]:
         "commits what the handler wrote before its completion",
     )
     yield of_text(
+        "tasks/execution/context.py",
+        "Context._load",
+        "rows.filter(grant_id=task.grant_id)",
+        "rows",
+        "loads the row of another grant",
+    )
+    yield of_text(
         "tasks/execution/outcome_store.py",
         "_store_until_stored",
         "connections[using].close()\n        answers",

@@ -43,7 +43,7 @@ def _charge(card: str, amount: Decimal) -> str:
 
 @handler(timeout=60, concurrency_key="customer:{customer}")
 async def remind(ctx: Context, customer: str, *, politely: bool = True) -> str:
-    if ctx.attempt > 3:
+    if ctx.attempt > 3 and (await ctx.load()).priority < 0:
         raise Snooze(3600, "nobody reads it")
     await ctx.aprogress(1, 1)
     return f"{'Dear' if politely else 'Hey'} {customer}"

@@ -15,6 +15,7 @@ from typing import Any
 from django.db.models import Max, Min
 
 from tasks.models import Queue, Task, Worker
+from tasks.registry import Kind
 from tests.benchmarks import cpu, filling
 from tests.benchmarks.bench import Bench, Figures, until
 from tests.benchmarks.plain import queue
@@ -44,6 +45,7 @@ def run(bench: Bench) -> Figures:
     limits = {workers: limit(bench, count, workers=workers) for workers in (1, 2)}
     one = ours(bench, count)
     beside = ours(bench, count, BENCH_ASYNC="1")
+    coroutines = ours(bench, count, first=_of_coroutine(), BENCH_ASYNC="1")
     two = ours(bench, count, workers=2)
     single = Task.objects.enqueue("bench.nothing", {"n": 1}, max_attempts=1)
     once = ours(bench, count, first=single)
@@ -65,6 +67,7 @@ def run(bench: Bench) -> Figures:
     worker = "CPU of the worker while draining"
     figures |= {
         f"{worker} (us a task)": {"limit": limits[1].worker_us, "ours": one.worker_us},
+        f"{worker} coroutines (us a task)": {"ours": coroutines.worker_us},
         f"{worker} with max_attempts=1 (us a task)": {"ours": once.worker_us},
         f"{worker} through django.tasks (us a task)": {"ours": quiet.worker_us},
         f"{worker} through django.tasks, logged (us a task)": {"ours": logged.worker_us},
@@ -75,6 +78,13 @@ def run(bench: Bench) -> Figures:
             "ours": one.server_us,
         }
     return figures
+
+
+def _of_coroutine() -> Task:
+    """Return a task of a handler that the workers register and this process does not."""
+    task = Task.objects.enqueue("bench.nothing", {"n": 1})
+    Task.objects.filter(pk=task.pk).update(name="bench.coroutine", kind=Kind.COROUTINE.number)
+    return task
 
 
 def _of_django() -> Task:

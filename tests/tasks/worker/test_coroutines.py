@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -13,14 +16,16 @@ from django.db import transaction
 from pytest_django import Settings
 
 from tasks.exceptions import TaskCancelled
+from tasks.execution.attempt import Execution
 from tasks.models import Task, TaskStatus
 from tasks.registry import Kind
 from tasks.worker import coroutines
+from tasks.worker.process import Until
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import TaskFactory
 from tests.leasing.support import expire
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, attempt, attempts, row_of
+from tests.tasks.support import Handlers, attempt, attempts, instances_made, row_of
 from tests.tasks.workers import PATIENCE, ended, states, watching_once, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
@@ -114,6 +119,105 @@ def test_whatever_a_coroutine_raises_fails_its_attempt_and_not_the_loop(
 
     assert row_of(task)["last_error"].startswith(type(error).__name__)
     assert "in fail" in attempt(task).traceback
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), None], ids=["raises", "returns"])
+@pytest.mark.parametrize("from_outside", [True, False])
+def test_a_cancellation_that_comes_too_late_for_the_handler_reaches_nothing_else(
+    handlers: Handlers, error: BaseException | None, from_outside: bool
+) -> None:
+    """The handler ends while it is pending, and leaves a report that is written after its end."""
+    running: list[Execution] = []
+
+    async def late(ctx: Any, **data: Any) -> str:
+        await ctx.aprogress(1, 9)
+        await ctx.aprogress(2, 9)
+        if from_outside:
+            running.extend(worker.executions)
+            running[0].end_work()
+        else:
+            own = asyncio.current_task()
+            assert own is not None
+            own.cancel()
+        if error is not None:
+            raise error
+        return "done"
+
+    handlers["jobs.late"] = late
+    task = TaskFactory(name="jobs.late", data={}, max_attempts=1)
+
+    with working() as worker:
+        wait_for(lambda: row_of(task)["status"] in TaskStatus.ended())
+
+    row = row_of(task)
+    assert row["progress"] == {"done": 2, "total": 9}
+    assert row["task_output"] == (None if error else "done")
+    assert row["last_error"].startswith("SystemExit" if error else "")
+
+
+def test_a_handler_is_not_called_if_its_task_was_cancelled_just_before(
+    handlers: Handlers, execution_of: Callable[[Task], Execution]
+) -> None:
+    called: list[Any] = []
+
+    async def late(ctx: Any, **data: Any) -> None:
+        called.append(ctx)
+
+    handlers["jobs.late"] = late
+    execution = execution_of(TaskFactory(name="jobs.late", data={}, state="running"))
+    execution.cancel("ann")  # whose interrupt finds nothing yet
+
+    async def carry() -> str:
+        carrier = coroutines.Coroutine(Mock())
+        carrier.task = asyncio.current_task()
+        return (await carrier.attempt(execution)).verb
+
+    assert (asyncio.run(carry()), called) == ("cancel", [])
+
+
+def test_what_a_handler_sets_in_its_context_the_next_one_does_not_see(handlers: Handlers) -> None:
+    name = ContextVar("name", default="nobody")
+    seen: list[str] = []
+
+    async def set_name(ctx: Any, **data: Any) -> None:
+        seen.append(name.get())
+        name.set("ann")
+
+    handlers["jobs.name"] = set_name
+    TaskFactory.create_batch(3, name="jobs.name", data={})
+
+    with working(coroutines=1):
+        wait_for(lambda: states() == ["succeeded"] * 3)
+
+    assert seen == ["nobody"] * 3
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_the_tasks_of_coroutines_are_not_read_again(handlers: Handlers) -> None:
+    async def nothing(ctx: Any, **data: Any) -> int:
+        return int(ctx.attempt)
+
+    handlers["jobs.nothing"] = nothing
+    TaskFactory.create_batch(5, name="jobs.nothing", data={})
+
+    with instances_made() as made, working(until=Until.DRAINED) as worker:
+        wait_for(ended(worker))
+
+    assert [each["sender"] for each in made if each["sender"] is Task] == []
+    assert states() == ["succeeded"] * 5
+
+
+def test_a_coroutine_loads_the_checkpoint_of_the_attempt_before(handlers: Handlers) -> None:
+    async def count(ctx: Any, **data: Any) -> Any:
+        await ctx.load()
+        return ctx.state
+
+    handlers["jobs.count"] = count
+    task = TaskFactory(name="jobs.count", data={})
+    Task.objects.update(checkpoint={"row": 7})
+
+    with working():
+        wait_for(lambda: row_of(task)["task_output"] == {"row": 7})
 
 
 def test_a_coroutines_connection_is_its_own_and_ends_with_it(handlers: Handlers) -> None:

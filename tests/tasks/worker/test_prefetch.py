@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from tasks.worker.process import Until, WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import TaskFactory
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, attempts, row_of
+from tests.tasks.support import Handlers, row_of
 from tests.tasks.workers import PATIENCE, ended, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
@@ -601,28 +602,6 @@ def test_nothing_begins_once_the_worker_is_asked_to_stop(
     assert len(turnstile.began) == 1
 
 
-def test_tasks_whose_rows_could_not_be_read_after_their_claim_go_back(
-    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def well(ctx: Any, **data: Any) -> None: ...
-
-    handlers["jobs.well"] = well
-    failures = iter(range(1))
-
-    def failing(claimed: Any) -> None:
-        if next(failures, None) is not None:
-            raise OperationalError("the database is away")
-
-    monkeypatch.setattr("tasks.worker.process.load", failing)
-    task = TaskFactory(name="jobs.well", data={})
-
-    with working():
-        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
-
-    assert (row_of(task)["grants"], row_of(task)["attempts"], attempts(task)) == (2, 1, [])
-    assert keeper.holds == []
-
-
 @pytest.mark.parametrize("until", [Until.ONCE, Until.DRAINED])
 def test_a_worker_that_claims_ahead_ends_when_all_is_done(until: Until, short: None) -> None:
     TaskFactory.create_batch(30, name="jobs.echo", data={})
@@ -641,9 +620,9 @@ def test_coroutines_that_wait_begin_as_slots_become_free(handlers: Handlers) -> 
         nonlocal active
         active += 1
         most.append(active)
-        checkpoint: Any = ctx.state  # which must not ask the database here
+        await asyncio.sleep(0)
         active -= 1
-        return len(checkpoint or ())
+        return len(most)
 
     handlers["jobs.count"] = count
     TaskFactory.create_batch(40, name="jobs.count", data={})
