@@ -30,6 +30,11 @@ from leasing.runtime.event_logger import Event
 from leasing.runtime.probes import Probe
 
 
+def every(rows: Sequence[Any]) -> Sequence[Any]:
+    """Return all of ``rows``."""
+    return rows
+
+
 class Logged(Signal):
     """A signal that is also logged as ``event``, if its level is enabled, and counted by counters.
     ``has_listeners`` includes the log and the counters.
@@ -43,6 +48,8 @@ class Logged(Signal):
         super().__init__()
         #: Called with the rows of each sending, which may be many, and its other arguments.
         self.counts = Probe()
+        #: Returns those of the rows of a sending that are logged.
+        self.chosen: Callable[[Sequence[Any]], Sequence[Any]] = every
         self._event = event
 
     def has_listeners(self, sender: Any = None) -> bool:
@@ -82,7 +89,7 @@ class Logged(Signal):
         receivers: for many rows when no receiver is connected."""
         self.counts(rows, details)
         if self.is_logged:
-            for row in rows:
+            for row in self.chosen(rows):
                 self._log(row, **details)
 
     def _log(self, row: Any, by: Any = None, **details: Any) -> None:

@@ -62,7 +62,11 @@ class Log:
         "task:%(task_id)s claimed by %(holder)s: %(task_name)s, "
         "attempt %(attempt)s of %(max_attempts)s",
     )
-    task_completed = _task(INFO, "task:%(task_id)s completed by %(holder)s")
+    task_completed = _task(
+        INFO,
+        "task:%(task_id)s completed by %(holder)s: %(task_name)s, "
+        "attempt %(attempt)s of %(max_attempts)s",
+    )
     task_attempt_failed = _task(
         WARNING,
         "task:%(task_id)s failed in attempt %(attempt)s of %(max_attempts)s; "
@@ -134,6 +138,9 @@ class Log:
 
     # Workers
     worker_started = _worker(INFO, "%(worker)s started; queues: %(queues)s; handlers: %(handlers)s")
+    worker_tasks_ended = _worker(
+        INFO, "%(ended)s tasks without a line of their own in %(seconds).1f s: %(handlers)s"
+    )
     worker_without_handlers = _worker(WARNING, "%(reason)s")
     worker_claim_failed = _worker(WARNING, "Claim failed; will retry: %(error)s")
     worker_stuck = _worker(ERROR, "Stopping %(worker)s: %(reason)s")

@@ -7,7 +7,7 @@ time or level, and nothing else.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -18,6 +18,8 @@ LOGGERS: Final = ("leasing", "tasks")
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 #: The verbosity of the block ``shown`` that runs, for child processes; None outside of one.
 verbosity_shown: int | None = None
+#: The names of the loggers that it prints.
+loggers_shown: Sequence[str] = ()
 #: Levels by ``--verbosity``; DEBUG for more.
 LEVELS: Final = {0: logging.WARNING, 1: logging.INFO}
 
@@ -27,8 +29,8 @@ def shown(verbosity: int) -> Iterator[None]:
     """A block in which the records of our loggers are printed to stderr, with time and level. A
     logger for which LOGGING has a handler, at itself, above or below, is left as it is; so is a
     level that LOGGING gives it."""
-    global verbosity_shown
-    outside, verbosity_shown = verbosity_shown, verbosity
+    global verbosity_shown, loggers_shown
+    outside = verbosity_shown, loggers_shown
     console = logging.StreamHandler()
     console.setFormatter(LineFormatter(FORMAT))
     before = [
@@ -36,6 +38,7 @@ def shown(verbosity: int) -> Iterator[None]:
         for logger in map(logging.getLogger, LOGGERS)
         if not is_handled(logger)
     ]
+    verbosity_shown, loggers_shown = verbosity, [logger.name for logger, _ in before]
     for logger, level in before:
         logger.addHandler(console)
         if level == logging.NOTSET:
@@ -43,7 +46,7 @@ def shown(verbosity: int) -> Iterator[None]:
     try:
         yield
     finally:
-        verbosity_shown = outside
+        verbosity_shown, loggers_shown = outside
         for logger, level in before:
             logger.removeHandler(console)
             logger.setLevel(level)

@@ -22,7 +22,7 @@ LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
     "completed": (
         lambda task: Task.objects.complete(task),
         logging.INFO,
-        "completed by ann",
+        "completed by ann: {name}, attempt 1 of 10",
     ),
     "attempt_failed": (
         lambda task: Task.objects.fail(task, "no luck"),

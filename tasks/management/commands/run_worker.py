@@ -18,6 +18,7 @@ from django.utils import autoreload
 
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.keeper import keeper
+from leasing.management import console
 from leasing.management.base import ServiceCommand, duration
 from leasing.management.console import shown
 from leasing.metrics import port
@@ -36,6 +37,7 @@ from tasks.fleet.parent import Parent, Plan
 from tasks.log import log
 from tasks.management import greeting, health
 from tasks.management.names import exit_if_taken
+from tasks.management.task_lines import TaskLines
 from tasks.querysets import check_queue
 from tasks.registry import Kind
 from tasks.runtime.memory import resident_mib
@@ -181,7 +183,7 @@ class Command(ServiceCommand):
         worker = self._made(options) if child is None else _measured(options, child)
         obeying = on_stop_signal(worker.stop) if child is None else reporting(child, worker)
         with exit_if_taken(), obeying, collected_seldom(), process_named(worker.name):
-            worker.run()
+            _run(worker)
             if worker.executions:
                 # A thread that cannot be ended must not keep the process from its end.
                 _leave(worker)
@@ -315,11 +317,23 @@ def _measured(options: dict[str, Any], child: ChildContext | None = None) -> Wor
     return worker
 
 
+def _run(worker: WorkerProcess) -> None:
+    """Run the worker. On a console of its own, tasks have a line each only while they are few, or
+    with ``--verbosity 2``."""
+    if console.verbosity_shown != 1 or "tasks" not in console.loggers_shown:
+        worker.run()
+        return
+    lines = TaskLines()
+    worker.watched.append(lines)
+    with lines.choosing():
+        worker.run()
+
+
 def _reloaded(worker: WorkerProcess) -> None:
     atexit.register(worker.stop_now)
     try:
         with process_named(worker.name):
-            worker.run()
+            _run(worker)
         if worker.name_taken:
             raise worker.name_taken
     except NameTaken as error:  # on a thread, whose end would not be the end of the process

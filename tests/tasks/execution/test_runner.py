@@ -812,5 +812,5 @@ def test_what_happens_to_a_task_is_logged(run: Run, caplog: pytest.LogCaptureFix
     assert lines == [
         f"task:{task.pk} enqueued: jobs.echo",
         f"task:{task.pk} claimed by ann: jobs.echo, attempt 1 of 10",
-        f"task:{task.pk} completed by ann",
+        f"task:{task.pk} completed by ann: jobs.echo, attempt 1 of 10",
     ]

@@ -92,7 +92,10 @@ def test_no_instance_is_made_where_nobody_but_the_log_listens(
         assert Task.objects.complete_claimed([(each, each.id) for each in claimed]) == []
 
     assert made == []
-    said = [f"task:{each.id} completed by {each.holder}" for each in claimed]
+    said = [
+        f"task:{each.id} completed by {each.holder}: {each.name}, attempt 1 of {each.max_attempts}"
+        for each in claimed
+    ]
     assert caplog.messages[3:] == (said if level == logging.INFO else [])
     assert set(Task.objects.succeeded().values_list("pk", "task_output")) == {
         (each.id, each.id) for each in claimed
