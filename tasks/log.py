@@ -139,7 +139,7 @@ class Log:
     # Workers
     worker_started = _worker(INFO, "%(worker)s started; queues: %(queues)s; handlers: %(handlers)s")
     worker_tasks_ended = _worker(
-        INFO, "%(ended)s tasks without a line of their own in %(seconds).1f s: %(handlers)s"
+        INFO, "Counted %(ended)s tasks that ended in %(seconds).1f s: %(handlers)s"
     )
     worker_without_handlers = _worker(WARNING, "%(reason)s")
     worker_claim_failed = _worker(WARNING, "Claim failed; will retry: %(error)s")
