@@ -82,6 +82,11 @@ class Context:
         """The latest checkpoint, of this or an earlier attempt; None if there is none."""
         return self._state
 
+    async def load(self) -> RemoteTask:
+        """Return ``task``. The claim returned it whole; a coroutine that runs in workers of the
+        service as well awaits this there."""
+        return self.task
+
     def ensure(self) -> None:
         """Raise LeaseLost unless this attempt certainly still holds the task, TimeoutError after
         its timeout, and TaskCancelled once someone has asked to cancel it."""

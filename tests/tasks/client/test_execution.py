@@ -213,3 +213,9 @@ def test_a_handler_goes_on_until_its_timeout_and_while_its_task_is_held(
     for go_on in (context.ensure, lambda: context.wait(0), lambda: context.checkpoint(1)):
         with pytest.raises(LeaseLost):
             go_on()
+
+
+def test_a_coroutine_that_loads_its_task_runs_at_both_ends() -> None:
+    context = Attempt().execution.context
+
+    assert asyncio.run(context.load()) is context.task
