@@ -66,18 +66,18 @@ class Claimers:
         """
         claimer = Claimer(queues, wait_id, Waiter(until))
         claimer.waiter.ahead = partial(self._ahead_of, claimer)
-        with self._lock:
-            self._waiting.append(claimer)
-            self._listener.start()
-        try:
-            with limiter.heard_by(claimer.hear):
-                yield claimer.waiter
-        finally:
+        with limiter.heard_by(claimer.hear):  # first: who is seen to wait can be woken
             with self._lock:
-                self._waiting.remove(claimer)
-                rivals = claimer.rivals(self._waiting)
-                if rivals and claimer.waiter.left:
-                    rivals[0].waiter.notify()  # it leaves with tasks, and there may be more
+                self._waiting.append(claimer)
+                self._listener.start()
+            try:
+                yield claimer.waiter
+            finally:
+                with self._lock:
+                    self._waiting.remove(claimer)
+                    rivals = claimer.rivals(self._waiting)
+                    if rivals and claimer.waiter.left:
+                        rivals[0].waiter.notify()  # it leaves with tasks, and there may be more
 
     def _ahead_of(self, claimer: Claimer) -> int:
         if not self._listener.arrives:

@@ -565,7 +565,8 @@ def test_a_worker_that_stops_has_its_claim_answered_at_once(
 
     stops_while_it_waits(service, Worker(remote, handlers, wait=30))
 
-    assert [each.method for each in service.network.requests].count("DELETE") == 1
+    # Again after some milliseconds, if a busy machine has not answered the claim by then.
+    assert "DELETE" in [each.method for each in service.network.requests]
 
 
 def test_a_claim_that_had_not_arrived_when_its_worker_was_stopped_is_ended_too(
