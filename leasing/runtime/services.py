@@ -63,7 +63,7 @@ class Service:
             close_old_connections()
             pause = self._tick()
         except self._survives as error:
-            return self._fail(error)
+            return self.fail(error)
         finally:
             self.is_ticking = False
         self.failures.succeeded()
@@ -75,7 +75,9 @@ class Service:
         """Return True if the latest tick failed."""
         return self.failures.count > 0
 
-    def _fail(self, error: Exception) -> float:
+    def fail(self, error: Exception) -> float:
+        """Note and log the failure of a tick, or of what was tried in its place. Returns the
+        seconds until the next try."""
         pause = self.failures.failed(error)
         if isinstance(error, Error):
             connections.close_all()

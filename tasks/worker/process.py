@@ -41,6 +41,7 @@ from typing import Any
 
 from django.db import Error, connections
 
+from leasing.functions import database_now
 from leasing.keeper import keeper
 from leasing.runtime.callbacks import apart
 from leasing.runtime.clock import clock
@@ -228,6 +229,9 @@ class WorkerProcess:
         """Claim what there is room for. Returns the seconds until the next look."""
         if self._claim():
             return 0.0
+        if not self._looked and self._claiming.is_failing:
+            # Without a statement it would count as answered again, and the outage as ended.
+            database_now(Task.objects.home().db)
         self._is_finished = self._reaches_end()
         return 0.0 if self._is_finished else self._pause()
 

@@ -72,6 +72,12 @@ class Presence:
         self._seen_at, self._was_beside = float("-inf"), False
         #: The moment of its first registration, on this process's clock.
         self._began_at: float | None = None
+        self._heartbeats = Service(
+            self._tick,
+            partial(log.worker_unseen, worker=name),
+            close=lambda: sign_off(name),
+            longest=Worker.SEEN_EVERY.total_seconds(),
+        )
 
     def begin(self, stopping: threading.Event) -> bool:
         """Take the name, when it is free. Returns False if ``stopping`` was set before. A database
@@ -81,7 +87,7 @@ class Presence:
             try:
                 other = self._rival() or self._take_name()
             except Error as error:
-                log.worker_unseen(worker=self._name, error=error)
+                self._heartbeats.fail(error)
                 if logged_at is None:
                     return True
             else:
@@ -97,12 +103,7 @@ class Presence:
 
     def service(self) -> Service:
         """Shows signs of life, and at its end notes that the worker has stopped."""
-        return Service(
-            self._tick,
-            partial(log.worker_unseen, worker=self._name),
-            close=lambda: sign_off(self._name),
-            longest=Worker.SEEN_EVERY.total_seconds(),
-        )
+        return self._heartbeats
 
     def beside(self, seconds: float) -> Questioner | None:
         """Return a function that asks in the statement of a heartbeat, if one is due within so many

@@ -10,6 +10,7 @@ from logging import DEBUG, ERROR, INFO, WARNING
 import pytest
 from django.db import connection
 
+from leasing.keeper import Keeper
 from tasks.models import TaskStatus, Worker
 from tests.factories import TaskFactory
 from tests.processes import wait_for
@@ -25,6 +26,7 @@ pytestmark = [
 @contextmanager
 def outage() -> Iterator[None]:
     """End every connection but the test's own, and refuse others."""
+    connection.ensure_connection()
     name = str(connection.settings_dict["NAME"])
     with connection._nodb_cursor() as cursor:
         cursor.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
@@ -62,3 +64,36 @@ def test_an_outage_makes_one_line_however_often_each_service_fails_and_one_when_
 
     # Renewals have a line of their own: they fail for other reasons too.
     assert [count for event, count in began.items() if not event.startswith("keeper.")] == [1]
+
+
+def test_a_look_without_a_statement_does_not_count_as_the_end_of_an_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("leasing.runtime.outage.random.uniform", lambda low, high: low)
+
+    def count(event: str) -> int:
+        return [getattr(each, "event", "") for each in caplog.records].count(event)
+
+    with caplog.at_level(DEBUG, "leasing"), caplog.at_level(DEBUG, "tasks"), working() as worker:
+        wait_for(lambda: count("lease.acquired") and Worker.objects.exists())
+        with outage():
+            wait_for(lambda: count("worker.claim_failed"))
+            # From its first renewal that fails a worker claims nothing.
+            monkeypatch.setattr(Keeper, "draining", True)
+            failed = count("worker.claim_failed")
+            wait_for(lambda: count("worker.claim_failed") > failed + 2)
+            assert "Claims are failing." in worker.health.read().stalled
+        wait_for(lambda: "Claims are failing." not in worker.health.read().stalled)
+
+
+def test_a_worker_that_starts_while_its_database_is_away_logs_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(DEBUG, "leasing"), caplog.at_level(DEBUG, "tasks"), outage():
+
+        def events(level: int) -> list[str]:
+            return [getattr(each, "event", "") for each in caplog.records if each.levelno == level]
+
+        with working():
+            wait_for(lambda: {"worker.unseen", "worker.claim_failed"} <= {*events(DEBUG)})
+            assert events(WARNING) == ["worker.unseen"]
