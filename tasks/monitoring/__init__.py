@@ -1,4 +1,4 @@
-"""What comes with the package for those who are on call: ``alerts.yml`` for Prometheus,
+"""Files for those who are on call: ``alerts.yml`` for Prometheus,
 ``dashboard.json`` for Grafana, and the runbook, a page for each alert.
 
 The pages of the runbook are written in ``docs/runbook``; ``make docs`` copies them into this

@@ -15,7 +15,7 @@ FIRST = "0001_initial"
 class Command(migrate.Command):
     # Until the first release each app has one migration, which is edited in place. Django compares
     # names, finds nothing to apply, and the site would fail at its first query.
-    # TODO at the first release: remove this command.
+    # It goes at the first release: CONTRIBUTING, Releasing.
     def handle(self, *args: Any, **options: Any) -> None:
         if _is_older(options["database"]):
             settings = connections[options["database"]].settings_dict
