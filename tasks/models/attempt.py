@@ -28,7 +28,7 @@ class AttemptQuerySet(LedgerQuerySet["TaskAttempt"]):
     """Attempts that did not succeed: ``TaskAttempt.objects``."""
 
 
-#: What a holder writes by each verb, for operators.
+#: The writes of a holder by each verb, for operators.
 _REPORTS: Final = {
     "complete": "result",
     "fail": "failure report",

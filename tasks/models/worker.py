@@ -42,8 +42,7 @@ class WorkerRole(models.TextChoices):
         return (cls.WORKER, cls.CELERY)
 
 
-#: How a process ended. Of one that was killed only its parent, if it had one, sees more than that
-#: it did not sign off.
+#: Ends of a process that no parent has seen: it signed off, or, killed or cut off, it did not.
 _STOPPED: Final = "stopped cleanly"
 _UNSEEN: Final = "ended without signing off"
 

@@ -126,7 +126,8 @@ class Coroutines(Executor):
         self._pinged_at: float | None = None
         #: The ttl of the tasks that are kept.
         self._ttl = 0.0
-        #: What runs: the loop keeps only weak references. Only the loop's thread writes it.
+        #: The attempts that run: the loop keeps only weak references. The loop's thread alone
+        #: writes it.
         self._tasks: set[asyncio.Task[None]] = set()
         #: The context that each begins with, and not what another has set.
         self._context = copy_context()
