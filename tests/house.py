@@ -5,7 +5,9 @@ packages weigh more, and ``make scale`` writes what they weigh now. A commit tha
 changes the table, and its body says what the weight pays for. A code line holds more than a comment
 or a docstring; a node is one of the syntax tree, which joining lines does not change; a function is
 a lambda too; migrations do not count. ``tests/hops.py`` counts the hops, which
-``tests/test_scale.py`` holds to the same table.
+``tests/test_scale.py`` holds to the same table. ``tests/coupling.py`` counts where tests depend on
+the inside, which has its ceilings there too; how many tests there are, and their code lines, are
+printed alone. Benchmarks are no tests.
 
 A room is what lies directly in a package: a file, or a folder with all that is in it. Rooms must
 not close a circle of imports that run. The contracts in pyproject.toml say which room may import
@@ -26,6 +28,7 @@ from pathlib import Path
 
 import grimp
 
+from tests import coupling
 from tests.plugin import ROOT
 
 PACKAGES = ("leasing", "tasks")
@@ -39,9 +42,9 @@ LAYOUT = {
 Figures = dict[str, int]
 
 
-def weigh(folders: Iterable[Path]) -> Figures:
-    """Return the sums of all Python files in ``folders``."""
-    files = [each for folder in folders for each in folder.rglob("*.py")]
+def weigh(places: Iterable[Path]) -> Figures:
+    """Return the sums of all Python files in ``places``: folders, or files."""
+    files = [file for each in places for file in (each.rglob("*.py") if each.is_dir() else [each])]
     weights = [_weight(each) for each in files if each.parent.name != "migrations"]
     return {**sum(weights, Counter()), "files": len(weights)}
 
@@ -110,6 +113,10 @@ def _room(module: str) -> str:
 def main(*, writes: bool) -> int:
     """Print what is not as it must be, or write the table."""
     figures = weigh(ROOT / package for package in PACKAGES)
+    tests = [each for each in TABLE.parent.rglob("*.py") if "benchmarks" not in each.parts]
+    coupled = coupling.count(tests)
+    functions, lines = coupled.pop(coupling.TESTS), weigh(tests)["code lines"]
+    figures |= coupled
     if writes:
         from tests import hops
 
@@ -117,8 +124,9 @@ def main(*, writes: bool) -> int:
     wrong = rises(figures, json.loads(TABLE.read_text()))
     circles = [" -> ".join(found) for package in PACKAGES if (found := circle(package))]
     wrong += [f"a circle of imports that run: {each}" for each in circles]
-    weights = ", ".join(f"{figure:,} {name}" for name, figure in figures.items())
-    print("\n".join([*wrong, f"house: {weights}; {len(wrong)} faults"]))
+    weights = ", ".join(f"{name} {figure:,}" for name, figure in figures.items())
+    print(f"house: {functions:,} tests, {lines:,} code lines of tests; {weights}")
+    print("\n".join([*wrong, f"house: {len(wrong)} faults"]))
     return bool(wrong)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import hops, house
+from tests import coupling, hops, house
 from tests.plugin import DATABASE
 
 SOURCE = '''"""A docstring
@@ -82,3 +82,47 @@ def test_a_verb_walks_through_no_more_functions_than_the_table_allows(
         found = hops.measured(url)
 
     assert house.rises(found, json.loads(house.TABLE.read_text())) == []
+
+
+COUPLED = """
+import time
+from unittest import mock
+
+import pytest
+
+from leasing import keeper
+from tasks.worker.process import WorkerProcess
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    monkeypatch.setattr(keeper, "EXIT_PATIENCE", 9.0)
+
+
+def test_one(monkeypatch, worker):
+    monkeypatch.setattr("tasks.poller.clock", lambda: 1.0)
+    monkeypatch.setattr(f"{worker}.clock", lambda: 1.0)
+    monkeypatch.setattr(time, "sleep", print)
+    monkeypatch.delattr(worker.poller, "wake")
+    with mock.patch.object(WorkerProcess, "stop"):
+        keeper.CUT_OFF = 2
+    assert worker._ended and worker._meta and worker.__dict__
+
+
+class Own:
+    def wait(self):
+        self.patience = self._wait
+"""
+
+
+def test_patches_of_own_code_and_private_names_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(COUPLED)
+    (tmp_path / "test_more.py").write_text(COUPLED)
+
+    assert coupling.count(tmp_path.iterdir()) == {
+        "tests": 2,
+        "tests: patches of own code": 12,
+        "tests: patches by a string": 4,
+        "tests: patches for every test": 1,
+        "tests: private names": 2,
+    }
