@@ -1,7 +1,7 @@
 """The site: `make docs` builds it from the pages of this folder and the packages' docstrings.
 
 The pages stay readable as files: links between them are relative, and those that leave this folder
-(README, CONTRIBUTING, ...) lead to pages here that include the file.
+(CONTRIBUTING, CHANGELOG, ...) lead to pages here that include the file.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 def lead_here(app: Any, name: str, source: list[str]) -> None:
     """Turn links to files above this folder into links to the pages that include them."""
     source[0] = re.sub(
-        r"\]\((?:\.\./)+(README|CONTRIBUTING|CHANGELOG|SECURITY)\.md", r"](/\1.md", source[0]
+        r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG|SECURITY)\.md", r"](/\1.md", source[0]
     )
 
 

@@ -251,7 +251,7 @@ class Site:
 
 
 def write_project(folder: Path, python: Path) -> None:
-    """Write the project of README's first steps, with the API and the settings of the page."""
+    """Write the project of the quickstart, with the API and the settings of the page."""
     run(python, "-m", "django", "startproject", "shop", ".", cwd=folder)
     run(python, "manage.py", "startapp", "invoices", cwd=folder)
     for block in first_steps():

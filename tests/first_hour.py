@@ -1,10 +1,9 @@
 """Play the first hour of a developer: ``python -m tests.first_hour``.
 
-The commands and the code of README's section "First steps" are followed to the letter, in a new
-environment, a new project and on Django's default database. Then happens what happens: a sign-in
-page that is not there, a module with another name, a handler that fails, one that is renamed, a
-forgotten `migrate`. Each step prints what a developer sees, and fails if that is not as it should
-be.
+The commands and the code of docs/quickstart.md are followed to the letter, in a new environment, a
+new project and on Django's default database. Then happens what happens: a sign-in page that is not
+there, a module with another name, a handler that fails, one that is renamed, a forgotten `migrate`.
+Each step prints what a developer sees, and fails if that is not as it should be.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from pathlib import Path
 from tests.machine import Block, Machine, blocks_of, machine_in, show, title
 from tests.plugin import ROOT
 
-TITLE = "First steps"
+#: The section after those that are played: what follows it is run by tests/test_docs.py.
+END = "\n## Enqueue with your own rows\n"
 #: Commands that have a terminal of their own.
 LASTING = ("run_worker", "runserver")
 
@@ -30,9 +30,10 @@ def print_invoice(ctx, invoice_id):
 
 
 def first_steps() -> list[Block]:
-    """Return the blocks of README's section."""
-    readme = (ROOT / "README.md").read_text()
-    return blocks_of(readme.partition(f"\n## {TITLE}\n")[2].partition("\n## ")[0])
+    """Return the blocks of the quickstart's first sections."""
+    steps, end, _ = (ROOT / "docs" / "quickstart.md").read_text().partition(END)
+    assert end
+    return blocks_of(steps)
 
 
 def play(machine: Machine) -> None:
@@ -47,8 +48,8 @@ def play(machine: Machine) -> None:
 
 
 def install(machine: Machine) -> None:
-    """Follow README until the worker and the web server run."""
-    title("First steps: install, settings, handler, worker, web server")
+    """Follow the quickstart until the worker and the web server run."""
+    title("Quickstart: install, settings, handler, worker, web server")
     for block in first_steps():
         match block.language:
             case "console":
@@ -83,7 +84,7 @@ def skip_migrate(machine: Machine) -> None:
     assert 'HINT: Set LOGIN_URL = "leasing:login"' in printed
     printed = machine.run("python manage.py check")
     assert printed == "System check identified no issues (0 silenced).\n"
-    title("First steps, continued")
+    title("Quickstart, continued")
 
 
 def read_result(machine: Machine) -> None:

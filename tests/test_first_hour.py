@@ -1,4 +1,4 @@
-"""README's first steps lead to a result, and what goes wrong on the way says what to do."""
+"""The quickstart leads to a result, and what goes wrong on the way says what to do."""
 
 from __future__ import annotations
 
