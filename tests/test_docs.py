@@ -57,8 +57,8 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The blocks of ``language`` on ``page``, in order: fenced ones, and those in HTML comments, which
-    readers do not see. These hold what only a runner needs: set-up, stops, what must be true."""
+    """The blocks of ``language`` on ``page``, in order: fenced ones, and those in HTML comments,
+    which readers do not see. These hold what only a runner needs: set-up, stops, assertions."""
     form = rf"^(?:```{language}\n(.*?)^```|<!--{language}\n(.*?)^-->)$"
     found = re.finditer(form, page.read_text(), re.DOTALL | re.MULTILINE)
     return [each[1] or each[2] for each in found]
