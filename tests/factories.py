@@ -1,31 +1,58 @@
-"""Rows for tests, brought into their state by the verbs: no test begins where no life leads."""
+"""Rows for tests, brought into their state by the verbs: no test begins where no life leads.
+
+Tests call ``make_lease``, ``make_task`` and ``make_worker``, or their plurals for several alike.
+The factories behind them, which give names and defaults, are Any to mypy.
+"""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, TypedDict, Unpack
+from uuid import UUID
 
 import factory
 from factory.django import DjangoModelFactory
 
 from leasing.functions import DbNow, after, database_now
-from leasing.models import Lease, LeaseState
+from leasing.models import Leasable, Lease, LeaseState
 from leasing.runtime.clock import clock
+from leasing.store import TermOptions
 from tasks import registry
 from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskStatus, Worker, WorkerState
+from tasks.producer import EnqueueOptions
 from tasks.querysets import recovery
 from tasks.sample import SLEEP
 from tests.leasing.support import expire
 
 
+class LeaseOptions(TermOptions, total=False):
+    """Properties of a lease, besides the terms of its only grant."""
+
+    resource: str
+    renewals: int
+    #: A LeaseState, or "revoked" for one that an operator took back; active by default.
+    state: str
+
+
+def make_lease(**options: Unpack[LeaseOptions]) -> Lease:
+    """Make a lease, and return it as the database has it."""
+    lease: Lease = LeaseFactory(**options)
+    return lease
+
+
+def make_leases(count: int, **options: Unpack[LeaseOptions]) -> list[Lease]:
+    """Make ``count`` leases alike."""
+    return [make_lease(**options) for _ in range(count)]
+
+
+def grant_id_of(row: Leasable) -> UUID:
+    """Return the id of the grant of a row that was granted."""
+    assert row.grant_id is not None
+    return row.grant_id
+
+
 class LeaseFactory(DjangoModelFactory[Lease]):
-    """A lease as the database has it.
-
-    ``LeaseFactory(resource=..., holder=..., ttl=..., renewals=..., state=...)``, where ``state``
-    is a LeaseState, or "revoked" for one that an operator took back. Active by default.
-    """
-
     class Meta:
         model = Lease
 
@@ -62,15 +89,33 @@ def _end(lease: Lease, state: str) -> None:
             raise ValueError(f"A lease is never {state!r}.")
 
 
+class TaskOptions(EnqueueOptions, total=False):
+    """Properties of a task; those that are not here are the options of ``enqueue``."""
+
+    name: str
+    data: Any
+    #: ready (the default), scheduled, running, stuck, succeeded, failed (attempts exhausted),
+    #: given_up, cancelled, retrying (failed once, waits), recovered (lost once, ready), returned.
+    state: str
+    #: Of its only claim, as ``ttl`` is.
+    holder: str
+    ttl: float
+    #: That of another handler than its own.
+    kind: int
+
+
+def make_task(**options: Unpack[TaskOptions]) -> Task:
+    """Make a task, and return it as the database has it; a running one as its holder has it."""
+    task: Task = TaskFactory(**options)
+    return task
+
+
+def make_tasks(count: int, **options: Unpack[TaskOptions]) -> list[Task]:
+    """Make ``count`` tasks alike."""
+    return [make_task(**options) for _ in range(count)]
+
+
 class TaskFactory(DjangoModelFactory[Task]):
-    """A task as the database has it; for a running one the instance is its holder's.
-
-    ``state`` is ready (the default), scheduled, running, stuck, succeeded, failed (attempts
-    exhausted), given_up, cancelled, retrying (failed once, waits), recovered (lost once, ready)
-    or returned. ``holder`` and ``ttl`` are of its only claim, ``kind`` is that of another handler
-    than its own; everything else goes to ``enqueue``.
-    """
-
     class Meta:
         model = Task
 
@@ -135,9 +180,34 @@ def _bring(task: Task, state: str) -> None:
             raise ValueError(f"A task is never {state!r}.")
 
 
-class WorkerFactory(DjangoModelFactory[Worker]):
-    """A worker's row. ``state`` is a WorkerState, live by default."""
+class WorkerOptions(TypedDict, total=False):
+    """Columns of a worker, and the state that its heartbeats tell."""
 
+    name: str
+    role: str
+    hostname: str
+    pid: int
+    process: str
+    fleet: str
+    fleet_index: int
+    fleet_restarts: int
+    queues: list[str]
+    handlers: dict[str, str]
+    slots: dict[str, int]
+    blocked: dict[str, int]
+    sweeps: bool
+    started_at: datetime
+    #: A WorkerState; live by default.
+    state: str
+
+
+def make_worker(**options: Unpack[WorkerOptions]) -> Worker:
+    """Make the row of a worker, and return it as the database has it."""
+    worker: Worker = WorkerFactory(**options)
+    return worker
+
+
+class WorkerFactory(DjangoModelFactory[Worker]):
     class Meta:
         model = Worker
 

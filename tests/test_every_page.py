@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from tasks.models import Queue, Schedule
 from tasks.sample import SLEEP
-from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.factories import make_lease, make_task, make_worker
 from tests.test_hostile_requests import EACH_MODEL, PAGES, page
 
 pytestmark = pytest.mark.django_db
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def _rows() -> None:
-    LeaseFactory()
-    TaskFactory()
-    WorkerFactory()
+    make_lease()
+    make_task()
+    make_worker()
     Queue.objects.pause("default", by="olga", reason="Moved.")
     Schedule.objects.create(
         name="nightly", task_name=SLEEP, cron="0 3 * * *", task_data={"sleep_duration_seconds": 1}

@@ -17,7 +17,7 @@ from django.test import Client
 from project import faults
 from project.supervisor import CRASHED
 from tasks.models import Worker
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.fixtures import client_with
 from tests.pages import Page, get, signed_in
 from tests.processes import wait_for
@@ -48,7 +48,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def worker(process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker's row of a process that this one has started, as the supervisor does."""
     monkeypatch.setattr(os, "getppid", os.getpid)
-    made: Worker = WorkerFactory(name="dora", pid=process.pid, hostname=socket.gethostname())
+    made = make_worker(name="dora", pid=process.pid, hostname=socket.gethostname())
     return made
 
 
@@ -62,7 +62,7 @@ def test_a_crash_kills_the_busiest_worker_and_leads_to_a_task_that_it_held(
     process: subprocess.Popen[bytes],
     tmp_path: Path,
 ) -> None:
-    task = TaskFactory(state="running", holder="dora")
+    task = make_task(state="running", holder="dora")
     assert {CRASH, FREEZE} <= set(get(visitor, "/ops/").forms)
     response = visitor.post(CRASH, follow=True)
     assert response.redirect_chain == [(f"/ops/tasks/{task.pk}/", 302)]
@@ -106,7 +106,7 @@ def test_a_crash_of_a_child_kills_a_worker_whose_parent_the_demo_has_started(
     assert process.poll() is None
     assert CHILD in get(visitor, "/ops/").forms
 
-    task = TaskFactory(state="running", holder="dora")
+    task = make_task(state="running", holder="dora")
     supervisor = faults._parent_of(os.getpid())
     monkeypatch.setattr(os, "getppid", lambda: supervisor)
     assert "No worker of this demo is running" in Page(visitor.post(CRASH, follow=True)).text

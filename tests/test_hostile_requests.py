@@ -20,7 +20,7 @@ from leasing.admin.base import ReadOnlyAdmin
 from leasing.web.cursors import Cursor
 from tasks.models import Schedule
 from tests.api_calls import BODIES
-from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.factories import make_lease, make_task, make_worker
 
 # Hundreds of requests a test: every page, list and route, on both databases.
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
@@ -123,11 +123,11 @@ def page(name: str) -> str:
         case "runbook_page":
             given["name"] = "orphans"
         case "worker":
-            given["pk"] = WorkerFactory().pk
+            given["pk"] = make_worker().pk
         case "detail" | "act" if name.startswith("leasing_tasks"):
-            given["pk"] = TaskFactory().pk
+            given["pk"] = make_task().pk
         case "detail" | "revoke" | "export_events":
-            given["lease_id"] = LeaseFactory().pk
+            given["lease_id"] = make_lease().pk
     return reverse(
         name, kwargs={each: given[each] for each in PAGES[name].pattern.regex.groupindex}
     )

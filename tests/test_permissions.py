@@ -23,7 +23,7 @@ from leasing.models.api_token import known_scopes
 from project.urls import api
 from tasks.models import Schedule, Task
 from tests.api_calls import Answer, call
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.fixtures import compatible
 
 __all__ = ["compatible"]
@@ -296,7 +296,7 @@ def is_as_missing(there: Answer, nowhere: Answer) -> bool:
 def test_a_task_of_another_queue_is_as_one_that_is_not_there(
     verb: Verb, limited: dict[str, str]
 ) -> None:
-    task = TaskFactory(state="running", holder="me")
+    task = make_task(state="running", holder="me")
     before = Task.objects.filter(pk=task.pk).values().get()
     assert is_as_missing(*both(limited, verb, str(task.pk), str(task.pk + 1), task))
     assert Task.objects.filter(pk=task.pk).values().get() == before
@@ -308,7 +308,7 @@ def test_a_lease_outside_of_the_prefix_is_as_one_that_is_not_there(
     verb: Verb, kind: str, limited: dict[str, str]
 ) -> None:
     lease = Lease.objects.acquire("other:1", holder="me")
-    task = TaskFactory(state="running", holder="me")
+    task = make_task(state="running", holder="me")
     row: Leasable = lease if kind == "lease" else task
     rows: Any = type(row).lease_rows().filter(pk=row.pk)
     before = rows.values().get()
@@ -349,7 +349,7 @@ def test_a_schedule_of_another_queue_is_as_one_that_is_not_there(
 )  # fmt: skip
 def test_a_list_has_nothing_from_outside(verb: Verb, limited: dict[str, str]) -> None:
     held, _ = Lease.objects.acquire("other:1", holder="me"), Lease.objects.acquire("own:1")
-    TaskFactory(state="running", holder="me", name="jobs.echo")
+    make_task(state="running", holder="me", name="jobs.echo")
     schedule_of("default")
     answer = call(Client(), "GET", verb.path, headers=limited)
     assert answer.status == 200
@@ -396,8 +396,8 @@ def test_a_task_of_a_batch_in_another_queue_is_as_one_that_is_not_there(
     name: str, limited: dict[str, str]
 ) -> None:
     (verb,) = (each for each in ALL if each.name == name)
-    task = TaskFactory(state="running", holder="me")
-    own = TaskFactory(state="running", holder="me", queue="own")
+    task = make_task(state="running", holder="me")
+    own = make_task(state="running", holder="me", queue="own")
     before = Task.objects.filter(pk=task.pk).values().get()
     more = {"error": "x"} if name == "fail_tasks" else {}
     items = [

@@ -11,7 +11,7 @@ from leasing.models import Lease, LeaseEvent
 from tasks.models import Task
 from tests.benchmarks.filling import copy, settle
 from tests.browser import harbour
-from tests.factories import TaskFactory
+from tests.factories import make_task
 
 TASKS, EVENTS, LEASES = 1_000_000, 1_000_000, 10_000
 #: How many of a thousand tasks are in which state; the others have succeeded.
@@ -26,7 +26,7 @@ def fill() -> None:
     share["succeeded"] = TASKS - sum(share.values())
     with _without_indexes(Task, LeaseEvent):
         for state, count in share.items():
-            task = TaskFactory(state=state, holder="ann")
+            task = make_task(state=state, holder="ann")
             back = f"- n * interval '{DAYS * 86_400 / count:f} seconds'"
             other = {"created_at": f"created_at {back}"}
             if state not in ("scheduled", "retrying"):

@@ -16,7 +16,7 @@ from tasks.dashboard import listing
 from tasks.generator import start_generator
 from tasks.models import GeneratorDesiredState, Queue, Sample, Schedule, Task, Worker
 from tasks.sample import SLEEP
-from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.factories import make_lease, make_task, make_worker
 from tests.leasing.support import expire
 
 #: Names as people give them: longer than any column, and in a script that runs the other way.
@@ -26,30 +26,34 @@ FOREIGN = "מחסן-الميناء-港口"
 
 def fill() -> dict[str, str]:
     """Bring rows in every state, and return the addresses of all pages by what they show."""
-    ann = WorkerFactory(name="ann")
-    WorkerFactory(name=f"{LONG}-worker"[:200], queues=["default", "reports"])
-    WorkerFactory(name="bea", state="late")
-    gone = WorkerFactory(name="cid", state="gone")
-    WorkerFactory(name="dan", state="stopped")
+    ann = make_worker(name="ann")
+    make_worker(name=f"{LONG}-worker"[:200], queues=["default", "reports"])
+    make_worker(name="bea", state="late")
+    gone = make_worker(name="cid", state="gone")
+    make_worker(name="dan", state="stopped")
     for index, restarts in ((1, 0), (2, 12)):
-        fleet = {"fleet": LONG[:180], "fleet_index": index, "fleet_restarts": restarts}
-        WorkerFactory(name=f"{LONG[:180]}:{index}:5c0ffee5", **fleet)
+        make_worker(
+            name=f"{LONG[:180]}:{index}:5c0ffee5",
+            fleet=LONG[:180],
+            fleet_index=index,
+            fleet_restarts=restarts,
+        )
     tasks = {
-        state: TaskFactory(state=state, holder="ann")
+        state: make_task(state=state, holder="ann")
         for state in (
             *("ready", "scheduled", "running", "stuck", "succeeded", "failed"),
             *("given_up", "cancelled", "retrying", "recovered"),
         )
     }
-    TaskFactory(name=SLEEP, state="running", holder=f"{LONG}-worker"[:200])
+    make_task(name=SLEEP, state="running", holder=f"{LONG}-worker"[:200])
     Queue.objects.pause("reports", by="olga", reason=f"The server is moved to {FOREIGN}.")
-    TaskFactory(queue="reports")
-    Task.objects.filter(pk=TaskFactory(state="retrying").pk).update(queue=LONG, name=LONG)
+    make_task(queue="reports")
+    Task.objects.filter(pk=make_task(state="retrying").pk).update(queue=LONG, name=LONG)
     leases: dict[str, Any] = {
-        state: LeaseFactory(state=state) for state in ("active", "expired", "released")
+        state: make_lease(state=state) for state in ("active", "expired", "released")
     }
-    LeaseFactory(resource=LONG, holder=LONG, renewals=3)
-    LeaseFactory(resource=FOREIGN, holder=FOREIGN)
+    make_lease(resource=LONG, holder=LONG, renewals=3)
+    make_lease(resource=FOREIGN, holder=FOREIGN)
     Schedule.objects.create(name="nightly", task_name=SLEEP, every=timedelta(hours=24))
     Schedule.objects.create(name=LONG[:80], task_name=SLEEP, cron="0 3 * * *")
     start_generator(by="olga", reason="for the show")
@@ -95,7 +99,7 @@ def fill() -> dict[str, str]:
 
 def traded() -> Lease:
     """A lease that went from hand to hand: taken over twice, renewed, released."""
-    lease: Lease = LeaseFactory(resource="berth:traded", holder="ann", renewals=2)
+    lease = make_lease(resource="berth:traded", holder="ann", renewals=2)
     for holder in ("bea", "cid"):
         expire(lease)
         Lease.objects.acquire("berth:traded", holder=holder, ttl=30)
@@ -111,9 +115,9 @@ def clear() -> None:
 
 def all_is_well() -> None:
     """One worker, one task that runs, and one that has just come."""
-    WorkerFactory(name="ann")
-    TaskFactory(state="running", holder="ann")
-    TaskFactory()
+    make_worker(name="ann")
+    make_task(state="running", holder="ann")
+    make_task()
 
 
 def back(task: Task, share: float) -> None:

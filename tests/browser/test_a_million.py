@@ -22,7 +22,7 @@ from leasing.web import cache
 from tasks.models import Task, Worker
 from tests.browser import filling, harbour
 from tests.browser.conftest import Figure, Visit
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.pages import assert_cheap, queries
 
 #: Milliseconds of server time. It is the processors' time, of this thread and of the database's
@@ -150,7 +150,7 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
     harbour.fill()
     for state in ("succeeded", "failed"):
         for _ in range(2):
-            TaskFactory(state=state, holder="ann")
+            make_task(state=state, holder="ann")
     few = {name: len(sent) for name, sent in _statements(client, _addresses(client)).items()}
     harbour.clear()
     Lease.objects.all().delete()
@@ -158,8 +158,8 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
     start = time.perf_counter()
     filling.fill()
     figure(f"{time.perf_counter() - start:.0f} s to fill")
-    TaskFactory(state="running", holder="ann", ttl=86_400)
-    WorkerFactory(name="ann")
+    make_task(state="running", holder="ann", ttl=86_400)
+    make_worker(name="ann")
     # It stays as it is meanwhile: no poll brings anything new.
     Worker.objects.update(last_seen_at=after(timedelta(hours=1)))
 

@@ -15,7 +15,7 @@ from tasks.sample import SLEEP
 from tests.browser import harbour
 from tests.browser.conftest import Figure, Visit
 from tests.browser.watch import Watch
-from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.factories import make_lease, make_task, make_worker
 from tests.pages import user_with
 
 SEE_ALL = (
@@ -54,7 +54,7 @@ def test_01_anonymous_goes_to_login_and_staff_without_permission_gets_403(
 
 def _verbs() -> dict[str, dict[str, str]]:
     """The address of every verb, with what is sent there."""
-    task, lease = TaskFactory(state="failed"), LeaseFactory()
+    task, lease = make_task(state="failed"), make_lease()
     schedule = Schedule.objects.create(name="to pause", task_name=SLEEP, cron="0 3 * * *")
     said = {"reason": "spring cleaning"}
     verbs = {
@@ -130,18 +130,18 @@ def test_22_without_its_token_a_post_gets_403_and_no_get_changes_anything(
 def test_23_secrets_are_masked_and_script_in_any_text_is_inert(
     page: Page, visit: Visit, figure: Figure
 ) -> None:
-    WorkerFactory(name=f"ann{EVIL}"[:200])
-    task = TaskFactory(state="failed", holder=f"ann{EVIL}")
+    make_worker(name=f"ann{EVIL}"[:200])
+    task = make_task(state="failed", holder=f"ann{EVIL}")
     Task.objects.filter(pk=task.pk).update(
         name=f"jobs.{EVIL}",
         task_data={"password": "hunter2", "note": EVIL, "deep": [{"api_key": "sk-1"}]},
         last_error=f"ValueError: {EVIL}",
     )
     TaskAttempt._base_manager.filter(task=task).update(error=EVIL, traceback=EVIL)
-    lease = LeaseFactory(resource=EVIL, holder=EVIL)
+    lease = make_lease(resource=EVIL, holder=EVIL)
     Lease.objects.filter(pk=lease.pk).revoke(reason=EVIL, by=EVIL)
     Queue.objects.pause("default", by=EVIL, reason=EVIL)
-    TaskFactory()
+    make_task()
     detail = reverse("leasing_tasks:detail", args=[task.pk])
     paths = [
         *(

@@ -9,14 +9,14 @@ from leasing.models import AuditEntry
 from tasks.models import Task
 from tests.browser.conftest import Figure
 from tests.conftest import Spawn
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.tasks.support import row_of
 
 
 def test_18_retry_makes_one_attempt_and_so_does_a_double_click(
     page: Page, spawn: Spawn, figure: Figure
 ) -> None:
-    tasks = [TaskFactory(name="jobs.echo", data={}, state="given_up") for _ in range(2)]
+    tasks = [make_task(name="jobs.echo", data={}, state="given_up") for _ in range(2)]
     for task, click in zip(tasks, ("click", "dblclick"), strict=True):
         page.goto(reverse("leasing_tasks:detail", args=[task.pk]))
         getattr(page.get_by_role("button", name="Retry"), click)()
@@ -34,8 +34,8 @@ def test_18_retry_makes_one_attempt_and_so_does_a_double_click(
 def test_19_a_bulk_retry_of_mixed_states_reports_what_changed_and_what_was_skipped(
     page: Page, figure: Figure
 ) -> None:
-    tasks = [TaskFactory(state=s) for s in ("failed", "cancelled", "succeeded", "running")]
-    TaskFactory(state="failed")  # which nobody ticks
+    tasks = [make_task(state=s) for s in ("failed", "cancelled", "succeeded", "running")]
+    make_task(state="failed")  # which nobody ticks
     page.goto(reverse("leasing_tasks:list"))
     for task in tasks:
         page.locator(f"#pick{task.pk}").check()
@@ -53,8 +53,8 @@ def test_19_a_bulk_retry_of_mixed_states_reports_what_changed_and_what_was_skipp
 def test_21_a_pause_with_its_reason_shows_on_queue_overview_and_each_waiting_task(
     page: Page, figure: Figure
 ) -> None:
-    WorkerFactory()
-    tasks = [TaskFactory() for _ in range(3)]
+    make_worker()
+    tasks = [make_task() for _ in range(3)]
     page.goto(reverse("leasing_tasks:queues"))
     row = page.locator("tr[data-key=queue-default]")
     row.locator("summary").click()

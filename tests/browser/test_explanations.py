@@ -16,61 +16,61 @@ from tasks.models import GeneratorDesiredState, Queue, Schedule, Task
 from tasks.sample import SLEEP
 from tests.browser import harbour
 from tests.browser.conftest import Figure
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.tasks.diagnosis.test_diagnosis import SITUATIONS
 
 ANSWERS = ["why", "who", "until", "next", "do"]
 
 
 def _stuck() -> None:
-    WorkerFactory(sweeps=False)
-    TaskFactory(state="stuck")
+    make_worker(sweeps=False)
+    make_task(state="stuck")
 
 
 def _nobody_works() -> None:
-    TaskFactory()
+    make_task()
 
 
 def _unserved() -> None:
-    WorkerFactory(queues=["default"])
-    TaskFactory(queue="reports")
+    make_worker(queues=["default"])
+    make_task(queue="reports")
 
 
 def _vanished() -> None:
-    WorkerFactory()
-    WorkerFactory(name="vera", state="gone")
+    make_worker()
+    make_worker(name="vera", state="gone")
 
 
 def _late() -> None:
-    WorkerFactory(name="vera", state="late")
+    make_worker(name="vera", state="late")
 
 
 def _failed() -> None:
-    WorkerFactory()
-    TaskFactory(state="failed")
+    make_worker()
+    make_task(state="failed")
 
 
 def _paused() -> None:
-    WorkerFactory()
+    make_worker()
     Queue.objects.pause("default", by="olga", reason="the server is down")
-    TaskFactory()
+    make_task()
 
 
 def _waits_long() -> None:
-    WorkerFactory()
-    task = TaskFactory()
+    make_worker()
+    task = make_task()
     Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(minutes=-20)))
 
 
 def _overdue() -> None:
-    WorkerFactory()
+    make_worker()
     due = after(timedelta(hours=-1))
     Schedule.objects.create(name="nightly", task_name=SLEEP, cron="0 3 * * *")
     Schedule.objects.update(next_at=due)
 
 
 def _unheard() -> None:
-    WorkerFactory()
+    make_worker()
     start_generator(by="olga")
     GeneratorDesiredState.objects.update(changed_at=after(timedelta(minutes=-2)))
 

@@ -13,7 +13,7 @@ from tests.browser.conftest import Figure, Visit
 from tests.browser.live import Polls
 from tests.browser.watch import Watch
 from tests.conftest import Spawn
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.processes import wait_for
 from tests.races.support import begins, let_go, start_workers, waiting
 from tests.tasks.support import refusals
@@ -35,7 +35,7 @@ def test_13_active_expired_and_released_add_up_and_renewed_combines_with_each(
     numbers = {"active": 4, "expired": 3, "released": 2}
     for state, number in numbers.items():
         for index in range(number):
-            LeaseFactory(state=state, renewals=index % 2)
+            make_lease(state=state, renewals=index % 2)
     page.goto(reverse("leasing:list"))
     tabs = _tabs(page)
     assert tabs["All"] == tabs["Active"] + tabs["Expired"] + tabs["Released"] == 9
@@ -76,7 +76,7 @@ def test_15_force_release_needs_permission_reason_and_the_typed_name(
     page: Page, visit: Visit, watch: Watch, figure: Figure
 ) -> None:
     watch.tolerate("status of 400")
-    lease: Lease = LeaseFactory(resource="berth:7", holder="ann", ttl=600)
+    lease = make_lease(resource="berth:7", holder="ann", ttl=600)
     path = reverse("leasing:detail", args=[lease.lease_id])
     viewer = visit("leasing.view_lease")
     viewer.goto(path)

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tasks.models import Task
 from tests.browser.conftest import Figure, Visit
-from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.factories import make_lease, make_task, make_worker
 from tests.pages import user_with
 
 
@@ -26,13 +26,13 @@ def shown(page: Page) -> list[str]:
 def test_25_paging_under_inserts_shows_none_twice_and_misses_none(
     page: Page, figure: Figure
 ) -> None:
-    there = [f"task{TaskFactory().pk}" for _ in range(120)]
+    there = [f"task{make_task().pk}" for _ in range(120)]
     page.goto(reverse("leasing_tasks:list"))
     seen = shown(page)
     pages = 1
     while page.get_by_role("link", name="Older").count():
         for _ in range(7):
-            TaskFactory()
+            make_task()
         with page.expect_navigation():
             page.get_by_role("link", name="Older").click()
         seen += shown(page)
@@ -40,7 +40,7 @@ def test_25_paging_under_inserts_shows_none_twice_and_misses_none(
     assert seen == there[::-1]
     back = shown(page)
     while page.get_by_role("link", name="Newer").count():
-        TaskFactory()
+        make_task()
         with page.expect_navigation():
             page.get_by_role("link", name="Newer").click()
         back += shown(page)
@@ -49,9 +49,9 @@ def test_25_paging_under_inserts_shows_none_twice_and_misses_none(
 
 
 def test_26_a_copied_address_reproduces_the_view(page: Page, visit: Visit, figure: Figure) -> None:
-    WorkerFactory()
+    make_worker()
     for number in range(130):
-        TaskFactory(holder="dora" if number % 2 else "emil", state="succeeded")
+        make_task(holder="dora" if number % 2 else "emil", state="succeeded")
     page.goto(reverse("leasing_tasks:list"))
     page.get_by_role("navigation", name="State").get_by_role("link", name="Succeeded").click()
     page.locator("summary", has_text="filters").click()
@@ -75,14 +75,14 @@ def test_27_exports_match_the_filter_and_formulas_are_neutralised(
 ) -> None:
     formulas = {"=HYPERLINK(1)", "+1", "-1", "@SUM(1)"}
     for formula in formulas:
-        task = TaskFactory(state="failed", holder="dora")
+        task = make_task(state="failed", holder="dora")
         Task.objects.filter(pk=task.pk).update(name=formula)
     for _ in range(70):
-        TaskFactory(state="failed", holder="dora")
-    TaskFactory(state="failed", holder="emil")
-    TaskFactory()
+        make_task(state="failed", holder="dora")
+    make_task(state="failed", holder="emil")
+    make_task()
     for number in range(3):
-        LeaseFactory(holder=f"=cmd{number}", state="expired" if number else "active")
+        make_lease(holder=f"=cmd{number}", state="expired" if number else "active")
     page.goto(f"{reverse('leasing_tasks:list')}?state=failed&holder=dora")
     listed = shown(page)
     page.get_by_role("link", name="Older").click()

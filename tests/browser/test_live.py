@@ -17,7 +17,7 @@ from tests.browser import harbour
 from tests.browser.conftest import Figure
 from tests.browser.live import Polls
 from tests.browser.watch import Watch
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 
 
 def test_05_a_new_task_appears_within_two_polls(page: Page, figure: Figure) -> None:
@@ -28,7 +28,7 @@ def test_05_a_new_task_appears_within_two_polls(page: Page, figure: Figure) -> N
     with page.expect_response(lambda r: "x-live" in r.request.headers):
         pass
     before = len(asked)
-    task = TaskFactory()
+    task = make_task()
     expect(page.locator(f"[data-key=task{task.pk}]")).to_be_visible()
     polls = len(asked) - before
     assert polls <= 2
@@ -38,8 +38,8 @@ def test_05_a_new_task_appears_within_two_polls(page: Page, figure: Figure) -> N
 def test_06_through_five_polls_what_one_does_on_a_page_survives(page: Page, figure: Figure) -> None:
     harbour.fill()
     for _ in range(45):
-        TaskFactory()
-    ticked = TaskFactory()
+        make_task()
+    ticked = make_task()
     polls = Polls(page)
     page.set_viewport_size({"width": 1000, "height": 300})
     page.goto(reverse("leasing_tasks:list"))
@@ -49,7 +49,7 @@ def test_06_through_five_polls_what_one_does_on_a_page_survives(page: Page, figu
     holder.fill("do")
     page.evaluate("scrollTo(0, 210)")
     for number in range(5):
-        new = TaskFactory()
+        new = make_task()
         assert polls.now() == 200
         row = page.locator(f"[data-key=task{new.pk}]")
         polls.until(row.count)
@@ -64,7 +64,7 @@ def test_06_through_five_polls_what_one_does_on_a_page_survives(page: Page, figu
 
 def test_06_an_open_explanation_and_its_half_written_reason_survive(page: Page) -> None:
     harbour.all_is_well()
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     polls = Polls(page)
     page.goto(reverse("leasing_tasks:detail", args=[task.pk]))
     page.locator("summary", has_text="Cancel").click()
@@ -115,7 +115,7 @@ def test_08_on_a_500_the_old_data_stays_with_its_age_and_recovers_alone(
     rows = page.locator("tr[data-key]").count()
     with monkeypatch.context() as broken:
         broken.setattr(polling, "fingerprint", _fail)
-        new = TaskFactory()
+        new = make_task()
         polls.until(lambda: [a.status for a in polls.answers].count(500) >= 2)
         toast = page.locator("[data-toast]")
         polls.until(toast.is_visible)
@@ -157,7 +157,7 @@ def test_10_countdowns_fall_survive_a_wrong_browser_clock_and_end_in_expired(
     page: Page, figure: Figure
 ) -> None:
     """In real time; only the date that the browser believes in is wrong."""
-    lease: Lease = LeaseFactory(resource="berth:7", ttl=60)
+    lease = make_lease(resource="berth:7", ttl=60)
     Lease.objects.filter(pk=lease.pk).update(expires_at=after(timedelta(seconds=6)))
     wrong = database_now("default") + timedelta(hours=3)
     page.add_init_script(f"Date.now = () => {int(wrong.timestamp() * 1000)};")

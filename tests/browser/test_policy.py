@@ -9,7 +9,7 @@ from tasks.models import Task
 from tests.browser import harbour
 from tests.browser.conftest import Figure, Visit
 from tests.browser.watch import Watch
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -49,10 +49,10 @@ def test_02_what_the_policy_refuses_would_be_noticed(page: Page, watch: Watch) -
 def test_03_without_javascript_one_lists_filters_pages_retries_and_stops(
     visit: Visit, olga: object, figure: Figure
 ) -> None:
-    failed = TaskFactory(state="failed", holder="dora")
-    running = TaskFactory(state="running", holder="emil")
+    failed = make_task(state="failed", holder="dora")
+    running = make_task(state="running", holder="emil")
     for _ in range(60):
-        LeaseFactory()
+        make_lease()
     page = visit(user=olga, java_script_enabled=False)  # type: ignore[arg-type]
 
     page.goto(reverse("leasing_tasks:list"))

@@ -16,7 +16,7 @@ from leasing.functions import DbNow
 from leasing.models import ApiToken, Lease
 from leasing.testing.keeper import ManualKeeper
 from tasks.models import Task
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 
 pytestmark = pytest.mark.django_db
 
@@ -149,7 +149,7 @@ def named(**limits: Any) -> Token:
 
 def test_a_prefix_covers_names_to_the_letter() -> None:
     for name in ("report:1", "Report:1", "report", "other:report:", "report:%", "report:_"):
-        LeaseFactory(resource=name)
+        make_lease(resource=name)
     seen = {
         prefix: sorted(
             named(name=prefix, prefix=prefix)
@@ -167,8 +167,8 @@ def test_a_prefix_covers_names_to_the_letter() -> None:
 
 def test_queues_cover_tasks_and_a_prefix_none(settings: Settings) -> None:
     settings.TASK_QUEUE = {"QUEUES": ["default", "reports"]}
-    kept = TaskFactory(queue="reports")
-    TaskFactory()
+    kept = make_task(queue="reports")
+    make_task()
     limited, prefixed = named(queues=["reports"]), named(name="p", prefix="report:")
     assert list(limited.tasks(Task.objects.all())) == [kept]
     assert list(limited.leases(Task.objects.all())) == [kept]

@@ -21,7 +21,7 @@ from leasing.validation.names import recorded_name
 from tasks.generator import start_generator
 from tasks.models import Queue, Task
 from tests.api_calls import call
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 from tests.pages import signed_in
 from tests.press.models import Receipt
 
@@ -111,7 +111,7 @@ def test_an_anonymous_user_has_a_name_too() -> None:
 
 
 def test_what_was_done_to_one_row_is_found_by_it() -> None:
-    task: Task = TaskFactory()
+    task = make_task()
     audit.record("olga", "cancel", Task, changed=1, keys=[task.pk])
     audit.record("olga", "cancel", Lease, changed=1, keys=[task.pk])
 
@@ -148,8 +148,8 @@ def test_an_entry_that_another_row_protects_keeps_no_other() -> None:
 
 
 def test_the_admin_notes_what_its_actions_did() -> None:
-    failed: Task = TaskFactory(state="failed")
-    done: Task = TaskFactory(state="succeeded")
+    failed = make_task(state="failed")
+    done = make_task(state="succeeded")
     olga = signed_in(
         "leasing_tasks.view_task", "leasing_tasks.retry_task", name="olga", is_staff=True
     )
@@ -163,7 +163,7 @@ def test_the_admin_notes_what_its_actions_did() -> None:
 
 @pytest.mark.parametrize("verb", ["retry", "reschedule", "discard"])
 def test_commands_note_who_ran_them(verb: str) -> None:
-    task: Task = TaskFactory(state="ready" if verb == "reschedule" else "failed")
+    task = make_task(state="ready" if verb == "reschedule" else "failed")
     extra = ["--in", "60"] if verb == "reschedule" else []
     call_command("tasks", verb, str(task.pk), "--by", "olga", *extra)
 
@@ -171,7 +171,7 @@ def test_commands_note_who_ran_them(verb: str) -> None:
 
 
 def test_a_command_that_takes_a_lease_is_noted() -> None:
-    lease: Lease = LeaseFactory()
+    lease = make_lease()
     call_command("leases", "revoke", lease.resource, "--reason", "it hangs", "--by", "olga")
 
     assert (entry().verb, entry().key, entry().reason) == ("revoke", str(lease.pk), "it hangs")
@@ -206,8 +206,8 @@ VERBS = [
 def test_read_only_overrides_every_permission_on_pages(
     admin_client: Client, read_only: None, view: str, of: str
 ) -> None:
-    lease: Lease = LeaseFactory()
-    task: Task = TaskFactory(state="failed")
+    lease = make_lease()
+    task = make_task(state="failed")
     named: dict[str, list[Any]] = {"lease": [lease.lease_id], "task": [task.pk, "retry"], "": []}
     args = named[of]
 
@@ -222,7 +222,7 @@ def test_read_only_overrides_every_permission_on_pages(
 def test_read_only_overrides_every_permission_in_the_admin(
     admin_client: Client, read_only: None
 ) -> None:
-    task: Task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     queue = Queue.objects.create(name="default")
     for name, action, key in (("task", "retry", task.pk), ("queue", "pause", queue.pk)):
         url = reverse(f"admin:leasing_tasks_{name}_changelist")

@@ -13,7 +13,7 @@ from django.db.models import F
 from leasing.fencing import FencedModel
 from leasing.functions import EPOCH, DbNow, after
 from leasing.models import Leasable, Lease
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.press.models import Report
 from tests.shop.models import Order
 
@@ -69,7 +69,7 @@ IMPOSSIBLE: list[tuple[str, str, str, dict[str, Any]]] = [
 def test_an_impossible_state_cannot_be_written(
     constraint: str, state: str, update: dict[str, Any]
 ) -> None:
-    lease = LeaseFactory(state=state)
+    lease = make_lease(state=state)
 
     with (
         pytest.raises(IntegrityError, match=rf"leasing_lease_{constraint}\b"),
@@ -86,14 +86,14 @@ def test_each_constraint_is_put_to_the_test() -> None:
 
 @pytest.mark.parametrize("column", ["grants", "renewals"])
 def test_counts_are_never_negative(column: str) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
 
     with pytest.raises(IntegrityError), transaction.atomic():
         Lease.objects.filter(pk=lease.pk).update(**{column: -1})
 
 
 def test_a_resource_has_one_row() -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
 
     with pytest.raises(IntegrityError), transaction.atomic():
         Lease.objects.create(resource="crane:1")
@@ -101,7 +101,7 @@ def test_a_resource_has_one_row() -> None:
 
 @pytest.mark.parametrize("column", ["expires_at", "holder", "fencing_token", "ttl"])
 def test_columns_that_are_never_null(column: str) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
 
     with pytest.raises(IntegrityError), transaction.atomic():
         Lease.objects.filter(pk=lease.pk).update(**{column: None})

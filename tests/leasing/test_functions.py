@@ -23,7 +23,7 @@ from leasing.functions import (
 )
 from leasing.models import Lease
 from leasing.runtime.clock import clock
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.conftest import DatabaseClock
 from tests.processes import wait_for
 
@@ -38,7 +38,7 @@ def test_the_databases_clock_is_in_utc() -> None:
 
 
 def test_the_clock_goes_on_within_a_transaction() -> None:
-    LeaseFactory()
+    make_lease()
     microseconds = Lease.objects.values_list(DbMicroseconds(), flat=True)
     before, first = microseconds.get(), database_now("default")
 
@@ -59,7 +59,7 @@ def test_sqlite_writes_the_clock_as_django_writes_a_moment(text: str) -> None:
 
 def test_now_and_now_plus_nothing_are_the_same_moment() -> None:
     """On SQLite moments are text: digits that are missing would make them differ."""
-    LeaseFactory()
+    make_lease()
     rows = Lease.objects.annotate(same=after(timedelta(0)))
 
     for _ in range(20):
@@ -67,7 +67,7 @@ def test_now_and_now_plus_nothing_are_the_same_moment() -> None:
 
 
 def test_a_moment_reads_back_as_it_was_written() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     Lease.objects.filter(pk=lease.pk).update(acquired_at=DbNow(), renewed_at=None)
     lease.refresh_from_db()
 
@@ -75,7 +75,7 @@ def test_a_moment_reads_back_as_it_was_written() -> None:
 
 
 def test_what_remains_is_told_by_the_database(database_clock: DatabaseClock) -> None:
-    LeaseFactory(ttl=30)
+    make_lease(ttl=30)
     database_clock.advance(12.5)
 
     row: Any = Lease.objects.annotate(left=remaining()).get()
@@ -84,7 +84,7 @@ def test_what_remains_is_told_by_the_database(database_clock: DatabaseClock) -> 
 
 
 def test_microseconds_and_moment_are_of_one_clock() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     row: Any = Lease.objects.annotate(micro=DbMicroseconds(), moment=DbNow()).get()
 
     moment = (row.moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
@@ -93,14 +93,14 @@ def test_microseconds_and_moment_are_of_one_clock() -> None:
 
 
 def test_the_deadline_can_come_from_a_column(database_clock: DatabaseClock) -> None:
-    LeaseFactory(ttl=45)
+    make_lease(ttl=45)
 
     row: Any = Lease.objects.annotate(deadline=after(F("ttl"))).get()
     assert row.deadline == database_clock.now + timedelta(seconds=45)
 
 
 @pytest.mark.parametrize("reported", ["2030-01-01 12:00:00.5", "2030-01-01 07:00:00.5-05:00"])
-def test_the_answer_of_the_database_is_readas_utc(reported: str) -> None:
+def test_the_answer_of_the_database_is_read_as_utc(reported: str) -> None:
     moment = datetime(2030, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC)
 
     assert as_utc(reported) == moment

@@ -14,7 +14,7 @@ from leasing.keeper import Keeper
 from leasing.models import Lease, LeaseEvent
 from leasing.stores.rows import RowStore
 from tasks.models import Task
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.keys.models import ByUuid
 from tests.leasing.conftest import Sent
 from tests.leasing.support import FakeClock, events, expire, row_hold, stored, usurp
@@ -43,7 +43,7 @@ def test_a_hold_acquires_renews_and_releases_its_row(
 
 
 def test_a_hold_on_a_held_lease_is_refused(manual_keeper: Keeper) -> None:
-    LeaseFactory(resource="crane:1", holder="bob")
+    make_lease(resource="crane:1", holder="bob")
 
     with pytest.raises(LeaseHeld, match="held by bob"), row_hold(manual_keeper):
         pytest.fail("the body must not run")

@@ -36,7 +36,7 @@ from leasing.testing import (
     revoke,
 )
 from leasing.waiting import Rest
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import PATIENCE
 from tests.logs import logged
 from tests.processes import wait_for
@@ -439,7 +439,7 @@ def test_whatever_else_goes_wrong_is_raised(
 def test_a_candidate_whose_connection_is_cut_campaigns_over_another(
     leader: Leader, stopping: threading.Event, other_threads: OtherThreads
 ) -> None:
-    LeaseFactory(resource="scheduler", holder="bob", ttl=600)
+    make_lease(resource="scheduler", holder="bob", ttl=600)
 
     def campaign() -> str:
         for term in leader.terms(stopping):
@@ -945,8 +945,8 @@ def test_anybody_can_ask_who_leads(leader: Leader) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("state", ["free", "expired", "released", "revoked"])
 def test_nobody_leads_where_nobody_holds(state: str) -> None:
-    LeaseFactory(resource="scheduler", state=state)
-    LeaseFactory(resource="another", state="active")
+    make_lease(resource="scheduler", state=state)
+    make_lease(resource="another", state="active")
 
     assert Leader("scheduler").current() is None
 

@@ -17,7 +17,7 @@ from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.stores.rows import RowStore
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import OFTEN, PATIENCE, OtherSession, events, usurp
 from tests.logs import logged
 from tests.processes import wait_for
@@ -121,7 +121,7 @@ def test_a_silent_database_loses_the_hold_and_the_ledger_hears_of_it_later(
 
 
 def test_a_refusal_is_noted_by_the_keeper_although_the_caller_rolls_back() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     usurp(lease)
 
     with pytest.raises(LeaseLost), transaction.atomic():

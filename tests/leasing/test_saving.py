@@ -13,7 +13,7 @@ from django.db import DatabaseError, IntegrityError, transaction
 
 from leasing.models import Lease, LeaseState
 from leasing.querysets.leasable import LEASE_FIELDS
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import far_away, stored, usurp
 
 pytestmark = pytest.mark.django_db
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def stale() -> Lease:
     """A lease as its former holder remembers it."""
-    lease = LeaseFactory(resource="crane:1", holder="ann")
+    lease = make_lease(resource="crane:1", holder="ann")
     remembered = copy.copy(lease)
     usurp(lease, "bob")
     return remembered
@@ -70,7 +70,7 @@ def test_columns_beside_the_lease_are_saved(stale: Lease) -> None:
 
 
 def test_a_change_of_a_lease_column_in_memory_is_not_saved() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     before = stored(lease)
     lease.fencing_token = 1
     lease.expires_at += timedelta(days=1)
@@ -203,7 +203,7 @@ def test_a_row_that_is_made_by_hand_is_as_it_is_made(stale: Lease) -> None:
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_fixture_is_written_as_it_is(is_there: bool) -> None:
-    lease = LeaseFactory(resource="crane:1", holder="ann")
+    lease = make_lease(resource="crane:1", holder="ann")
     (held,) = serializers.deserialize("python", serializers.serialize("python", [lease]))
     before = stored(lease)
     if is_there:

@@ -14,7 +14,7 @@ from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.keeper import Keeper
 from leasing.models import Lease
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.conftest import Sent
 from tests.leasing.support import FakeClock, expire, row_hold, usurp
 from tests.logs import logged
@@ -23,37 +23,37 @@ pytestmark = pytest.mark.django_db
 
 
 def acquire() -> None:
-    LeaseFactory(resource="crane:1", holder="ann")
+    make_lease(resource="crane:1", holder="ann")
 
 
 def take_over() -> None:
-    LeaseFactory(resource="crane:1", holder="ann", state="expired")
+    make_lease(resource="crane:1", holder="ann", state="expired")
     Lease.objects.acquire("crane:1", holder="bob")
 
 
 def renew() -> None:
-    LeaseFactory(resource="crane:1", holder="ann", renewals=1)
+    make_lease(resource="crane:1", holder="ann", renewals=1)
 
 
 def release_twice() -> None:
-    lease = LeaseFactory(resource="crane:1", holder="ann", state="released")
+    lease = make_lease(resource="crane:1", holder="ann", state="released")
     Lease.objects.release(lease)
 
 
 def revoke() -> None:
-    LeaseFactory(resource="crane:1", holder="ann")
+    make_lease(resource="crane:1", holder="ann")
     Lease.objects.revoke("on fire", "root")
 
 
 def renew_too_late() -> None:
-    lease = LeaseFactory(resource="crane:1", holder="ann")
+    lease = make_lease(resource="crane:1", holder="ann")
     usurp(lease, "bob")
     with pytest.raises(LeaseLost):
         Lease.objects.renew(lease)
 
 
 def release_too_late() -> None:
-    lease = LeaseFactory(resource="crane:1", holder="ann")
+    lease = make_lease(resource="crane:1", holder="ann")
     Lease.objects.revoke("on fire", "root")
     with pytest.raises(LeaseLost):
         Lease.objects.release(lease)
@@ -88,7 +88,7 @@ def test_the_sender_is_the_model() -> None:
 
     signals.acquired.connect(receiver)
     try:
-        LeaseFactory()
+        make_lease()
     finally:
         signals.acquired.disconnect(receiver)
 
@@ -112,7 +112,7 @@ def test_signals_say_who_and_why(sent: Sent) -> None:
 
 
 def test_nothing_is_signalled_when_nothing_happened(sent: Sent) -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
     sent.clear()
 
     with pytest.raises(LeaseHeld):
@@ -131,7 +131,7 @@ def test_the_change_is_committed_when_the_signal_is_sent() -> None:
 
     signals.acquired.connect(receiver)
     try:
-        LeaseFactory()
+        make_lease()
     finally:
         signals.acquired.disconnect(receiver)
 
@@ -144,7 +144,7 @@ def test_a_receiver_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) ->
 
     signals.acquired.connect(receiver)
     try:
-        lease = LeaseFactory()
+        lease = make_lease()
     finally:
         signals.acquired.disconnect(receiver)
 
@@ -200,14 +200,14 @@ def test_a_loss_is_logged_with_its_reason(
 def test_a_revocation_without_name_and_reason_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    LeaseFactory(resource="crane:1", holder="ann")
+    make_lease(resource="crane:1", holder="ann")
     Lease.objects.revoke()
 
     assert "an operator revoked crane:1 from ann: no reason given" in caplog.messages
 
 
 def test_an_expired_renewal_is_logged_as_refused(caplog: pytest.LogCaptureFixture) -> None:
-    lease = LeaseFactory(resource="crane:1", holder="ann")
+    lease = make_lease(resource="crane:1", holder="ann")
     expire(lease)
     with pytest.raises(LeaseLost):
         Lease.objects.renew(lease)
@@ -236,7 +236,7 @@ def test_who_listens_is_told_with_the_log_off(caplog: pytest.LogCaptureFixture) 
     try:
         with caplog.at_level(logging.ERROR, "leasing"):
             assert signals.acquired.has_listeners(Lease)
-            LeaseFactory(resource="crane:1", holder="ann")
+            make_lease(resource="crane:1", holder="ann")
     finally:
         signals.acquired.disconnect(listen)
 

@@ -28,7 +28,7 @@ from leasing.runtime.aio import Steps, Undoable, adrive, drive
 from leasing.testing.keeper import ManualKeeper
 from leasing.validation.terms import Terms
 from tasks.models import Task
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.leasing.support import OtherSession, after_a_query_before, under_repeatable_read
 from tests.processes import wait_for
 
@@ -61,7 +61,7 @@ def claim(request: HttpRequest, wanted: int) -> list[Task]:
 
 def test_leases_and_tasks_are_counted_together() -> None:
     request = coming(3)
-    TaskFactory.create_batch(5)
+    make_tasks(5)
     acquire(request, "crane:1")
     assert len(claim(request, 10)) == 2
     for grant in (lambda: acquire(request, "crane:2"), lambda: claim(request, 1)):
@@ -73,7 +73,7 @@ def test_leases_and_tasks_are_counted_together() -> None:
 
 def test_a_claim_of_several_takes_room_for_what_it_got() -> None:
     request = coming(3)
-    TaskFactory()
+    make_task()
     assert len(claim(request, 3)) == 1
     assert TokenGrant.objects.count() == 1
     for number in range(2):
@@ -82,7 +82,7 @@ def test_a_claim_of_several_takes_room_for_what_it_got() -> None:
 
 def test_what_ended_makes_room() -> None:
     request = coming(3)
-    TaskFactory()
+    make_task()
     released, expired = acquire(request, "crane:1"), acquire(request, "crane:2")
     (task,) = claim(request, 1)
     for end in (
@@ -151,7 +151,7 @@ def test_a_request_that_is_sent_again_meanwhile_leaves_the_other_its_room(
 
 def test_a_request_that_is_sent_again_in_vain_leaves_what_the_first_won() -> None:
     request, request_id = coming(3), uuid.uuid4()
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     first, again = (room_for(request, 2, request_id) for _ in range(2))
     with room_for(request, 1):
         assert [room.__enter__().size for room in (first, again)] == [2, 2]

@@ -31,7 +31,7 @@ from leasing.querysets.lease import LeaseQuerySet
 from leasing.runtime import aio
 from leasing.testing.keeper import ManualKeeper
 from leasing.waiting import FIRST_PAUSE, MAX_PAUSE, Waiter, pauses
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE, OtherSession, events
 from tests.processes import wait_for
@@ -97,7 +97,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.django_db
 def test_who_does_not_wait_is_refused_at_once(waits: Waits, attempts: list[str]) -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
     attempts.clear()
 
     with pytest.raises(LeaseHeld) as refusal:
@@ -117,7 +117,7 @@ def test_a_free_lease_is_not_waited_for(waits: Waits) -> None:
 def test_who_waits_in_vain_is_told_who_has_it_exactly_when_the_time_is_over(
     clocks: ManualKeeper, waits: Waits, attempts: list[str]
 ) -> None:
-    held = LeaseFactory(resource="crane:1", holder="ann", ttl=60)
+    held = make_lease(resource="crane:1", holder="ann", ttl=60)
     attempts.clear()
 
     with pytest.raises(LeaseTimeout, match=r"^Waited 10\.0 s: crane:1 is held by ann") as refusal:
@@ -132,7 +132,7 @@ def test_who_waits_in_vain_is_told_who_has_it_exactly_when_the_time_is_over(
 
 @pytest.mark.django_db
 def test_no_pause_is_longer_than_what_is_left(clocks: ManualKeeper, waits: Waits) -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
 
     with pytest.raises(LeaseTimeout):
         Lease.objects.acquire("crane:1", wait=0.01)
@@ -144,7 +144,7 @@ def test_no_pause_is_longer_than_what_is_left(clocks: ManualKeeper, waits: Waits
 def test_a_lease_that_was_released_meanwhile_is_acquired(
     clocks: ManualKeeper, waits: Waits
 ) -> None:
-    held = LeaseFactory(resource="crane:1", ttl=60)
+    held = make_lease(resource="crane:1", ttl=60)
     waits.after(3, lambda: Lease.objects.release(held))
 
     lease = Lease.objects.acquire("crane:1", holder="bob", wait=10)
@@ -159,7 +159,7 @@ def test_a_lease_that_ran_out_meanwhile_is_taken_over_within_one_pause(
     clocks: ManualKeeper, waits: Waits
 ) -> None:
     """Nobody announces that a holder has died."""
-    LeaseFactory(resource="crane:1", ttl=5)
+    make_lease(resource="crane:1", ttl=5)
 
     lease = Lease.objects.acquire("crane:1", wait=60)
 
@@ -170,7 +170,7 @@ def test_a_lease_that_ran_out_meanwhile_is_taken_over_within_one_pause(
 
 @pytest.mark.django_db
 def test_a_lease_whose_row_was_deleted_meanwhile_is_acquired(waits: Waits) -> None:
-    LeaseFactory(resource="crane:1", ttl=60)
+    make_lease(resource="crane:1", ttl=60)
     waits.after(3, Lease.objects.all().delete)
 
     assert Lease.objects.acquire("crane:1", wait=10).grants == 1
@@ -178,7 +178,7 @@ def test_a_lease_whose_row_was_deleted_meanwhile_is_acquired(waits: Waits) -> No
 
 @pytest.mark.django_db
 def test_how_long_to_wait_is_a_setting(clocks: ManualKeeper, waits: Waits) -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
 
     with override_settings(LEASING={"WAIT": 2}):
         with pytest.raises(LeaseTimeout):
@@ -225,7 +225,7 @@ def _by_the_setting() -> None:
 def test_who_gives_no_end_waits_for_as_long_as_it_takes(
     clocks: ManualKeeper, waits: Waits, acquire: Callable[[], object]
 ) -> None:
-    LeaseFactory(resource="crane:1", ttl=30)
+    make_lease(resource="crane:1", ttl=30)
 
     acquire()
 
@@ -234,7 +234,7 @@ def test_who_gives_no_end_waits_for_as_long_as_it_takes(
 
 @pytest.mark.django_db
 def test_a_wait_without_end_ends_when_its_caller_is_to_stop(waits: Waits) -> None:
-    LeaseFactory(resource="crane:1", ttl=600)
+    make_lease(resource="crane:1", ttl=600)
     stopping = threading.Event()
     waits.after(3, stopping.set)
 
@@ -244,7 +244,7 @@ def test_a_wait_without_end_ends_when_its_caller_is_to_stop(waits: Waits) -> Non
 
 @pytest.mark.django_db
 def test_a_hold_waits_too_when_it_is_entered(clocks: ManualKeeper, waits: Waits) -> None:
-    held = LeaseFactory(resource="crane:1", ttl=60)
+    held = make_lease(resource="crane:1", ttl=60)
     waits.after(3, lambda: Lease.objects.release(held))
     hold = Lease.objects.hold("crane:1", wait=10)
     assert clocks.passed == 0
@@ -259,7 +259,7 @@ def test_what_was_waited_does_not_count_against_the_hold(
     clocks: ManualKeeper, waits: Waits
 ) -> None:
     """Trust begins with the request that was granted, not with the first."""
-    held = LeaseFactory(resource="crane:1", ttl=60)
+    held = make_lease(resource="crane:1", ttl=60)
     waits.after(5, lambda: Lease.objects.release(held))
 
     with Lease.objects.hold("crane:1", ttl=4, wait=60) as hold:
@@ -276,7 +276,7 @@ def test_what_is_no_time_to_wait_is_refused(wait: Any) -> None:
 
 @pytest.mark.django_db
 def test_nobody_waits_inside_a_transaction(waits: Waits) -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
 
     with transaction.atomic(), pytest.raises(LeaseInTransaction):
         Lease.objects.acquire("crane:1", wait=10)
@@ -316,7 +316,7 @@ def test_nobody_waits_for_a_row_that_somebody_has_locked(
 def test_an_error_of_the_database_ends_the_waiting(
     waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
 
     def fail(rows: Any, *args: Any, **given: Any) -> Any:
         raise ConnectionError("the database is away")

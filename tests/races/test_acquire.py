@@ -13,7 +13,7 @@ from leasing.exceptions import LeaseHeld
 from leasing.functions import database_now
 from leasing.models import Lease, LeaseEvent
 from tests.conftest import Spawn
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import events, stored
 from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE, pause, race
@@ -34,7 +34,7 @@ def test_of_eight_processes_exactly_one_wins_each_lease(spawn: Spawn) -> None:
     """New names, expired leases and released ones: five, ten and five of each."""
     new = [f"new:{n}" for n in range(5)]
     old: list[Lease] = [
-        LeaseFactory(resource=f"{state}:{n}", state=state)
+        make_lease(resource=f"{state}:{n}", state=state)
         for state in ("expired", "released")
         for n in range(10 if state == "expired" else 5)
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.models import Task, TaskStatus
 from tests.conftest import Spawn
-from tests.factories import TaskFactory
+from tests.factories import make_tasks
 from tests.races.support import race
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -30,8 +30,8 @@ def test_what_eight_processes_recover_while_they_claim_is_claimed_once_more(
     spawn: Spawn,
 ) -> None:
     """Each claim sweeps first, because none of the processes has done so before."""
-    stuck = TaskFactory.create_batch(10, state="stuck", name="jobs.echo", data={})
-    ready = TaskFactory.create_batch(10, name="jobs.echo", data={})
+    stuck = make_tasks(10, state="stuck", name="jobs.echo", data={})
+    ready = make_tasks(10, name="jobs.echo", data={})
 
     claimed = race(spawn, "claim", "default")["default"]
 

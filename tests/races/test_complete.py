@@ -6,7 +6,7 @@ import pytest
 
 from tasks.models import Task, TaskStatus
 from tests.conftest import Spawn
-from tests.factories import TaskFactory
+from tests.factories import make_tasks
 from tests.races.support import race
 from tests.tasks.support import attempts, row_of
 
@@ -16,7 +16,7 @@ ROUNDS = 10
 
 
 def test_of_eight_completions_of_one_task_one_is_accepted(spawn: Spawn) -> None:
-    tasks = TaskFactory.create_batch(ROUNDS, state="running")
+    tasks = make_tasks(ROUNDS, state="running")
 
     accepted = race(spawn, "complete", *[task.pk for task in tasks])
 
@@ -27,7 +27,7 @@ def test_of_eight_completions_of_one_task_one_is_accepted(spawn: Spawn) -> None:
 
 
 def test_of_eight_processes_that_recover_one_task_one_does(spawn: Spawn) -> None:
-    tasks = TaskFactory.create_batch(ROUNDS, state="stuck")
+    tasks = make_tasks(ROUNDS, state="stuck")
 
     recovered = race(spawn, "recover", *[task.pk for task in tasks])
 
@@ -38,7 +38,7 @@ def test_of_eight_processes_that_recover_one_task_one_does(spawn: Spawn) -> None
 
 
 def test_eight_processes_that_sweep_recover_each_task_once(spawn: Spawn) -> None:
-    tasks = TaskFactory.create_batch(30, state="stuck")
+    tasks = make_tasks(30, state="stuck")
 
     recovered = race(spawn, "sweep", 4)["4"]
 
@@ -47,7 +47,7 @@ def test_eight_processes_that_sweep_recover_each_task_once(spawn: Spawn) -> None
 
 
 def test_of_eight_operators_who_retry_one_task_one_does(spawn: Spawn) -> None:
-    tasks = TaskFactory.create_batch(ROUNDS, state="failed")
+    tasks = make_tasks(ROUNDS, state="failed")
 
     retried = race(spawn, "retry", *[task.pk for task in tasks])
 

@@ -13,7 +13,7 @@ from django.db import connection
 
 from tasks.models import Task, Worker
 from tests.conftest import Spawn
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.plugin import DATABASE
 from tests.processes import Process, wait_for
 from tests.proxy import Proxy
@@ -68,7 +68,7 @@ def test_a_worker_whose_answers_were_lost_goes_on(
     options: dict[str, Any] = {"name": "jobs.echo", "data": {}, "max_attempts": 100}
     worker = start()
     for _ in range(4):
-        TaskFactory.create_batch(50, **options)
+        make_tasks(50, **options)
         wait_for(Task.objects.succeeded().exists, process=worker)
         network.swallow_replies()
     wait_for(lambda: Task.objects.succeeded().count() == 200, process=worker)
@@ -84,7 +84,7 @@ def test_a_worker_is_stopped_in_a_black_hole(
     worker = start()
     if working:
         (tmp_path / "polite").touch()
-        TaskFactory(name="jobs.wait", data={"folder": str(tmp_path)})
+        make_task(name="jobs.wait", data={"folder": str(tmp_path)})
         wait_for((tmp_path / "began-1").exists, process=worker)
     network.swallow()
     time.sleep(0.2)  # let what it asks next be swallowed

@@ -12,7 +12,7 @@ import pytest
 from leasing.functions import database_now
 from tasks.models import Task, TaskStatus, Worker
 from tests.conftest import Spawn
-from tests.factories import TaskFactory
+from tests.factories import make_tasks
 from tests.jobs import trace
 from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE, begins, let_go, pause, start_workers, waiting
@@ -155,7 +155,7 @@ def test_a_second_signal_does_not_wait_and_a_polite_task_needs_none(
 
 
 def test_recovery_can_be_a_process_of_its_own(spawn: Spawn) -> None:
-    tasks = TaskFactory.create_batch(3, state="stuck")
+    tasks = make_tasks(3, state="stuck")
     process = spawn(["manage.py", "run_recovery", "--skip-checks"])
 
     wait_for(lambda: not Task.objects.stuck().exists(), timeout=PATIENCE, process=process)

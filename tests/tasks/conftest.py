@@ -24,7 +24,7 @@ from tasks.querysets import recovery
 from tasks.querysets.sql import cursors
 from tasks.registry import Handler
 from tasks.worker import executor, hand_back
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.fixtures import clocks, compatible, others_write, portable, registry, shard, spans, value
 from tests.leasing.conftest import (
     clock,
@@ -110,7 +110,7 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Handlers:
 @pytest.fixture
 def task() -> Task:
     """A task that ann runs."""
-    running: Task = TaskFactory(state="running", holder="ann")
+    running = make_task(state="running", holder="ann")
     return running
 
 
@@ -155,7 +155,7 @@ def run_task(
 
     def run_task(function: Callable[..., Any], *, task: Task | None = None, **options: Any) -> Task:
         handlers["jobs.echo"] = function
-        mine: Task = task or TaskFactory(name="jobs.echo", state="running", **options)
+        mine: Task = task or make_task(name="jobs.echo", state="running", **options)
         runner.run(execution_of(mine))
         return Task.objects.get(pk=mine.pk)
 

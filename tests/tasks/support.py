@@ -20,7 +20,7 @@ from leasing.validation.terms import Terms
 from tasks.execution.context import Context
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets.claimed import ClaimedTask
-from tests.factories import TaskFactory
+from tests.factories import make_tasks
 from tests.leasing.support import expire
 
 #: A signal that was sent: its name, the task, and what else it says.
@@ -80,7 +80,7 @@ def names_of(reported: Reported) -> list[str]:
 
 def running(count: int, **options: Any) -> list[Task]:
     """Create so many running tasks."""
-    tasks: list[Task] = TaskFactory.create_batch(count, state="running", **options)
+    tasks: list[Task] = make_tasks(count, state="running", **options)
     return tasks
 
 
@@ -141,7 +141,7 @@ def prolong(task: Task) -> None:
 
 def mixed_up() -> list[ClaimedTask]:
     """Two claimed tasks, each with the grant of the other."""
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     one, other = Task.objects.take("ann", limit=2)
     one.grant, other.grant = other.grant, one.grant
     for each in (one, other):

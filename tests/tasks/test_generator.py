@@ -26,7 +26,7 @@ from tasks.generator import (
 )
 from tasks.models import GeneratorDesiredState, Task
 from tasks.sample import SLEEP
-from tests.factories import WorkerFactory
+from tests.factories import make_worker
 from tests.leasing.support import OtherSession, expire, just_before_the_update, usurp
 from tests.processes import wait_for
 
@@ -414,7 +414,7 @@ def test_the_status_of_a_generator_whose_lease_is_elsewhere_asks_nobody_else(
     GeneratorDesiredState.objects.update(acknowledged_revision=1, acknowledged_by="ann")
     assert generator_status().status == "STARTED"  # it sends no heartbeats
 
-    WorkerFactory(name="ann", role="generator", slots={})
+    make_worker(name="ann", role="generator", slots={})
     running = generator_status()
     assert (running.status, running.holder, running.lease) == ("RUNNING", "ann", None)
 
@@ -426,13 +426,13 @@ def test_the_status_of_a_generator_whose_lease_is_elsewhere_asks_nobody_else(
 
 @pytest.mark.parametrize("worker", [{"state": "gone"}, {"role": "worker"}])
 def test_only_a_generator_that_sends_heartbeats_is_running(
-    settings: Settings, worker: dict[str, str]
+    settings: Settings, worker: dict[str, Any]
 ) -> None:
     keep_elsewhere(settings)
     start_generator()
     GeneratorDesiredState.objects.update(acknowledged_revision=1, acknowledged_by="ann")
 
-    WorkerFactory(name="ann", **{"role": "generator", **worker})
+    make_worker(name="ann", **{"role": "generator", **worker})
 
     assert (generator_status().status, generator_status().holder) == ("STARTED", "")
 
@@ -444,7 +444,7 @@ def test_a_generator_that_was_killed_is_not_shown_under_the_name_of_the_next(
     keep_elsewhere(settings, PATIENCE=0.0)  # where nobody listens
     start_generator()
     GeneratorDesiredState.objects.update(acknowledged_revision=1, acknowledged_by="ann")
-    WorkerFactory(name="ann", role="generator", slots={})
+    make_worker(name="ann", role="generator", slots={})
     if is_stopped:
         stop_generator()
     assert generator_status().holder == "ann"
@@ -598,7 +598,7 @@ class TestInThreads:
         _, token = ApiToken.objects.issue("generator", scopes=["leasing.change_lease"])
         network, url = Network(), f"{live_server.url}/api"
         keep_elsewhere(settings, url, TOKEN=token, TRANSPORT=network, PATIENCE=0.2)
-        WorkerFactory(name="ann", role="generator", slots={})
+        make_worker(name="ann", role="generator", slots={})
         start_generator()
         with generating(name="ann", ttl=2):
             wait_for(lambda: generator_status().status == "RUNNING")

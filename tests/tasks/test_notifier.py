@@ -25,7 +25,7 @@ from tasks.models import Task, TaskStatus
 from tasks.notifier import CHANNEL, Listener, limiter
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.worker.process import WorkerProcess
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.leasing.support import FakeClock, expire, refused_except_to_listen
 from tests.logs import logged
 from tests.processes import wait_for
@@ -46,7 +46,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_who_enqueues_notifies_once_the_task_is_there_to_stay(heard: list[str]) -> None:
     with transaction.atomic():
-        TaskFactory(name="jobs.echo")
+        make_task(name="jobs.echo")
         assert heard == []
 
     assert heard == ["queue 0 default"]
@@ -54,11 +54,11 @@ def test_who_enqueues_notifies_once_the_task_is_there_to_stay(heard: list[str]) 
 
 def test_what_is_rolled_back_notifies_nobody_and_silences_nobody(heard: list[str]) -> None:
     with pytest.raises(ZeroDivisionError), transaction.atomic():
-        TaskFactory(name="jobs.echo")
+        make_task(name="jobs.echo")
         raise ZeroDivisionError
     assert heard == []
 
-    TaskFactory(name="jobs.echo")
+    make_task(name="jobs.echo")
     assert heard == ["queue 0 default"]
 
 
@@ -67,15 +67,15 @@ def test_a_queue_is_notified_once_in_a_while_each_by_itself(
     heard: list[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifier, "clock", clock)
-    TaskFactory.create_batch(3, name="jobs.echo")
-    TaskFactory(name="jobs.echo", queue="mail")
+    make_tasks(3, name="jobs.echo")
+    make_task(name="jobs.echo", queue="mail")
     assert heard == ["queue 0 default", "queue 0 mail"]
 
     clock.advance(notifier.IN_STATEMENT_WINDOW * 0.9)
-    TaskFactory(name="jobs.echo")
+    make_task(name="jobs.echo")
     assert len(heard) == 2
     clock.advance(notifier.WINDOW)
-    TaskFactory(name="jobs.echo")
+    make_task(name="jobs.echo")
     assert heard[2:] == ["queue 0 default"]
 
 
@@ -84,18 +84,18 @@ def test_a_priority_that_is_higher_than_the_last_is_notified_at_once(
 ) -> None:
     monkeypatch.setattr(notifier, "clock", clock)
     for priority in (0, 5, 5, 3, -1, 6):
-        TaskFactory(name="jobs.echo", priority=priority)
+        make_task(name="jobs.echo", priority=priority)
     assert heard == ["queue 0 default", "queue 5 default", "queue 6 default"]
 
     clock.advance(2 * notifier.WINDOW)
-    TaskFactory(name="jobs.echo", priority=-1)
+    make_task(name="jobs.echo", priority=-1)
     assert heard[3:] == ["queue -1 default"]
 
 
 @pytest.mark.usefixtures("queues")
 def test_a_commit_notifies_of_the_highest_priority_of_each_queue(heard: list[str]) -> None:
     tasks = [
-        TaskFactory(state="failed", queue=queue, priority=priority)
+        make_task(state="failed", queue=queue, priority=priority)
         for queue, priority in (("default", -3), ("mail", 2), ("default", 1), ("mail", 0))
     ]
     limiter._notified.clear()
@@ -111,7 +111,7 @@ def test_whatever_makes_a_task_ready_notifies(
     heard: list[str], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = {"retry": "failed", "enqueue many": "ready"}.get(verb, "running")
-    task = TaskFactory(state=state, name="jobs.echo")
+    task = make_task(state=state, name="jobs.echo")
     limiter._notified.clear()
     heard.clear()
 
@@ -130,7 +130,7 @@ def test_whatever_makes_a_task_ready_notifies(
 
 
 def test_a_cancellation_reaches_the_holder_in_this_process_at_once(heard: list[str]) -> None:
-    waiting, running = TaskFactory(name="jobs.echo"), TaskFactory(state="running")
+    waiting, running = make_task(name="jobs.echo"), make_task(state="running")
     heard.clear()
 
     Task.objects.filter(pk__in=[waiting.pk, running.pk]).cancel()
@@ -148,7 +148,7 @@ def test_a_handler_hears_of_a_cancellation_without_waiting_for_a_heartbeat(
         ctx.wait(PATIENCE)
 
     handlers["jobs.wait"] = wait
-    task = TaskFactory(name="jobs.wait", data={})
+    task = make_task(name="jobs.wait", data={})
     with working(ttl=3000):
         assert began.wait(PATIENCE)
         Task.objects.filter(pk=task.pk).cancel(by="ann")
@@ -162,11 +162,11 @@ def test_a_worker_that_is_notified_does_not_wait_for_its_next_look(
     monkeypatch.setattr(limiter, "_notified", {})  # what is written there is for this test
     with working() as worker:
         wait_for(lambda: worker.executors.saw_all)
-        task = TaskFactory(name="jobs.echo", data={})
+        task = make_task(name="jobs.echo", data={})
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         # What came within the window of the first is found by the second look.
         limiter._notified["default", "default"] = float("inf"), 0
-        later = TaskFactory(name="jobs.echo", data={})
+        later = make_task(name="jobs.echo", data={})
         worker.poller.hear("queue 0 default")
         wait_for(lambda: row_of(later)["status"] == TaskStatus.SUCCEEDED)
 
@@ -209,7 +209,7 @@ def test_a_worker_that_hears_of_tasks_that_were_given_back_begins_again_with_tho
 ) -> None:
     monkeypatch.setattr("tasks.querysets.sql.cursors.LASTS", 1000)
     (passed,) = running(1, holder="bob", priority=32767)
-    others = TaskFactory.create_batch(3, priority=32767)
+    others = make_tasks(3, priority=32767)
     worker = WorkerProcess(queues=["default"])
 
     def claim() -> list[int]:
@@ -258,18 +258,18 @@ def test_what_is_no_message_is_passed_over(message: str) -> None:
 def test_a_task_that_is_due_soon_is_not_slept_over(database_clock: Any) -> None:
     rows = Task.objects.home()
     assert rows.next_due_in(5) is None
-    TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=9))
-    TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=3))
-    TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=4))
-    TaskFactory()
+    make_task(scheduled_at=database_clock.now + timedelta(seconds=9))
+    make_task(scheduled_at=database_clock.now + timedelta(seconds=3))
+    make_task(scheduled_at=database_clock.now + timedelta(seconds=4))
+    make_task()
 
     assert rows.next_due_in(5) == rows.next_due_in(3) == pytest.approx(3)
     assert rows.next_due_in(2.999) is None
 
 
 def test_a_worker_looks_ahead_to_the_moment_itself(database_clock: Any) -> None:
-    TaskFactory(state="running")
-    TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=3))
+    make_task(state="running")
+    make_task(scheduled_at=database_clock.now + timedelta(seconds=3))
 
     assert Task.objects.are_due_within(3)
     assert not Task.objects.are_due_within(2.999)
@@ -307,8 +307,8 @@ def test_other_processes_are_notified_by_one_query_and_once_for_many(
 ) -> None:
     monkeypatch.setattr(notifier, "clock", clock)
     with CaptureQueriesContext(connection) as queries:
-        TaskFactory(name="jobs.echo")
-        TaskFactory(name="jobs.echo")
+        make_task(name="jobs.echo")
+        make_task(name="jobs.echo")
 
     assert len([query for query in queries if "pg_notify" in query["sql"]]) == 1
     assert notes_of(other) == ["queue 0 default"]
@@ -323,7 +323,7 @@ def test_a_notification_that_fails_loses_no_task(
     with connection.execute_wrapper(
         lambda execute, sql, *rest: fail() if "pg_notify" in sql else execute(sql, *rest)
     ):
-        task = TaskFactory(name="jobs.echo")
+        task = make_task(name="jobs.echo")
 
     assert row_of(task)["status"] == TaskStatus.READY
     assert "notifications.unsent" in logged(caplog, notification="queue 0 default")
@@ -468,5 +468,5 @@ def test_while_notifications_arrive_a_worker_polls_less_and_looks_ahead(
     assert 16.0 <= poller.pause() <= 20.0
     poller.listener.hears = True
     assert 80.0 <= poller.pause() <= 100.0
-    TaskFactory(scheduled_at=database_now("default") + timedelta(seconds=40))
+    make_task(scheduled_at=database_now("default") + timedelta(seconds=40))
     assert 20.0 < poller.pause() <= 40.0

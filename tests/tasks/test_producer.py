@@ -16,7 +16,7 @@ from tasks import handler, registry
 from tasks.exceptions import InvalidArguments, UnknownTask
 from tasks.models import Task
 from tasks.testing import FakeContext, drain, enqueued, inline
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 
 pytestmark = pytest.mark.usefixtures("own_handlers")
 
@@ -262,7 +262,7 @@ def test_the_verbs_of_producers_and_operators_have_async_twins(send: Any) -> Non
         cancelled = await Task.objects.filter(priority=5).acancel(by="olga", reason="a mistake")
         return cancelled, await Task.objects.filter(priority=5).aretry(by="olga")
 
-    TaskFactory(state="failed")
+    make_task(state="failed")
 
     assert work() == (1, 1)
     assert [(each.priority, each.status, each.max_attempts) for each in enqueued(send)] == [

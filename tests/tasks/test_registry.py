@@ -22,7 +22,7 @@ from tasks import handler, registry, sample, schedule
 from tasks.exceptions import TaskError, UnknownTask
 from tasks.execution.context import Context
 from tasks.models import Task
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.jobs import tasks as jobs
 from tests.logs import logged
 from tests.plugin import ROOT
@@ -149,7 +149,7 @@ def test_an_enqueue_that_is_repeated_after_a_rename_is_the_same() -> None:
 def test_the_end_of_a_task_of_a_former_name_is_reported() -> None:
     reported: list[str] = []
     handler("make", aliases=["old"], on_end=lambda task: reported.append(task.name))(build)
-    task = TaskFactory(name="make", data={"report_id": 1}, state="running")
+    task = make_task(name="make", data={"report_id": 1}, state="running")
     Task.objects.filter(pk=task.pk).update(name="old")
     task.refresh_from_db()
 
@@ -412,7 +412,7 @@ def test_an_end_is_told_to_the_handler_it_is_of() -> None:
         Task.objects.enqueue("jobs.observed", {"report_id": 1}, max_attempts=n)
         for n in (1, 1, 2, 1)
     )
-    TaskFactory(state="succeeded")
+    make_task(state="succeeded")
 
     Task.objects.complete(claimed(well, "ann"))
     Task.objects.fail(claimed(badly, "ann"), "no luck")

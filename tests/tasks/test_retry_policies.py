@@ -15,7 +15,7 @@ from tasks import registry, retry
 from tasks.exceptions import GiveUp, TaskError
 from tasks.models import Task, TaskStatus
 from tasks.retry import Exponential, Fixed, GiveUpOn, RetryOn, RetryPolicy, decide, usual
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.logs import logged
 from tests.tasks.support import Handlers, Reported, attempts, lose, names_of, row_of
@@ -169,7 +169,7 @@ def policy(handlers: Handlers) -> Callable[[RetryPolicy], None]:
 
 @pytest.fixture
 def task(db: None, handlers: Handlers) -> Task:
-    created: Task = TaskFactory(name="jobs.echo", state="running", max_attempts=3)
+    created = make_task(name="jobs.echo", state="running", max_attempts=3)
     return created
 
 

@@ -12,7 +12,7 @@ from django.dispatch import Signal
 from tasks import signals
 from tasks.exceptions import GiveUp
 from tasks.models import Task
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.tasks.support import lose, row_of
 
 pytestmark = pytest.mark.django_db
@@ -66,7 +66,7 @@ LINES: dict[str, tuple[Callable[[Task], object], int, str]] = {
 def test_what_happens_to_a_running_task_is_logged(
     do: Callable[[Task], object], level: int, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     caplog.clear()
 
     do(task)
@@ -76,7 +76,7 @@ def test_what_happens_to_a_running_task_is_logged(
 
 
 def test_a_retry_is_logged_with_the_operators_name(caplog: pytest.LogCaptureFixture) -> None:
-    task, other = TaskFactory.create_batch(2, state="failed")
+    task, other = make_tasks(2, state="failed")
     caplog.clear()
 
     Task.objects.filter(pk=task.pk).retry(by="root")
@@ -89,7 +89,7 @@ def test_a_retry_is_logged_with_the_operators_name(caplog: pytest.LogCaptureFixt
 
 
 def test_an_enqueue_that_met_another_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    task = TaskFactory(unique_key="k")
+    task = make_task(unique_key="k")
     caplog.clear()
 
     Task.objects.enqueue("jobs.echo", unique_key="k")
@@ -107,9 +107,9 @@ def test_a_receiver_that_raises_harms_nobody(signal: Signal) -> None:
 
     signal.connect(receiver)
     try:
-        TaskFactory(state="succeeded")
-        TaskFactory(state="retrying")
-        TaskFactory(state="recovered")
+        make_task(state="succeeded")
+        make_task(state="retrying")
+        make_task(state="recovered")
     finally:
         signal.disconnect(receiver)
 
@@ -124,7 +124,7 @@ def test_a_receiver_may_listen_to_tasks_alone() -> None:
 
     signals.completed.connect(receiver, sender=Task)
     try:
-        task = TaskFactory(state="succeeded")
+        task = make_task(state="succeeded")
     finally:
         signals.completed.disconnect(receiver, sender=Task)
 

@@ -29,7 +29,7 @@ from tasks.runtime.tracepoints import points
 from tasks.worker.child import Answer, Attempt, Job
 from tasks.worker.hand_back import give_back
 from tasks.worker.processes import ChildProcess
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.support import expire
 from tests.plugin import ENVIRONMENT, ROOT
 from tests.processes import wait_for
@@ -257,7 +257,7 @@ def test_snoozed_and_cancelled_attempts_are_gone_on_from(spans: Spans, run_task:
 
 
 def test_an_attempt_that_fails_alone_leaves_its_own_too() -> None:
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     task.traced = "{}"
     Task.objects.fail(task, "no luck")
 
@@ -269,7 +269,7 @@ def test_many_failures_that_are_stored_together_leave_each_its_own(
     spans: Spans, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
     handlers["jobs.echo"] = fails
-    running = [TaskFactory(name="jobs.echo", state="running") for _ in range(2)]
+    running = [make_task(name="jobs.echo", state="running") for _ in range(2)]
     store_outcomes([runner.work(execution_of(task)) for task in running])
 
     left = [span_id(carried(task)["previous"]) for task in running]
@@ -294,7 +294,7 @@ def test_an_attempt_that_is_given_back_from_outside_has_ended(
         assert len(spans.named("process default")) == 1
 
     handlers["jobs.echo"] = stops
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     execution = execution_of(task)
     execution.carrier = threading.current_thread()
     runner.work(execution)
@@ -311,7 +311,7 @@ def test_an_attempt_that_times_out_has_ended(
     handlers: Handlers,
 ) -> None:
     handlers["jobs.echo"] = lambda ctx, **data: runner.time_out(execution)
-    execution = execution_of(TaskFactory(name="jobs.echo", state="running", timeout=1))
+    execution = execution_of(make_task(name="jobs.echo", state="running", timeout=1))
     store_outcomes([runner.work(execution)])
 
     process = spans.one("process default")
@@ -328,7 +328,7 @@ def test_heartbeats_and_losses_are_events_of_the_attempt(
         execution.hold.mark_lost("somebody else has held it")
 
     handlers["jobs.echo"] = works
-    execution = execution_of(TaskFactory(name="jobs.echo", state="running"))
+    execution = execution_of(make_task(name="jobs.echo", state="running"))
     runner.work(execution)
 
     process = spans.one("process default")
@@ -339,7 +339,7 @@ def test_heartbeats_and_losses_are_events_of_the_attempt(
 def test_the_attempt_after_a_workers_death_is_linked_to_what_recovery_tells(
     spans: Spans, run_task: RunTask
 ) -> None:
-    task = TaskFactory(name="jobs.echo", state="running", holder="worker-a")
+    task = make_task(name="jobs.echo", state="running", holder="worker-a")
     expire(task)
     assert Task.objects.recover() == 1
     make_due(task)
@@ -354,7 +354,7 @@ def test_the_attempt_after_a_workers_death_is_linked_to_what_recovery_tells(
 
 
 def test_a_task_that_nobody_traced_begins_a_trace_with_each_attempt(run_task: RunTask) -> None:
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     with traced() as spans:
         run_task(fails, task=task)
         make_due(task)
@@ -410,7 +410,7 @@ def test_a_child_process_goes_on_with_the_span_of_its_attempt(
 ) -> None:
     seen: list[int] = []
     handlers["jobs.echo"] = lambda ctx, **data: seen.append(current_span())
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     execution = execution_of(task)
     execution.follow()
     assert execution.trace is not None
@@ -430,7 +430,7 @@ def test_a_child_process_is_told_of_the_span(
     monkeypatch.setattr(executor, "_start", lambda: None)
     monkeypatch.setattr(executor, "_send", sent.append)
     monkeypatch.setattr(executor, "_receive", lambda *args: Answer())
-    execution = execution_of(TaskFactory(name="jobs.compute", state="running"))
+    execution = execution_of(make_task(name="jobs.compute", state="running"))
     execution.follow()
     executor.call(execution, execution.context())
     assert execution.trace is not None
@@ -487,7 +487,7 @@ def test_errors_of_tracing_harm_no_work(
     task = run_task(fails)
     make_due(task)
     task = run_task(lambda ctx, **data: 7, task=claimed(task, "worker-b"))
-    stuck = TaskFactory(name="jobs.echo", state="stuck")
+    stuck = make_task(name="jobs.echo", state="stuck")
     Task.objects.recover()
 
     assert (task.status, task.task_output) == ("succeeded", 7)
@@ -497,7 +497,7 @@ def test_errors_of_tracing_harm_no_work(
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"traceparent": "nonsense", "previous": "too"}'])
 def test_a_row_that_carries_nonsense_is_run(spans: Spans, run_task: RunTask, text: str) -> None:
-    task = TaskFactory(name="jobs.echo")
+    task = make_task(name="jobs.echo")
     Task.objects.filter(pk=task.pk).update(trace_context=text)
     ended = run_task(lambda ctx, **data: None, task=claimed(task, "worker-a"))
 

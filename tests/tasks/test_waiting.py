@@ -22,7 +22,7 @@ from tasks.exceptions import TaskFailed, WaitInTransaction, WaitTimeout
 from tasks.models import Task
 from tasks.notifier import limiter, notify_ended, waited_for
 from tasks.poller import Poller
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.support import FakeClock
 from tests.logs import logged
 from tests.processes import wait_for as wait_until
@@ -82,7 +82,7 @@ def complete(task: Task, output: Any = None) -> Task:
 
 
 def test_a_wait_ends_with_the_task_and_returns_its_result(meanwhile: Meanwhile) -> None:
-    task = TaskFactory()
+    task = make_task()
     meanwhile(lambda: None, lambda: complete(task, {"sent": 7}))
 
     assert wait_for(task, 10) == {"sent": 7}
@@ -90,7 +90,7 @@ def test_a_wait_ends_with_the_task_and_returns_its_result(meanwhile: Meanwhile) 
 
 
 def test_a_failed_attempt_is_not_the_end_of_a_task_that_is_retried(meanwhile: Meanwhile) -> None:
-    task = TaskFactory(max_attempts=2)
+    task = make_task(max_attempts=2)
 
     def fail() -> None:
         Task.objects.fail(claimed(task, "ann"), "no luck")
@@ -104,7 +104,7 @@ def test_a_failed_attempt_is_not_the_end_of_a_task_that_is_retried(meanwhile: Me
 
 @pytest.mark.parametrize("wait", [wait_for, async_to_sync(await_for)])
 def test_the_end_of_what_has_failed_or_was_cancelled_is_an_error(wait: Any) -> None:
-    failed, cancelled, both = TaskFactory.create_batch(3, name="jobs.echo", max_attempts=1)
+    failed, cancelled, both = make_tasks(3, name="jobs.echo", max_attempts=1)
     Task.objects.fail(claimed(failed, "ann"), ValueError("no such invoice"))
     Task.objects.filter(pk=cancelled.pk).cancel(by="olga", reason="a mistake")
     running = claimed(both, "ann")
@@ -127,7 +127,7 @@ def test_the_end_of_what_has_failed_or_was_cancelled_is_an_error(wait: Any) -> N
 
 
 def test_a_wait_in_vain_says_where_the_task_is(meanwhile: Meanwhile, clock: FakeClock) -> None:
-    task = TaskFactory(name="jobs.echo")
+    task = make_task(name="jobs.echo")
     before = clock()
     meanwhile()
 
@@ -144,7 +144,7 @@ def test_a_wait_in_vain_says_where_the_task_is(meanwhile: Meanwhile, clock: Fake
 
 
 def test_a_wait_of_no_time_looks_once() -> None:
-    task = TaskFactory()
+    task = make_task()
     with pytest.raises(WaitTimeout):
         wait_for(task, 0)
     complete(task, 1)
@@ -155,11 +155,11 @@ def test_a_wait_of_no_time_looks_once() -> None:
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
 def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
     with pytest.raises(ValueError, match="timeout"):
-        wait_for(TaskFactory(), timeout)
+        wait_for(make_task(), timeout)
 
 
 def test_none_waits_for_as_long_as_it_takes(meanwhile: Meanwhile, clock: FakeClock) -> None:
-    task = TaskFactory()
+    task = make_task()
     meanwhile(lambda: clock.advance(1e9), lambda: complete(task, 1))
 
     assert wait_for(task, None) == 1
@@ -168,7 +168,7 @@ def test_none_waits_for_as_long_as_it_takes(meanwhile: Meanwhile, clock: FakeClo
 def test_a_task_that_is_retried_as_its_end_is_read_goes_on(
     meanwhile: Meanwhile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     refresh, retried = Task.refresh_from_db, list[int]()
 
     def after_a_retry(self: Task, *args: Any, **options: Any) -> None:
@@ -187,10 +187,10 @@ def test_a_task_that_is_retried_as_its_end_is_read_goes_on(
 
 
 def test_inside_a_transaction_only_what_has_ended_can_be_waited_for() -> None:
-    done = complete(TaskFactory(), 1)
+    done = complete(make_task(), 1)
 
     with transaction.atomic():
-        task = TaskFactory()
+        task = make_task()
         assert wait_for(done, 10) == 1
         with pytest.raises(WaitInTransaction, match="no worker sees it before the commit") as error:
             wait_for(task, None)
@@ -206,11 +206,11 @@ def test_in_the_transaction_of_a_test_it_is_refused_too(
     monkeypatch.setattr("leasing.runtime.aio.on_callers_thread", True)
 
     with pytest.raises(WaitInTransaction, match=r"In a test, run the task first"):
-        wait(TaskFactory(), None)
+        wait(make_task(), None)
 
 
 def test_a_task_that_is_gone_is_not_waited_for(meanwhile: Meanwhile) -> None:
-    task = TaskFactory()
+    task = make_task()
     meanwhile(lambda: Task.objects.filter(pk=task.pk).delete())
 
     with pytest.raises(Task.DoesNotExist, match=r"it was deleted, or its enqueue was rolled back"):
@@ -232,7 +232,7 @@ def test_the_workers_of_a_process_wake_those_who_wait_in_it(
 ) -> None:
     go, answers = threading.Event(), []
     handlers["jobs.echo"] = lambda ctx, **data: go.wait(PATIENCE)
-    task = TaskFactory(name="jobs.echo")
+    task = make_task(name="jobs.echo")
 
     async def wait() -> None:
         answers.append(await await_for(task, PATIENCE))
@@ -268,7 +268,7 @@ def begin() -> Iterator[Callable[[Any], None]]:
 
 
 def test_a_wait_that_is_cancelled_leaves_nobody_behind() -> None:
-    task = TaskFactory()
+    task = make_task()
 
     async def begin_and_cancel() -> None:
         wait = asyncio.create_task(await_for(task, None))
@@ -285,7 +285,7 @@ def test_a_wait_that_is_cancelled_leaves_nobody_behind() -> None:
 def test_who_waits_asks_the_workers_now_and_then(
     meanwhile: Meanwhile, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task, heard = TaskFactory(), list[str]()
+    task, heard = make_task(), list[str]()
     again = lambda: clock.advance(waiting.ASK_EVERY)  # noqa: E731
     meanwhile(lambda: None, again, lambda: None, lambda: complete(task))
 
@@ -319,7 +319,7 @@ def waiter(other: Any) -> Any:
 def test_an_end_that_is_waited_for_is_told_to_other_processes_and_no_other(
     waiter: Any, worker_hears: Poller, end: str
 ) -> None:
-    one, two = (TaskFactory(name="jobs.echo", max_attempts=1) for _ in range(2))
+    one, two = (make_task(name="jobs.echo", max_attempts=1) for _ in range(2))
     notes_of(waiter)
 
     notifier.ask_for_end("default", one.lease_resource)
@@ -341,7 +341,7 @@ def test_an_end_that_is_waited_for_is_told_to_other_processes_and_no_other(
 
 
 def test_an_end_that_nobody_waits_for_costs_no_query(worker_hears: Poller) -> None:
-    task = claimed(TaskFactory(), "ann")
+    task = claimed(make_task(), "ann")
 
     with CaptureQueriesContext(connection) as queries:
         Task.objects.complete(task)

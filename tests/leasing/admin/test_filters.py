@@ -13,7 +13,7 @@ from django.urls import reverse
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.models import Lease
 from tasks.models import Task
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.fixtures import client_with
 from tests.pages import get, sent_by
 
@@ -33,7 +33,7 @@ def list_of(model: type[Model]) -> str:
 
 
 def test_a_masked_secret_is_not_found_letter_by_letter(viewer: Client) -> None:
-    TaskFactory(name="jobs.echo", data={"password": "hunter2"})
+    make_task(name="jobs.echo", data={"password": "hunter2"})
     for lookup in ("password", "password__startswith", "regex", "has_key", "contains"):
         for letter in ("h", "x"):
             response = viewer.get(TASKS, {f"task_data__{lookup}": letter})
@@ -66,7 +66,7 @@ def test_every_filter_that_a_list_offers_works(model: type[Model], admin_client:
 def test_a_foreign_key_with_limited_choices_shows_them(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TaskFactory()
+    make_task()
     limits: list[Any] = [{"priority__gte": 0}, lambda: {"attempts": 0}]
     monkeypatch.setattr(Task._meta, "related_fkey_lookups", limits)
     assert len(get(viewer, f"{TASKS}?priority__gte=0&attempts=0").rows) == 1
@@ -75,7 +75,7 @@ def test_a_foreign_key_with_limited_choices_shows_them(
 
 
 def test_a_list_is_sorted_by_what_it_offers_alone(viewer: Client) -> None:
-    TaskFactory()
+    make_task()
     for number in range(1, len(admin.site._registry[Task].list_display) + 1):
         sorted_by = [
             sql.partition(" ORDER BY ")[2] for sql in sent_by(viewer, f"{TASKS}?o={number}")

@@ -13,7 +13,7 @@ from django.urls import reverse
 import leasing
 from leasing.models import LeaseEvent, OnceKey
 from tasks.models import TaskAttempt
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 from tests.pages import get, signed_in
 
 pytestmark = pytest.mark.django_db
@@ -35,23 +35,24 @@ def once() -> OnceKey:
 
 
 def attempt() -> TaskAttempt:
-    TaskFactory(state="recovered")
+    make_task(state="recovered")
     return TaskAttempt.objects.get()
 
 
 def event() -> LeaseEvent:
-    LeaseFactory()
+    make_lease()
     return LeaseEvent.objects.get()
 
 
 def page() -> tuple[str, UUID]:
-    lease = LeaseFactory()
+    lease = make_lease()
+    assert lease.grant_id is not None
     return f"/ops/leases/{lease.pk}/", lease.grant_id
 
 
 SHOWN: dict[str, Callable[[], tuple[str, UUID]]] = {
-    "lease": lambda: change(LeaseFactory()),
-    "task": lambda: change(TaskFactory(state="running")),
+    "lease": lambda: change(make_lease()),
+    "task": lambda: change(make_task(state="running")),
     "once key": lambda: change(once()),
     "event": lambda: change(event()),
     "attempt": lambda: change(attempt()),

@@ -24,7 +24,7 @@ from leasing.models import AuditEntry, BeatEntry, EventKind, Lease, LeaseEvent, 
 from leasing.web import badges
 from leasing.web.counts import Capped
 from tasks.models import Schedule, ScheduleSlot
-from tests.factories import LeaseFactory
+from tests.factories import make_lease, make_leases
 from tests.fixtures import client_with
 from tests.leasing.support import stored
 from tests.pages import Page, assert_cheap, get, queries, sent_by, signed_in
@@ -73,7 +73,7 @@ def noted(lease: Lease) -> AuditEntry:
 
 
 def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     for row in (lease, LeaseEvent.objects.get(), once(), noted(lease), beat_entry()):
         meta = row._meta
         name = f"admin:{meta.app_label}_{meta.model_name}"
@@ -86,7 +86,7 @@ def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> 
 
 
 def test_a_lease_shows_its_state_and_leads_to_its_events_and_its_page(viewer: Client) -> None:
-    lease = LeaseFactory(resource="berth: a & b", state="expired")
+    lease = make_lease(resource="berth: a & b", state="expired")
     page = get(viewer, f"{LEASES}{lease.pk}/change/")
     assert set(page.badges) == {badges.EXPIRED.word}
     assert f"{EVENTS}?q=berth%3A+a+%26+b" in page.links
@@ -101,14 +101,14 @@ def test_a_lease_shows_its_state_and_leads_to_its_events_and_its_page(viewer: Cl
 
 
 def test_an_event_of_a_model_that_is_gone_still_shows(viewer: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     LeaseEvent(model="shop.order", key="1", resource="order 1", kind="acquired").save()
     assert "order 1" in get(viewer, EVENTS).text
     assert lease.resource in get(viewer, EVENTS).text
 
 
 def test_the_search_finds_exact_names_and_ids_only(viewer: Client) -> None:
-    one, two = LeaseFactory(resource="berth one"), LeaseFactory(resource="berth one more")
+    one, two = make_lease(resource="berth one"), make_lease(resource="berth one more")
     assert len(get(viewer, f"{LEASES}?q=berth+one").rows) == 1
     for text, lease in ((str(two.pk), two), ("berth one", one)):
         page = get(viewer, f"{LEASES}?q={text}")
@@ -120,16 +120,16 @@ def test_the_search_finds_exact_names_and_ids_only(viewer: Client) -> None:
 @pytest.mark.parametrize("state", ["active", "expired", "released", "renewed"])
 def test_leases_are_filtered_by_state(viewer: Client, state: str) -> None:
     for each in ("active", "expired", "released"):
-        LeaseFactory(resource=each, state=each)
-    LeaseFactory(resource="renewed", state="released", renewals=1)
+        make_lease(resource=each, state=each)
+    make_lease(resource="renewed", state="released", renewals=1)
     found = {row["name"] for row in get(viewer, f"{LEASES}?state={state}").rows}
     assert found == {state, *(["renewed"] if state == "released" else [])}
 
 
 def test_the_audit_leads_to_what_was_done_and_back(viewer: Client) -> None:
-    lease = LeaseFactory(resource="berth")
+    lease = make_lease(resource="berth")
     entry = noted(lease)
-    noted(LeaseFactory())
+    noted(make_lease())
     about = get(viewer, f"{LEASES}{lease.pk}/change/").link_called("Operator actions")
     found = get(viewer, about)
     (row,) = found.rows
@@ -141,7 +141,7 @@ def test_a_list_that_no_index_serves_looks_at_the_newest(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
-        noted(LeaseFactory())
+        noted(make_lease())
     monkeypatch.setattr(changelist, "REACH", 1)
     assert len(get(viewer, f"{EVENTS}?kind__exact=acquired").rows) == 1
     assert len(get(viewer, f"{LEASES}?state=active").rows) == 1
@@ -153,7 +153,7 @@ LISTS = [LEASES, f"{LEASES}?state=active", EVENTS, f"{EVENTS}?kind__exact=acquir
 
 def test_a_list_costs_the_same_however_long_it_is(viewer: Client) -> None:
     def add(number: int) -> None:
-        noted(LeaseFactory())
+        noted(make_lease())
         once(f"invoice {number}")
 
     add(0)
@@ -185,7 +185,7 @@ def test_no_list_filters_sorts_or_counts_by_what_has_no_index() -> None:
 
 
 def test_the_paginator_counts_no_further_than_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    LeaseFactory.create_batch(4)
+    make_leases(4)
     monkeypatch.setattr(changelist, "capped_count", lambda rows: Capped(10_001))
     assert CappedPaginator(Lease.objects.order_by("pk"), 50).count == 10_000
     assert CappedPaginator([1, 2, 3], 50).count == 3
@@ -195,7 +195,7 @@ def test_the_paginator_counts_no_further_than_its_cap(monkeypatch: pytest.Monkey
 
 
 def test_a_revocation_asks_first_and_states_its_consequence(operator: Client) -> None:
-    lease = LeaseFactory(resource="berth")
+    lease = make_lease(resource="berth")
     before = stored(lease)
     page = Page(act(operator, [lease]))
     assert REVOKE_LEASES.question in page.text and REVOKE_LEASES.consequence in page.text
@@ -204,7 +204,7 @@ def test_a_revocation_asks_first_and_states_its_consequence(operator: Client) ->
 
 
 def test_a_confirmed_revocation_calls_the_same_service(operator: Client) -> None:
-    held, over = LeaseFactory(), LeaseFactory(state="released")
+    held, over = make_lease(), make_lease(state="released")
     said = {"confirmed": "yes", "reason": "they hang"}
     assert Page(act(operator, [held, over], typed="2", **said)).invalid == {"typed"}
     page = Page(act(operator, [held, over], typed="2 leases", **said))
@@ -215,7 +215,7 @@ def test_a_confirmed_revocation_calls_the_same_service(operator: Client) -> None
 
 
 def test_a_revocation_without_a_reason_asks_again(operator: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     before = stored(lease)
     page = Page(act(operator, [lease], confirmed="yes", reason="", typed=lease.resource))
     assert page.invalid == {"reason"}
@@ -223,7 +223,7 @@ def test_a_revocation_without_a_reason_asks_again(operator: Client) -> None:
 
 
 def test_a_revocation_needs_its_permission(viewer: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     before = stored(lease)
     assert "revoke" not in get(viewer, LEASES).choices("action")
     said = {"confirmed": "yes", "reason": "x", "typed": lease.resource}
@@ -236,7 +236,7 @@ def test_an_action_takes_no_more_rows_than_it_says(
 ) -> None:
     monkeypatch.setattr(actions, "MAX_SELECTED", 2)
     monkeypatch.setattr(operator_actions, "MAX_SELECTED", 2)
-    leases = [LeaseFactory() for _ in range(3)]
+    leases = [make_lease() for _ in range(3)]
     page = Page(act(operator, leases[:1], select_across="1"))
     assert page.one("[data-more]").numbers == [2]
     said = page.hidden | {"reason": "x", "typed": "2 leases"}
@@ -247,9 +247,9 @@ def test_an_action_takes_no_more_rows_than_it_says(
 
 
 def test_everything_chosen_is_fixed_to_what_was_asked_about(operator: Client) -> None:
-    leases = [LeaseFactory() for _ in range(2)]
+    leases = [make_lease() for _ in range(2)]
     sent = Page(act(operator, leases[:1], select_across="1")).hidden
-    LeaseFactory()
+    make_lease()
     assert "select_across" not in sent and len(sent) == 6, "the number of fields is limited"
     said = {"reason": "x", "typed": "2 leases"}
     notice = Page(operator.post(LEASES, sent | said, follow=True)).notice
@@ -257,14 +257,14 @@ def test_everything_chosen_is_fixed_to_what_was_asked_about(operator: Client) ->
 
 
 def test_what_no_page_has_sent_is_refused(operator: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     for picked in ("", "[", "[1]", '[["x", 1]]', "{}x", '[[1, "x"]]'):
         said = {"confirmed": "yes", "picked": picked, "reason": "x", "typed": lease.resource}
         assert act(operator, [lease], **said).status_code == 403, picked
 
 
 def test_a_lease_that_another_got_meanwhile_is_left_to_them(operator: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     sent = Page(act(operator, [lease])).hidden
     Lease.objects.release(lease)
     Lease.objects.acquire(lease.resource, holder="next")
@@ -275,7 +275,7 @@ def test_a_lease_that_another_got_meanwhile_is_left_to_them(operator: Client) ->
 
 
 def test_hostile_names_are_inert(operator: Client) -> None:
-    lease = LeaseFactory(resource="<script>alert(1)</script>", holder="<b>bob</b>")
+    lease = make_lease(resource="<script>alert(1)</script>", holder="<b>bob</b>")
     pages = [get(operator, LEASES), get(operator, EVENTS), Page(act(operator, [lease]))]
     for page in pages:
         assert "<script>alert" not in page.html and "<b>bob" not in page.html
@@ -287,12 +287,12 @@ def test_the_confirmation_costs_a_fixed_number_of_queries(operator: Client) -> N
             act(operator, leases)
         return len(sent())
 
-    assert cost([LeaseFactory()]) == cost([LeaseFactory() for _ in range(10)])
+    assert cost([make_lease()]) == cost([make_lease() for _ in range(10)])
 
 
 def test_a_page_has_one_form_of_date(viewer: Client) -> None:
-    lease = LeaseFactory(state="expired")
-    LeaseFactory(state="free")
+    lease = make_lease(state="expired")
+    make_lease(state="free")
     Lease.objects.filter(pk=lease.pk).revoke(reason="host is gone", by="olga")
     for row in (lease, LeaseEvent.objects.first(), once()):
         assert row is not None

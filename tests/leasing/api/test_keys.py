@@ -15,7 +15,7 @@ from leasing.api.keys import WRONG_KEY, TermOut, lease_key_of
 from leasing.api.schemas import Term
 from leasing.models import ApiToken, Lease, LeaseEvent
 from tests.api_calls import Answer, call
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import expire, usurp
 from tests.pages import signed_in
 
@@ -71,7 +71,7 @@ def test_a_wrong_key_and_a_wrong_grant_are_told_the_same(
 ) -> None:
     unknown = by_key(client, method, path, "x")  # no such lease
     acquired(client)
-    other = LeaseFactory(resource="crane:2", state="active", holder="me")
+    other = make_lease(resource="crane:2", state="active", holder="me")
     answers = [unknown, *(by_key(client, method, path, key) for key in ("", "é", "x" * 43))]
     answers.append(by_key(client, method, path, lease_key_of(other)))
     key = lease_key_of(Lease.objects.get(resource="crane:1"))
@@ -143,7 +143,7 @@ def test_a_key_is_what_djangos_signing_makes_of_the_grant(
     settings: Settings, secret: str | bytes
 ) -> None:
     settings.SECRET_KEY = secret
-    lease = LeaseFactory(state="active")
+    lease = make_lease(state="active")
     signed = f"leasing.lease:{lease.pk}:{lease.grant_id}"
     assert lease_key_of(lease) == Signer(salt="leasing.lease_key").signature(signed)
 

@@ -11,7 +11,7 @@ from leasing.api.keys import WRONG_KEY, lease_key_of
 from leasing.models import AuditEntry, Lease, LeaseEvent
 from leasing.store import MAX_RENEWED
 from tests.api_calls import Answer, call
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 from tests.leasing.support import OtherSession, expire
 from tests.pages import signed_in
 
@@ -38,7 +38,7 @@ def term(lease: Lease) -> dict[str, Any]:
 
 
 def test_each_of_many_is_renewed_and_answered_in_its_place(client: Client) -> None:
-    leases = [LeaseFactory(state="active") for _ in range(3)]
+    leases = [make_lease(state="active") for _ in range(3)]
     leases.reverse()
     answer = renew(client, *map(term, leases))
     assert answer.status == 200
@@ -56,7 +56,7 @@ def test_each_of_many_is_renewed_and_answered_in_its_place(client: Client) -> No
 
 
 def test_one_that_is_refused_leaves_the_others(client: Client) -> None:
-    good, late, other = (LeaseFactory(state="active") for _ in range(3))
+    good, late, other = (make_lease(state="active") for _ in range(3))
     expire(late)
     answer = renew(
         client,
@@ -76,7 +76,7 @@ def test_one_that_is_refused_leaves_the_others(client: Client) -> None:
 
 
 def test_a_holder_without_a_key_is_found_by_its_name(client: Client, compatible: None) -> None:
-    mine, theirs = LeaseFactory(state="active"), LeaseFactory(state="active")
+    mine, theirs = make_lease(state="active"), make_lease(state="active")
     answer = renew(
         Client(),
         {"resource": mine.resource, "holder": mine.holder},
@@ -86,7 +86,7 @@ def test_a_holder_without_a_key_is_found_by_its_name(client: Client, compatible:
 
 
 def test_what_is_wrong_in_the_form_of_one_refuses_all(client: Client) -> None:
-    good = LeaseFactory(state="active")
+    good = make_lease(state="active")
     for wrong in ({}, {"resource": 1}, {**term(good), "ttl": 5}, None, "x"):
         answer: Any = call(client, "PUT", "/leases/renew/batch", {"leases": [term(good), wrong]})
         assert answer.status == 400
@@ -98,7 +98,7 @@ def test_what_is_wrong_in_the_form_of_one_refuses_all(client: Client) -> None:
 def test_it_takes_as_many_statements_for_many_as_for_one(
     client: Client, django_assert_max_num_queries: Any
 ) -> None:
-    leases = [LeaseFactory(state="active") for _ in range(20)]
+    leases = [make_lease(state="active") for _ in range(20)]
     with django_assert_max_num_queries(10):  # two of the session and its user
         assert renew(client, *map(term, leases)).status == 200
     assert Lease.objects.filter(renewals=1).count() == 20
@@ -108,7 +108,7 @@ def test_it_takes_as_many_statements_for_many_as_for_one(
 def test_one_that_is_locked_is_renewed_when_its_lock_is_free(
     client: Client, other_session: OtherSession, on_postgresql: None
 ) -> None:
-    free, locked = LeaseFactory(state="active"), LeaseFactory(state="active")
+    free, locked = make_lease(state="active"), make_lease(state="active")
     other_session.lock(locked)
     release = OtherSession()
     try:
@@ -167,7 +167,7 @@ def test_the_events_of_a_lease_are_listed_newest_first(client: Client) -> None:
 
 
 def test_a_task_has_no_events(client: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     assert call(client, "GET", f"/leases/task:{task.pk}/events").body == {"events": []}
     assert call(client, "GET", "/leases/task:99/events").status == 404
 
@@ -196,13 +196,13 @@ def test_an_operator_takes_a_lease_away_and_the_audit_says_why(client: Client) -
 
 @pytest.mark.parametrize("reason", ["", None, 1, "x" * 501])
 def test_a_revocation_has_a_reason(client: Client, reason: Any) -> None:
-    lease = LeaseFactory(state="active")
+    lease = make_lease(state="active")
     assert call(client, "PUT", f"/leases/{lease.pk}/revoke", {"reason": reason}).status == 400
     assert Lease.objects.active().exists()
 
 
 def test_a_task_is_taken_away_by_the_id_of_its_lease(client: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     path = f"/leases/task:{task.pk}/revoke"
     assert call(client, "PUT", path, {"reason": "it hangs"}).status == 200
     task.refresh_from_db()
@@ -211,13 +211,13 @@ def test_a_task_is_taken_away_by_the_id_of_its_lease(client: Client) -> None:
 
 
 def test_who_may_change_leases_may_not_revoke_them() -> None:
-    lease = LeaseFactory(state="active")
+    lease = make_lease(state="active")
     path = f"/leases/{lease.pk}/revoke"
     assert call(signed_in("leasing.change_lease"), "PUT", path, {"reason": "x"}).status == 403
 
 
 def test_a_lease_by_its_name_has_its_state(client: Client) -> None:
     for state in ("active", "expired", "released"):
-        lease = LeaseFactory(state=state)
+        lease = make_lease(state=state)
         shown = call(client, "GET", f"/leases/named?resource={lease.resource}")
         assert (shown.status, shown.body["state"]) == (200, state)

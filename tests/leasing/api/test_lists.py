@@ -11,7 +11,7 @@ from leasing.api import lists
 from leasing.models import Lease
 from leasing.web.cursors import Cursor
 from tests.api_calls import call
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_leases, make_task
 from tests.leasing.conftest import DatabaseClock
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
@@ -34,10 +34,10 @@ def pages(client: Client, path: str, limit: int, cursor: str = "") -> list[list[
 
 def everything() -> None:
     for state in ("free", "active", "expired", "released", "active"):
-        LeaseFactory(state=state)
+        make_lease(state=state)
     for state in ("running", "succeeded", "running", "running", "recovered", "running"):
-        TaskFactory(state=state)
-    TaskFactory()
+        make_task(state=state)
+    make_task()
     Lease.objects.renew(Lease.objects.active()[0])
 
 
@@ -58,8 +58,8 @@ def test_rows_that_come_meanwhile_repeat_no_row_and_hide_none(client: Client) ->
     everything()
     (whole,) = pages(client, "/leases", 100)
     first = call(client, "GET", "/leases?limit=3").body
-    LeaseFactory(state="active")
-    TaskFactory(state="running")
+    make_lease(state="active")
+    make_task(state="running")
     rest = [each for page in pages(client, "/leases", 3, first["next"]) for each in page]
     assert [each for each in rest if each in whole] == whole[3:]
 
@@ -67,8 +67,8 @@ def test_rows_that_come_meanwhile_repeat_no_row_and_hide_none(client: Client) ->
 def test_a_search_looks_through_some_rows_a_page(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = LeaseFactory(state="active")
-    LeaseFactory.create_batch(5, state="released")
+    held = make_lease(state="active")
+    make_leases(5, state="released")
     monkeypatch.setattr(lists, "REACH", 2)
     found = pages(client, "/leases/active", 100)
     assert [page for page in found if page] == [[held.pk]]
@@ -104,7 +104,7 @@ def test_a_limit_is_written_in_digits(client: Client, limit: str) -> None:
 
 
 def test_a_client_that_has_seen_the_list_gets_no_second_copy(client: Client) -> None:
-    LeaseFactory(state="active")
+    make_lease(state="active")
     tag = call(client, "GET", "/leases").headers["ETag"]
     for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
         seen = client.get("/api/leases", headers={"If-None-Match": known})

@@ -17,7 +17,7 @@ from leasing.models import Leasable, Lease, LeaseEvent, leasable_models
 from leasing.querysets.lease import LeaseQuerySet
 from tasks.models import Task
 from tests.api_calls import call
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import expire, usurp
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
@@ -44,8 +44,8 @@ CAMEL = {"createdAt", "renewedAt", "releasedAt", "expiresAt", "fencingToken"}
 def lease_that_is(state: str) -> Lease:
     """crane:1, as the holder "me" meets it."""
     if state == "another's":
-        return LeaseFactory(resource="crane:1", holder="you")
-    return LeaseFactory(resource="crane:1", holder="me", state=state)
+        return make_lease(resource="crane:1", holder="you")
+    return make_lease(resource="crane:1", holder="me", state=state)
 
 
 def granted_ago(row: Leasable, seconds: float) -> None:
@@ -182,7 +182,7 @@ def test_a_release_by_id_says_so_and_frees_the_resource(client: Client) -> None:
 
 def test_an_id_and_a_resource_that_do_not_belong_together_release_nothing(client: Client) -> None:
     lease_that_is("active")
-    other = LeaseFactory(holder="me")
+    other = make_lease(holder="me")
     assert call(client, "DELETE", f"/leases/{other.pk}", TERM).status == 404
     assert Lease.objects.active().count() == 2
 
@@ -221,16 +221,16 @@ def test_a_verb_acts_with_the_grant_that_it_found(
 def test_each_list_shows_the_leases_in_its_state(
     client: Client, path: str, expected: list[str]
 ) -> None:
-    LeaseFactory(resource="active")
-    LeaseFactory(resource="renewed", renewals=1)
-    LeaseFactory(resource="expired", state="expired")
-    LeaseFactory(resource="released", state="released")
+    make_lease(resource="active")
+    make_lease(resource="renewed", renewals=1)
+    make_lease(resource="expired", state="expired")
+    make_lease(resource="released", state="released")
     shown = call(client, "GET", f"/leases{path}").body["leases"]
     assert sorted(lease["resource"] for lease in shown) == sorted(expected)
 
 
 def test_a_lease_that_nobody_ever_had_does_not_expire(client: Client) -> None:
-    lease = LeaseFactory(state="free")
+    lease = make_lease(state="free")
     shown = call(client, "GET", f"/leases/{lease.pk}").body
     assert shown["expires_at"] is None
     assert TIME.fullmatch(shown["created_at"])
@@ -243,7 +243,7 @@ def test_leases_of_tasks_stand_between_the_named_ones_by_age(client: Client) -> 
     waiting, *claimed = sorted((t.pk for t in Task.objects.all()), reverse=True)
     tasks = Task.objects.claim("worker", limit=2)
     assert sorted(task.pk for task in tasks) == sorted(claimed)
-    named = [LeaseFactory(), LeaseFactory()]
+    named = [make_lease(), make_lease()]
     rows: list[Leasable] = [named[1], tasks[0], named[0], tasks[1]]
     for age, row in enumerate(rows):
         granted_ago(row, age * 10)

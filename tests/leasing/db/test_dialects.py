@@ -20,13 +20,13 @@ from leasing.db.dialects import (
     use_private_connection,
 )
 from leasing.models import Lease
-from tests.factories import LeaseFactory
+from tests.factories import make_leases
 from tests.leasing.support import OtherSession
 
 
 @pytest.mark.django_db
 def test_locking_reads_the_same_rows_on_every_database() -> None:
-    leases = LeaseFactory.create_batch(3)
+    leases = make_leases(3)
 
     with transaction.atomic():
         assert set(lock(Lease.objects.all())) == set(leases)

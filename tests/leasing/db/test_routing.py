@@ -21,7 +21,7 @@ from leasing.models import Lease, LeaseEvent
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.testing import assert_free, assert_held
 from tests import databases
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import events
 from tests.press.models import Report
 from tests.shop.models import Order
@@ -203,10 +203,10 @@ def test_a_row_is_not_leased_in_a_database_that_is_not_its_own(order: Order) -> 
 
 @with_shard
 def test_rows_that_are_released_together_are_of_one_database(order: Order) -> None:
-    near: Lease = LeaseFactory()
+    near = make_lease()
     far = Lease.objects.using("shard").acquire("crane:1")
     while far.pk == near.pk:
-        near = LeaseFactory()
+        near = make_lease()
     with pytest.raises(ValueError, match="read from the database 'shard'"):
         Lease.objects.release_many([near, far])
     assert Lease.objects.get(pk=near.pk).released_at is None
@@ -392,7 +392,7 @@ def test_our_router_sends_our_models_where_the_setting_says_and_no_others() -> N
 
 def test_our_router_keeps_a_row_where_it_was_read() -> None:
     with routed("leasing.routers.LeasingRouter"):
-        lease = LeaseFactory()
+        lease = make_lease()
         lease._state.db = "shard"
         assert router.db_for_write(Lease, instance=lease) == "shard"
 

@@ -14,7 +14,7 @@ from leasing.diagnosis.lease import Explanation, explain
 from leasing.functions import after, database_now
 from leasing.humanize import stamp
 from leasing.models import EventKind, Lease, LeaseEvent, OnceKey
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import expire
 
 pytestmark = pytest.mark.django_db
@@ -27,7 +27,7 @@ def explained(lease: Lease) -> Explanation:
 
 
 def late() -> Lease:
-    lease: Lease = LeaseFactory(holder="ann", renewals=1)
+    lease = make_lease(holder="ann", renewals=1)
     Lease.objects.filter(pk=lease.pk).update(expires_at=after(timedelta(seconds=10)))
     return lease
 
@@ -41,7 +41,7 @@ def flapping() -> Lease:
 
 
 def clock_skew() -> Lease:
-    lease: Lease = LeaseFactory(holder="ann")
+    lease = make_lease(holder="ann")
     ahead = timedelta(minutes=5)
     Lease.objects.filter(pk=lease.pk).update(
         acquired_at=F("acquired_at") + ahead, expires_at=F("expires_at") + ahead
@@ -50,10 +50,10 @@ def clock_skew() -> Lease:
 
 
 SITUATIONS: dict[str, Callable[[], Lease]] = {
-    "free": lambda: LeaseFactory(state="free"),
-    "released": lambda: LeaseFactory(state="released"),
-    "running_ok": LeaseFactory,
-    "expired_unclaimed": lambda: LeaseFactory(state="expired"),
+    "free": lambda: make_lease(state="free"),
+    "released": lambda: make_lease(state="released"),
+    "running_ok": make_lease,
+    "expired_unclaimed": lambda: make_lease(state="expired"),
     "late": late,
     "flapping": flapping,
     "clock_skew": clock_skew,
@@ -101,7 +101,7 @@ def test_a_kept_result_says_until_when_and_what_the_next_call_does() -> None:
 
 
 def test_who_took_it_is_told_by_the_events() -> None:
-    lease: Lease = LeaseFactory(holder="ann", state="revoked")
+    lease = make_lease(holder="ann", state="revoked")
 
     answer = explained(lease)
     assert answer.code == "released"

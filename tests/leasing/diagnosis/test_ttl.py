@@ -28,7 +28,7 @@ from leasing.diagnosis.ttl import (
 )
 from leasing.hold.trust import longest_pause, margin
 from leasing.models import EventKind, Lease, LeaseEvent
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 
@@ -125,7 +125,7 @@ def test_too_few_samples_are_refused_with_their_number() -> None:
 
 @pytest.mark.django_db
 def test_the_terms_of_a_lease_are_those_that_it_released() -> None:
-    lease, other = LeaseFactory(), LeaseFactory()
+    lease, other = make_lease(), make_lease()
     terms_of(lease, [5.0, 7.0])
     terms_of(lease, [60.0], EventKind.TAKEN_OVER)  # the next grant, of another holder
     terms_of(lease, [90.0], EventKind.REVOKED)
@@ -140,7 +140,7 @@ def test_the_terms_of_a_lease_are_those_that_it_released() -> None:
 
 @pytest.mark.django_db
 def test_leases_of_rows_with_the_same_name_are_others() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     terms_of(lease, [5.0])
     event = LeaseEvent.of(lease, EventKind.RELEASED)
     grant = uuid.uuid4()
@@ -154,12 +154,12 @@ def test_leases_of_rows_with_the_same_name_are_others() -> None:
 
 @pytest.mark.django_db
 def test_heartbeats_are_those_of_leases_that_were_renewed() -> None:
-    held = LeaseFactory(renewals=2)
-    released = LeaseFactory(renewals=1, state="released")
-    expired = LeaseFactory(renewals=1, state="expired")
-    LeaseFactory()
+    held = make_lease(renewals=2)
+    released = make_lease(renewals=1, state="released")
+    expired = make_lease(renewals=1, state="expired")
+    make_lease()
 
-    rows = {row[0]: row for row in Lease.objects.heartbeats(NEWEST)}
+    rows: dict[Any, Any] = {row[0]: row for row in Lease.objects.heartbeats(NEWEST)}
 
     assert len(rows) == 3
     assert rows[held.acquired_at][2] == 2
@@ -171,7 +171,7 @@ def test_heartbeats_are_those_of_leases_that_were_renewed() -> None:
 
 @pytest.mark.django_db
 def test_the_history_is_two_statements_with_a_limit() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
 
     with CaptureQueriesContext(
         connection,
@@ -183,7 +183,7 @@ def test_the_history_is_two_statements_with_a_limit() -> None:
 
 @pytest.mark.django_db
 def test_the_command_prints_a_ttl_and_what_it_is_made_of() -> None:
-    lease = LeaseFactory(resource="stock")
+    lease = make_lease(resource="stock")
     terms_of(lease, [4.0] * 99 + [8.0])
 
     printed = ran("stock")
@@ -201,7 +201,7 @@ def test_the_command_prints_a_ttl_and_what_it_is_made_of() -> None:
 
 @pytest.mark.django_db
 def test_the_command_says_if_no_lease_could_have_the_ttl(settings: Any) -> None:
-    terms_of(LeaseFactory(resource="stock"), [1_234_567.0] * 100)
+    terms_of(make_lease(resource="stock"), [1_234_567.0] * 100)
     suggested = "a ttl of 1234568 s is suggested"
     settings.LEASING = {**settings.LEASING, "MARGIN": 0.1}
 
@@ -215,7 +215,7 @@ def test_the_command_says_if_no_lease_could_have_the_ttl(settings: Any) -> None:
 
 @pytest.mark.django_db
 def test_the_command_refuses_what_has_too_few_samples_or_does_not_exist() -> None:
-    LeaseFactory(resource="stock")
+    make_lease(resource="stock")
 
     with pytest.raises(CommandError, match="Not enough data on stock .* 0 terms that"):
         ran("stock")

@@ -10,7 +10,7 @@ from django.core.management import ManagementUtility, call_command, load_command
 from django.core.management.base import BaseCommand
 
 from leasing.management.subcommands import SubcommandsCommand
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 
 COMMANDS = {"leases": "leasing", "tasks": "tasks", "queues": "tasks", "workers": "tasks"}
 COMMANDS["schedules"] = "tasks"
@@ -41,7 +41,7 @@ def test_django_s_options_may_stand_on_both_sides(command: tuple[str, Any]) -> N
 def test_a_command_is_called_with_django_s_options_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
     call_command("leases", "list", "--json", "--settings", "tests.settings", "--verbosity", "0")
     assert [row["resource"] for row in json.loads(capsys.readouterr().out)] == ["crane:1"]
 

@@ -28,7 +28,7 @@ from leasing.models import Lease
 from leasing.runtime import probes
 from leasing.store import Renewals, Why, why_of
 from leasing.stores.rows import grant_of, row_store
-from tests.factories import LeaseFactory
+from tests.factories import grant_id_of, make_lease
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, FakeStore, enter, expire, usurp
 from tests.metrics import Value, check_names, scrape
@@ -70,7 +70,7 @@ def test_leases_are_counted_by_what_came_of_asking_for_them(
 
 @pytest.mark.django_db
 def test_who_waits_in_vain_is_counted_with_the_time_he_waited(value: Value) -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
 
     with pytest.raises(LeaseTimeout):
         Lease.objects.acquire("crane:1", holder="bob", wait=0.1)
@@ -158,17 +158,17 @@ def test_the_clock_offset_is_how_far_this_host_is_ahead(
     ids=["taken", "expired", "ended", "gone"],
 )
 def test_the_reason_of_a_loss_has_a_kind(happens: Callable[[Lease], object], why: Why) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     happens(lease)
 
-    answer = Lease.objects.all().renew_many({lease.pk: lease.grant_id})
+    answer = Lease.objects.all().renew_many({lease.pk: grant_id_of(lease)})
 
     assert why_of(answer.lost[lease.pk]) == why
 
 
 @pytest.mark.django_db
 def test_losses_are_counted_by_their_kind_and_never_by_their_words(value: Value) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     overdue = HeldGrant(row_store(Lease, "default"), grant_of(lease)).overdue_reason
     for reason in (overdue, "the harbour burns"):
         signals.send(signals.lost, lease, reason=reason)
@@ -179,7 +179,7 @@ def test_losses_are_counted_by_their_kind_and_never_by_their_words(value: Value)
 
 @pytest.mark.django_db
 def test_late_writes_are_counted_by_verb_among_those_that_are_known(value: Value) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     usurp(lease)
     with pytest.raises(LeaseLost):
         Lease.objects.renew(lease)
@@ -192,7 +192,7 @@ def test_late_writes_are_counted_by_verb_among_those_that_are_known(value: Value
 
 @pytest.mark.django_db
 def test_what_operators_do_is_counted(value: Value) -> None:
-    LeaseFactory()
+    make_lease()
     Lease.objects.revoke("enough", "root")
 
     assert value("leasing_revocations_total", model=LEASE) == 1

@@ -19,7 +19,7 @@ from leasing.querysets import granting
 from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import events, expire, just_before_the_update, stored, usurp
 from tests.shop.models import Order
@@ -56,7 +56,7 @@ def test_what_acquire_returns_is_what_the_database_has() -> None:
 
 
 def test_a_held_lease_is_refused_and_the_error_names_holder_and_expiry() -> None:
-    held = LeaseFactory(resource="crane:1", holder="ann")
+    held = make_lease(resource="crane:1", holder="ann")
 
     with pytest.raises(LeaseHeld) as refusal:
         Lease.objects.acquire("crane:1", holder="bob")
@@ -68,7 +68,7 @@ def test_a_held_lease_is_refused_and_the_error_names_holder_and_expiry() -> None
 
 
 def test_the_same_holder_cannot_acquire_twice() -> None:
-    before = stored(LeaseFactory(resource="crane:1", holder="ann"))
+    before = stored(make_lease(resource="crane:1", holder="ann"))
 
     with pytest.raises(LeaseHeld, match="held by ann"):
         Lease.objects.acquire("crane:1", holder="ann")
@@ -77,13 +77,13 @@ def test_the_same_holder_cannot_acquire_twice() -> None:
 
 
 def test_another_resource_is_another_lease() -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
 
     assert Lease.objects.acquire("crane:2").grants == 1
 
 
 def test_names_are_compared_case_sensitively() -> None:
-    LeaseFactory(resource="crane:a")
+    make_lease(resource="crane:a")
 
     assert Lease.objects.acquire("crane:A").grants == 1
 
@@ -91,7 +91,7 @@ def test_names_are_compared_case_sensitively() -> None:
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("state", ["expired", "released", "revoked"])
 def test_what_is_over_can_be_acquired_by_the_next(state: str) -> None:
-    first = LeaseFactory(resource="crane:1", holder="ann", renewals=2, state=state)
+    first = make_lease(resource="crane:1", holder="ann", renewals=2, state=state)
 
     second = Lease.objects.acquire("crane:1", holder="bob", ttl=5)
 
@@ -106,7 +106,7 @@ def test_what_is_over_can_be_acquired_by_the_next(state: str) -> None:
 
 @pytest.mark.usefixtures("form")
 def test_taking_over_an_expired_lease_is_recorded_with_its_previous_holder() -> None:
-    LeaseFactory(resource="crane:1", holder="ann", state="expired")
+    make_lease(resource="crane:1", holder="ann", state="expired")
 
     lease = Lease.objects.acquire("crane:1", holder="bob")
 
@@ -120,7 +120,7 @@ def test_taking_over_an_expired_lease_is_recorded_with_its_previous_holder() -> 
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("state", ["released", "revoked"])
 def test_acquiring_what_was_given_back_is_no_takeover(state: str) -> None:
-    LeaseFactory(resource="crane:1", state=state)
+    make_lease(resource="crane:1", state=state)
 
     Lease.objects.acquire("crane:1")
 
@@ -129,7 +129,7 @@ def test_acquiring_what_was_given_back_is_no_takeover(state: str) -> None:
 
 @pytest.mark.usefixtures("form")
 def test_a_free_row_is_acquired_without_a_second_row() -> None:
-    free = LeaseFactory(resource="crane:1", state="free")
+    free = make_lease(resource="crane:1", state="free")
 
     assert Lease.objects.acquire("crane:1").pk == free.pk
     assert events("crane:1") == ["acquired"]
@@ -137,7 +137,7 @@ def test_a_free_row_is_acquired_without_a_second_row() -> None:
 
 @pytest.mark.usefixtures("form")
 def test_a_request_that_is_repeated_finds_the_grant_that_it_holds() -> None:
-    LeaseFactory(resource="crane:1", state="free")
+    make_lease(resource="crane:1", state="free")
     request = uuid.uuid4()
 
     first, again = acquire_by(request), acquire_by(request)
@@ -172,7 +172,7 @@ def test_a_request_is_granted_what_another_request_has_released() -> None:
 
 
 def test_acquiring_touches_no_other_free_row() -> None:
-    other = LeaseFactory(state="free")
+    other = make_lease(state="free")
 
     Lease.objects.acquire("crane:x")
 
@@ -182,7 +182,7 @@ def test_acquiring_touches_no_other_free_row() -> None:
 @pytest.mark.usefixtures("portable")
 def test_only_the_row_that_can_be_acquired_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A held row is not locked: its renewal would be skipped for it."""
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
     locked: list[int] = []
 
     def lock(rows: Any, **how: Any) -> Any:
@@ -225,7 +225,7 @@ def test_a_ttl_out_of_bounds_is_refused(ttl: float | timedelta) -> None:
 def test_a_lease_is_held_until_its_expiry_and_free_from_it_on(
     database_clock: DatabaseClock,
 ) -> None:
-    first = LeaseFactory(resource="crane:1", holder="ann", ttl=30)
+    first = make_lease(resource="crane:1", holder="ann", ttl=30)
 
     database_clock.advance(30 - 0.000001)
     with pytest.raises(LeaseHeld):
@@ -241,7 +241,7 @@ def test_a_lease_is_held_until_its_expiry_and_free_from_it_on(
 
 @pytest.mark.usefixtures("form")
 def test_whoever_takes_the_row_between_our_look_and_our_update_keeps_it() -> None:
-    lease = LeaseFactory(resource="crane:1", state="free")
+    lease = make_lease(resource="crane:1", state="free")
 
     with (
         just_before_the_update(lambda: usurp(lease)),
@@ -257,7 +257,7 @@ def test_whoever_takes_the_row_between_our_look_and_our_update_keeps_it() -> Non
 def test_a_row_that_someone_else_is_about_to_take_is_refused_after_three_tries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    LeaseFactory(resource="crane:1", state="free")
+    make_lease(resource="crane:1", state="free")
     tries = []
 
     def lock(rows: Any, **how: Any) -> Any:
@@ -275,7 +275,7 @@ def test_a_row_that_someone_else_is_about_to_take_is_refused_after_three_tries(
 def test_a_row_deleted_at_the_wrong_moment_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    LeaseFactory(resource="crane:1", state="expired")
+    make_lease(resource="crane:1", state="expired")
     lock = lock_rows
 
     def lock_once_deleted(rows: Any, **how: Any) -> Any:
@@ -295,7 +295,7 @@ def test_a_row_deleted_at_the_wrong_moment_is_made_again(
 def test_acquiring_a_row_that_exists_takes_four_statements_in_one_transaction(
     django_assert_max_num_queries: Any,
 ) -> None:
-    LeaseFactory(resource="crane:1", state="free")
+    make_lease(resource="crane:1", state="free")
 
     with django_assert_max_num_queries(6) as captured:
         Lease.objects.acquire("crane:1")
@@ -314,7 +314,7 @@ def test_acquiring_a_row_that_exists_takes_four_statements_in_one_transaction(
 def test_on_postgresql_acquiring_and_releasing_take_a_statement_each(
     django_assert_num_queries: Any,
 ) -> None:
-    LeaseFactory(resource="crane:1", state="free")
+    make_lease(resource="crane:1", state="free")
 
     with django_assert_num_queries(1):
         lease = Lease.objects.acquire("crane:1")
@@ -329,8 +329,8 @@ def test_on_postgresql_a_request_is_granted_by_the_same_statement(
     django_assert_num_queries: Any,
 ) -> None:
     """Its id changes the text, but not with each request: that would be compiled each time."""
-    LeaseFactory(resource="crane:1", state="free")
-    LeaseFactory(resource="crane:2", state="free")
+    make_lease(resource="crane:1", state="free")
+    make_lease(resource="crane:2", state="free")
 
     with django_assert_num_queries(2) as captured:
         acquire_by(uuid.uuid4())
@@ -361,7 +361,7 @@ def test_trust_counts_from_before_the_statement_that_grants(
 ) -> None:
     """Or it would outlast the database's term by the time that the answer took."""
     for name in ("crane:1", "crane:2"):
-        LeaseFactory(resource=name, state=LeaseState.RELEASED)
+        make_lease(resource=name, state=LeaseState.RELEASED)
     Order.objects.create(article="anchor")
     sent: list[float] = []
 

@@ -22,7 +22,7 @@ from leasing.models import Lease, LeaseEvent
 from leasing.querysets.granting import TRIES
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.testing.keeper import ManualKeeper
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.conftest import Sent
 from tests.leasing.support import PATIENCE, OtherSession, events, usurp
 
@@ -83,8 +83,8 @@ def test_none_at_all_is_easy() -> None:
 
 
 def test_known_and_unknown_ones_go_together() -> None:
-    LeaseFactory(resource="b", state="released")
-    LeaseFactory(resource="d", state="expired")
+    make_lease(resource="b", state="released")
+    make_lease(resource="d", state="expired")
 
     leases = Lease.objects.acquire_many(name for name in "abcd")
 
@@ -108,8 +108,8 @@ def test_each_is_granted_with_the_terms_that_were_asked_for(clocks: ManualKeeper
 
 @pytest.mark.usefixtures("form")
 def test_all_are_granted_by_one_statement_in_the_order_of_their_names() -> None:
-    LeaseFactory(resource="b", state="free")
-    LeaseFactory(resource="a", state="free")
+    make_lease(resource="b", state="free")
+    make_lease(resource="a", state="free")
     statements: list[str] = []
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -146,8 +146,8 @@ def test_each_stands_as_it_is_stored(clocks: ManualKeeper) -> None:
 
 
 def test_one_that_is_held_leaves_all_as_they_were(sent: Sent) -> None:
-    held = LeaseFactory(resource="b", holder="ann")
-    LeaseFactory(resource="a", state="released")
+    held = make_lease(resource="b", holder="ann")
+    make_lease(resource="a", state="released")
     before = list(Lease.objects.order_by("id").values())
     noted = LeaseEvent.objects.count()
     sent.clear()
@@ -161,7 +161,7 @@ def test_one_that_is_held_leaves_all_as_they_were(sent: Sent) -> None:
 
 
 def test_new_names_beside_a_held_one_stay_free() -> None:
-    LeaseFactory(resource="b", holder="ann")
+    make_lease(resource="b", holder="ann")
 
     with pytest.raises(LeaseHeld, match="held by ann"):
         Lease.objects.acquire_many(["a", "b", "c"])
@@ -196,8 +196,8 @@ def test_who_may_preempt_asks_the_holder_to_yield(clocks: ManualKeeper) -> None:
 def test_what_somebody_else_is_about_to_take_is_tried_three_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    LeaseFactory(resource="a", state="free")
-    LeaseFactory(resource="b", state="free")
+    make_lease(resource="a", state="free")
+    make_lease(resource="b", state="free")
     tries = []
     real = LeaseQuerySet._grant_locked
 
@@ -216,8 +216,8 @@ def test_what_somebody_else_is_about_to_take_is_tried_three_times(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_locked_one_is_not_waited_for(other_session: OtherSession) -> None:
-    LeaseFactory(resource="a", state="free")
-    other_session.lock(LeaseFactory(resource="b", state="free"))
+    make_lease(resource="a", state="free")
+    other_session.lock(make_lease(resource="b", state="free"))
 
     with pytest.raises(LeaseHeld, match="being acquired by someone else"):
         Lease.objects.acquire_many(["a", "b"])

@@ -23,7 +23,7 @@ from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
 from leasing.querysets import granting, holder, states
-from tests.factories import LeaseFactory
+from tests.factories import make_lease, make_leases
 from tests.leasing.support import (
     expire,
     grants,
@@ -64,7 +64,7 @@ def renew_many(lease: Lease) -> None:
 def test_a_holders_update_is_refused_by_each_condition_alone(
     verb: Callable[[Lease], None], meanwhile: Callable[[Lease], object], reason: str
 ) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     key = lease.pk
     left: list[Any] = []
 
@@ -82,7 +82,7 @@ def test_a_holders_update_is_refused_by_each_condition_alone(
 @pytest.mark.parametrize("verb", [renew, release])
 def test_a_holders_update_is_of_one_row(verb: Callable[[Lease], None]) -> None:
     """A copy of the row has its grant too; the key tells them apart."""
-    lease, twin = LeaseFactory.create_batch(2)
+    lease, twin = make_leases(2)
     Lease.objects.filter(pk=twin.pk).update(grant_id=lease.grant_id)
     before = stored(twin)
 
@@ -93,7 +93,7 @@ def test_a_holders_update_is_of_one_row(verb: Callable[[Lease], None]) -> None:
 
 @pytest.mark.usefixtures("form")
 def test_a_renewal_of_many_is_of_the_rows_with_the_keys() -> None:
-    lease, twin = LeaseFactory.create_batch(2)
+    lease, twin = make_leases(2)
     Lease.objects.filter(pk=twin.pk).update(grant_id=lease.grant_id)
     before = stored(twin)
 
@@ -108,7 +108,7 @@ def test_a_renewal_of_many_is_of_the_rows_that_it_locked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To update a row that someone else has locked would be to wait for it."""
-    fine, busy = LeaseFactory.create_batch(2)
+    fine, busy = make_leases(2)
     before = stored(busy)
     monkeypatch.setattr(holder, "lock", lambda rows, **how: rows.exclude(pk=busy.pk))
 
@@ -121,7 +121,7 @@ def test_a_renewal_of_many_is_of_the_rows_that_it_locked(
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("state", ["free", "expired", "released"])
 def test_an_acquisition_is_refused_when_the_row_is_no_longer_available(state: str) -> None:
-    lease = LeaseFactory(resource="crane:1", state=state)
+    lease = make_lease(resource="crane:1", state=state)
 
     with (
         just_before_the_update(lambda: usurp(lease)),
@@ -134,7 +134,7 @@ def test_an_acquisition_is_refused_when_the_row_is_no_longer_available(state: st
 
 @pytest.mark.usefixtures("form")
 def test_an_acquisition_is_of_one_row() -> None:
-    others = [LeaseFactory(state=state) for state in ("free", "expired", "released")]
+    others = [make_lease(state=state) for state in ("free", "expired", "released")]
     before = [stored(lease) for lease in others]
 
     Lease.objects.acquire("crane:1")
@@ -144,7 +144,7 @@ def test_an_acquisition_is_of_one_row() -> None:
 
 @pytest.mark.usefixtures("form")
 def test_a_revocation_is_refused_when_the_row_was_released() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
 
     with just_before_the_update(lambda: Lease.objects.release(lease)):
         assert Lease.objects.revoke() == 0
@@ -153,7 +153,7 @@ def test_a_revocation_is_refused_when_the_row_was_released() -> None:
 
 
 def test_a_revocation_is_refused_when_the_row_was_never_granted() -> None:
-    lease = LeaseFactory(state="free")
+    lease = make_lease(state="free")
 
     assert Lease.objects.revoke() == 0
 
@@ -161,7 +161,7 @@ def test_a_revocation_is_refused_when_the_row_was_never_granted() -> None:
 
 
 def test_a_revocation_is_of_the_rows_that_were_asked_for() -> None:
-    mine, other = LeaseFactory.create_batch(2)
+    mine, other = make_leases(2)
 
     assert Lease.objects.filter(pk=mine.pk).revoke() == 1
 
@@ -183,7 +183,7 @@ def test_a_row_is_locked_before_it_is_judged(
     verb: Callable[[Lease], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement that judges and then waits for the lock has judged by a time that is over."""
-    lease = LeaseFactory()
+    lease = make_lease()
     steps: list[str] = []
 
     def lock(rows: Any, **how: Any) -> Any:

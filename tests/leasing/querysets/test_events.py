@@ -6,14 +6,14 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from leasing.models import EventKind, Lease, LeaseEvent
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import events, expire
 
 pytestmark = pytest.mark.django_db
 
 
 def test_the_ledger_tells_the_life_of_a_lease_in_order() -> None:
-    first = LeaseFactory(resource="crane:1", holder="ann", renewals=3)
+    first = make_lease(resource="crane:1", holder="ann", renewals=3)
     expire(first)
     second = Lease.objects.acquire("crane:1", holder="bob")
     with pytest.raises(LeaseLost):
@@ -42,7 +42,7 @@ def test_the_ledger_tells_the_life_of_a_lease_in_order() -> None:
 
 
 def test_an_event_is_never_changed() -> None:
-    LeaseFactory()
+    make_lease()
     event = LeaseEvent.objects.get()
     event.reason = "something else"
 
@@ -53,7 +53,7 @@ def test_an_event_is_never_changed() -> None:
 
 
 def test_an_event_outlives_its_row() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     key = str(lease.pk)
     Lease.objects.all().delete()
 
@@ -68,20 +68,21 @@ def test_an_event_shows_its_resource_and_kind() -> None:
 
 
 def test_the_newest_event_comes_first() -> None:
-    LeaseFactory(resource="crane:1", state="released")
+    make_lease(resource="crane:1", state="released")
 
     assert [event.kind for event in LeaseEvent.objects.all()] == ["released", "acquired"]
 
 
 def test_each_event_carries_the_token_of_its_term() -> None:
-    lease = LeaseFactory(resource="crane:1", state="released")
+    lease = make_lease(resource="crane:1", state="released")
 
     tokens = set(LeaseEvent.objects.values_list("fencing_token", "grant_id"))
     assert tokens == {(lease.fencing_token, lease.grant_id)}
 
 
 def test_the_time_of_an_event_is_the_databases() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     event = LeaseEvent.objects.get()
 
+    assert lease.acquired_at is not None
     assert abs((event.at - lease.acquired_at).total_seconds()) < 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leasing.models import Lease
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
 
@@ -25,7 +25,7 @@ def test_tokens_rise_with_every_grant_also_while_the_clock_stands(
 
 
 def test_tokens_rise_although_the_clock_is_set_back(database_clock: DatabaseClock) -> None:
-    first = LeaseFactory(resource="crane:1", state="released")
+    first = make_lease(resource="crane:1", state="released")
     expire(first)
 
     database_clock.advance(-3600)
@@ -45,7 +45,7 @@ def test_the_first_token_is_the_clock_in_microseconds(database_clock: DatabaseCl
 def test_tokens_rise_across_pruning_and_making_the_row_anew(
     database_clock: DatabaseClock,
 ) -> None:
-    first = LeaseFactory(resource="crane:1", state="revoked")
+    first = make_lease(resource="crane:1", state="revoked")
     Lease.objects.all().delete()
 
     database_clock.advance(1)

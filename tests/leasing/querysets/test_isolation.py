@@ -13,7 +13,7 @@ from leasing.db.dialects import lock
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
 from leasing.models import Leasable, Lease
-from tests.factories import LeaseFactory
+from tests.factories import make_lease, make_leases
 from tests.leasing.locks import someone_waits
 from tests.leasing.support import OtherSession, events, expire, grants, stored, usurp
 from tests.processes import wait_for
@@ -48,8 +48,8 @@ def an_order() -> Order:
 
 #: What holds a row, and the verb by which it is kept or ended.
 HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "renew": (LeaseFactory, Lease.objects.renew),
-    "release": (LeaseFactory, Lease.objects.release),
+    "renew": (make_lease, Lease.objects.renew),
+    "release": (make_lease, Lease.objects.release),
     "release of a row that nobody waits for": (an_order, Order.objects.release),
 }
 
@@ -78,7 +78,7 @@ def test_a_verb_that_waited_past_the_deadline_is_refused(
 def test_a_renewal_that_waited_behind_a_takeover_is_refused(
     other_session: OtherSession, third_session: OtherSession
 ) -> None:
-    lease = LeaseFactory(resource="crane:1", holder="ann")
+    lease = make_lease(resource="crane:1", holder="ann")
     other_session.begin()
     other_session.run(usurp, lease)
 
@@ -93,7 +93,7 @@ def test_a_renewal_that_waited_behind_a_takeover_is_refused(
 def test_a_locked_row_is_skipped_by_a_renewal_of_many_and_reported_as_neither(
     other_session: OtherSession,
 ) -> None:
-    fine, busy = LeaseFactory.create_batch(2)
+    fine, busy = make_leases(2)
     before = stored(busy)
     other_session.lock(busy)
 
@@ -104,7 +104,7 @@ def test_a_locked_row_is_skipped_by_a_renewal_of_many_and_reported_as_neither(
 
 
 def test_an_acquisition_does_not_wait_for_a_locked_row(other_session: OtherSession) -> None:
-    lease = LeaseFactory(resource="crane:1", state="expired")
+    lease = make_lease(resource="crane:1", state="expired")
     other_session.lock(lease)
 
     with pytest.raises(LeaseHeld, match="being acquired by someone else"):
@@ -128,7 +128,7 @@ def test_an_acquisition_behind_an_uncommitted_first_row_of_that_name_waits_and_w
 def test_a_revocation_waits_for_the_row_and_then_judges_anew(
     other_session: OtherSession, third_session: OtherSession
 ) -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     other_session.begin()
     other_session.run(Lease.objects.release, lease)
 
@@ -143,7 +143,7 @@ def test_a_revocation_waits_for_the_row_and_then_judges_anew(
 def test_two_revocations_count_each_row_once(
     other_session: OtherSession, third_session: OtherSession
 ) -> None:
-    LeaseFactory.create_batch(3)
+    make_leases(3)
     other_session.begin()
     first = other_session.run(Lease.objects.all().revoke)
 
@@ -156,7 +156,7 @@ def test_two_revocations_count_each_row_once(
 
 def test_the_time_of_a_grant_is_the_statements_and_not_the_transactions() -> None:
     """Two seconds into a transaction, a lease by its start would be two seconds short."""
-    lease = LeaseFactory(state="free")
+    lease = make_lease(state="free")
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SELECT now()")
@@ -179,7 +179,7 @@ def test_the_holder_of_an_expired_lease_and_its_successor_are_never_both_served(
     other_session: OtherSession,
 ) -> None:
     """The old holder renews while the new one's grant is not yet committed."""
-    lease = LeaseFactory(resource="crane:1", holder="ann")
+    lease = make_lease(resource="crane:1", holder="ann")
     expire(lease)
     other_session.lock(lease)
 
@@ -197,7 +197,7 @@ def test_a_row_may_be_referred_to_while_its_holder_renews_it(
     other_session: OtherSession,
 ) -> None:
     """The lock is no stronger than an update's: a foreign key to the row need not wait."""
-    lease = LeaseFactory()
+    lease = make_lease()
     with transaction.atomic():
         list(lock(Lease.objects.filter(pk=lease.pk)))
         other_session.run(

@@ -12,13 +12,13 @@ from django.db import IntegrityError, transaction
 from leasing import audit
 from leasing.models import LeaseEvent
 from tasks.models import Task, TaskAttempt
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 
 pytestmark = pytest.mark.django_db
 
 
 def event() -> Any:
-    LeaseFactory()
+    make_lease()
     return LeaseEvent.objects.get()
 
 
@@ -27,7 +27,7 @@ def entry() -> Any:
 
 
 def attempt() -> Any:
-    return TaskFactory(state="retrying").attempt_set.get()
+    return make_task(state="retrying").attempt_set.get()
 
 
 #: A column of each that says something of what happened.

@@ -19,7 +19,7 @@ from leasing.hold import Hold
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.testing.keeper import ManualKeeper
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE, events, expire, stored, usurp
 
@@ -96,7 +96,7 @@ def test_an_expired_holder_is_lost_though_its_grace_runs(clocks: ManualKeeper) -
 
 @pytest.mark.parametrize("state", ["released", "revoked"])
 def test_what_was_given_back_or_taken_back_has_no_grace(state: str, clocks: ManualKeeper) -> None:
-    LeaseFactory(resource="crane:1", ttl=10, grace=5, state=state)
+    make_lease(resource="crane:1", ttl=10, grace=5, state=state)
 
     assert Lease.objects.acquire("crane:1").grants == 2
 

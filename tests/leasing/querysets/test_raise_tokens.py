@@ -13,7 +13,7 @@ from leasing.functions import database_now
 from leasing.models import AuditEntry, Lease, LeaseEvent
 from leasing.querysets import leasable
 from tasks.models import Task
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 from tests.leasing.support import just_before_the_update
 
 pytestmark = pytest.mark.django_db
@@ -32,7 +32,7 @@ def test_tokens_of_leases_rise_above_the_clock_as_it_will_be(
 ) -> None:
     monkeypatch.setattr(leasable, "RAISED_TOGETHER", 2)
     for state in STATES:
-        LeaseFactory(resource=f"crane:{state}", state=state)
+        make_lease(resource=f"crane:{state}", state=state)
     before = floor()
 
     assert Lease.objects.raise_tokens(HOUR) == len(STATES)
@@ -41,7 +41,7 @@ def test_tokens_of_leases_rise_above_the_clock_as_it_will_be(
 
 
 def test_a_token_that_is_higher_already_rises_by_one() -> None:
-    LeaseFactory(state="released")
+    make_lease(state="released")
     far = floor() * 2
     Lease.objects.update(fencing_token=far)
 
@@ -50,7 +50,7 @@ def test_a_token_that_is_higher_already_rises_by_one() -> None:
     assert Lease.objects.get().fencing_token == far + 1
 
 
-@pytest.mark.parametrize("make", [TaskFactory, lambda: LeaseFactory(state="free")])
+@pytest.mark.parametrize("make", [make_task, lambda: make_lease(state="free")])
 def test_a_row_that_was_never_granted_keeps_its_token(make: Any) -> None:
     row = make()
 
@@ -60,7 +60,7 @@ def test_a_row_that_was_never_granted_keeps_its_token(make: Any) -> None:
 
 
 def test_the_next_grant_is_above_what_was_raised() -> None:
-    LeaseFactory(resource="crane:1")
+    make_lease(resource="crane:1")
     Lease.objects.raise_tokens(HOUR)
     raised = Lease.objects.get().fencing_token
 
@@ -68,7 +68,7 @@ def test_the_next_grant_is_above_what_was_raised() -> None:
 
 
 def test_a_holder_of_before_has_lost_its_lease() -> None:
-    lease = LeaseFactory(resource="crane:1", holder="ann")
+    lease = make_lease(resource="crane:1", holder="ann")
 
     Lease.objects.raise_tokens(reason="restored", by="root")
 
@@ -81,7 +81,7 @@ def test_a_holder_of_before_has_lost_its_lease() -> None:
 def test_who_was_granted_one_meanwhile_keeps_the_token_that_they_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    LeaseFactory(resource="crane:1", state="released")
+    make_lease(resource="crane:1", state="released")
     granted = Lease.objects.get().fencing_token + 1
     grantable = leasable.LeasableQuerySet.grantable
     looks: list[int] = []
@@ -102,7 +102,7 @@ def test_who_was_granted_one_meanwhile_keeps_the_token_that_they_know(
 
 def test_rows_are_locked_before_their_tokens_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of their keys: without, two of these could deadlock."""
-    LeaseFactory(state="released")
+    make_lease(state="released")
     steps: list[Any] = []
 
     def noted(rows: Any) -> Any:
@@ -117,9 +117,9 @@ def test_rows_are_locked_before_their_tokens_are_raised(monkeypatch: pytest.Monk
 
 
 def test_running_tasks_become_ready_and_tokens_of_those_to_come_rise() -> None:
-    running = TaskFactory(state="running", holder="ann")
-    retrying = TaskFactory(state="retrying")
-    ended = TaskFactory(state="succeeded")
+    running = make_task(state="running", holder="ann")
+    retrying = make_task(state="retrying")
+    ended = make_task(state="succeeded")
     before = floor()
 
     assert Task.objects.raise_tokens(HOUR) == 2
@@ -135,8 +135,8 @@ def test_running_tasks_become_ready_and_tokens_of_those_to_come_rise() -> None:
 
 
 def test_the_command_raises_the_tokens_of_every_model(capsys: pytest.CaptureFixture[str]) -> None:
-    LeaseFactory(resource="crane:1")
-    TaskFactory(state="running")
+    make_lease(resource="crane:1")
+    make_task(state="running")
 
     call_command("leases", "raise-tokens", "--ahead", "60", "--yes", "--by", "root")
 
@@ -148,7 +148,7 @@ def test_the_command_raises_the_tokens_of_every_model(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("arguments", [[], ["--yes", "--ahead", "-1"], ["--yes", "--ahead", "1e9"]])
 def test_the_command_does_nothing_unasked(arguments: list[str]) -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
 
     with pytest.raises(CommandError):
         call_command("leases", "raise-tokens", *arguments)

@@ -9,7 +9,7 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease, LeaseEvent
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import events, expire, stored, usurp
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_a_released_lease_is_free_at_once(database_clock: DatabaseClock) -> None:
-    lease = LeaseFactory(resource="crane:1", ttl=30)
+    lease = make_lease(resource="crane:1", ttl=30)
 
     database_clock.advance(1)
     answer = Lease.objects.release(lease)
@@ -28,7 +28,7 @@ def test_a_released_lease_is_free_at_once(database_clock: DatabaseClock) -> None
 
 
 def test_holder_and_grant_stay_on_the_row_until_the_next_grant() -> None:
-    lease = LeaseFactory(holder="ann")
+    lease = make_lease(holder="ann")
     before = stored(lease)
 
     Lease.objects.release(lease)
@@ -38,7 +38,7 @@ def test_holder_and_grant_stay_on_the_row_until_the_next_grant() -> None:
 
 
 def test_a_second_release_changes_nothing() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     again = copy.copy(lease)
     Lease.objects.release(lease)
     before = stored(lease)
@@ -51,7 +51,7 @@ def test_a_second_release_changes_nothing() -> None:
 
 
 def test_a_release_never_takes_the_lease_from_the_next_holder() -> None:
-    old = LeaseFactory(resource="crane:1", holder="ann", state="released")
+    old = make_lease(resource="crane:1", holder="ann", state="released")
     new = Lease.objects.acquire("crane:1", holder="ann")
     before = stored(new)
 
@@ -62,7 +62,7 @@ def test_a_release_never_takes_the_lease_from_the_next_holder() -> None:
 
 
 def test_a_second_release_too_must_prove_its_grant() -> None:
-    lease = LeaseFactory(state="released")
+    lease = make_lease(state="released")
     lease.grant_id = uuid.uuid4()
 
     with pytest.raises(LeaseLost):
@@ -70,7 +70,7 @@ def test_a_second_release_too_must_prove_its_grant() -> None:
 
 
 def test_an_expired_lease_cannot_be_given_back() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     expire(lease)
     before = stored(lease)
 
@@ -83,7 +83,7 @@ def test_an_expired_lease_cannot_be_given_back() -> None:
 def test_a_lease_can_be_released_up_to_its_expiry_but_not_at_it(
     database_clock: DatabaseClock,
 ) -> None:
-    early, late = LeaseFactory(ttl=30), LeaseFactory(ttl=30)
+    early, late = make_lease(ttl=30), make_lease(ttl=30)
 
     database_clock.advance(30 - 0.000001)
     Lease.objects.release(early)
@@ -93,7 +93,7 @@ def test_a_lease_can_be_released_up_to_its_expiry_but_not_at_it(
 
 
 def test_the_holder_of_a_revoked_lease_hears_of_it_at_release() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     Lease.objects.revoke()
 
     with pytest.raises(LeaseLost, match=r"it was revoked\.$"):
@@ -103,7 +103,7 @@ def test_the_holder_of_a_revoked_lease_hears_of_it_at_release() -> None:
 def test_a_released_lease_stays_released_when_the_clock_is_set_back(
     database_clock: DatabaseClock,
 ) -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     Lease.objects.release(lease)
 
     database_clock.advance(-3600)
@@ -115,7 +115,7 @@ def test_a_released_lease_stays_released_when_the_clock_is_set_back(
 
 
 def test_a_row_that_is_gone_cannot_be_given_back() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     Lease.objects.all().delete()
 
     with pytest.raises(LeaseLost, match="its row is gone"):
@@ -123,7 +123,7 @@ def test_a_row_that_is_gone_cannot_be_given_back() -> None:
 
 
 def test_a_refused_release_is_noted() -> None:
-    lease = LeaseFactory(holder="ann")
+    lease = make_lease(holder="ann")
     usurp(lease)
 
     with pytest.raises(LeaseLost):
@@ -135,7 +135,7 @@ def test_a_refused_release_is_noted() -> None:
 
 
 def test_a_copy_of_a_row_is_not_released_with_it() -> None:
-    lease, twin = LeaseFactory(), LeaseFactory()
+    lease, twin = make_lease(), make_lease()
     Lease.objects.filter(pk=twin.pk).update(grant_id=lease.grant_id)
 
     Lease.objects.release(lease)

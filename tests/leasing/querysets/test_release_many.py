@@ -10,7 +10,7 @@ from django.db import connection
 
 from leasing import signals
 from leasing.models import Lease, LeaseEvent
-from tests.factories import LeaseFactory
+from tests.factories import make_leases
 from tests.leasing.conftest import Sent
 from tests.leasing.support import (
     OtherSession,
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("form")]
 
 
 def test_all_are_free_at_once_noted_and_told(sent: Sent) -> None:
-    leases = LeaseFactory.create_batch(3)
+    leases = make_leases(3)
     sent.clear()
 
     assert Lease.objects.release_many(leases) == {}
@@ -59,7 +59,7 @@ def test_none_at_all_is_easy() -> None:
     ],
 )
 def test_one_that_is_over_is_lost_alone_and_changes_nothing(meanwhile: Any, reason: str) -> None:
-    fine, over = LeaseFactory.create_batch(2)
+    fine, over = make_leases(2)
     meanwhile(Lease.objects.get(pk=over.pk))
     left = list(Lease.objects.filter(pk=over.pk).values())
 
@@ -73,7 +73,7 @@ def test_one_that_is_over_is_lost_alone_and_changes_nothing(meanwhile: Any, reas
 
 def test_each_proves_its_own_grant() -> None:
     """Keys and grants go in pairs: the grant of another of these rows proves nothing."""
-    one, two = LeaseFactory.create_batch(2)
+    one, two = make_leases(2)
     crossed = [copy.copy(one), copy.copy(two)]
     crossed[0].grant_id, crossed[1].grant_id = two.grant_id, one.grant_id
 
@@ -82,7 +82,7 @@ def test_each_proves_its_own_grant() -> None:
 
 
 def test_copies_of_the_rows_stay() -> None:
-    one, two, twin = LeaseFactory.create_batch(3)
+    one, two, twin = make_leases(3)
     Lease.objects.filter(pk=twin.pk).update(grant_id=one.grant_id)
 
     Lease.objects.release_many([one, two])
@@ -91,7 +91,7 @@ def test_copies_of_the_rows_stay() -> None:
 
 
 def test_what_was_given_back_before_is_no_loss() -> None:
-    one, two = LeaseFactory.create_batch(2)
+    one, two = make_leases(2)
     again = copy.copy(one)
     Lease.objects.release(one)
 
@@ -127,7 +127,7 @@ def test_a_block_of_many_ends_with_one_statement(form: str, sent: Sent) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("on_postgresql")
 def test_one_that_somebody_has_locked_is_waited_for(other_session: OtherSession) -> None:
-    fine, busy = LeaseFactory.create_batch(2)
+    fine, busy = make_leases(2)
     other_session.lock(busy)
     heard: list[Any] = []
 

@@ -11,7 +11,7 @@ import pytest
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets.lease import LeaseQuerySet
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import (
     events,
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_renewing_moves_the_deadline_to_the_ttl_from_now(database_clock: DatabaseClock) -> None:
-    lease = LeaseFactory(ttl=30)
+    lease = make_lease(ttl=30)
     before = stored(lease)
 
     database_clock.advance(10)
@@ -42,7 +42,7 @@ def test_renewing_moves_the_deadline_to_the_ttl_from_now(database_clock: Databas
 
 def test_a_renewal_that_met_a_change_of_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As without row locks: by the time the reason is looked for, the grant holds again."""
-    lease = LeaseFactory()
+    lease = make_lease()
     monkeypatch.setattr(LeaseQuerySet, "_renew", lambda rows, row: False)
 
     with pytest.raises(LeaseLost, match="it was being changed"):
@@ -50,11 +50,11 @@ def test_a_renewal_that_met_a_change_of_the_row_says_so(monkeypatch: pytest.Monk
 
 
 def test_each_renewal_is_counted() -> None:
-    assert LeaseFactory(renewals=3).renewals == 3
+    assert make_lease(renewals=3).renewals == 3
 
 
 def test_a_renewal_never_brings_the_deadline_nearer(database_clock: DatabaseClock) -> None:
-    lease = LeaseFactory(ttl=30)
+    lease = make_lease(ttl=30)
     deadline = lease.expires_at
 
     database_clock.advance(-5)
@@ -67,7 +67,7 @@ def test_a_renewal_never_brings_the_deadline_nearer(database_clock: DatabaseCloc
 def test_a_lease_can_be_renewed_up_to_its_expiry_but_not_at_it(
     database_clock: DatabaseClock,
 ) -> None:
-    lease = LeaseFactory(ttl=30)
+    lease = make_lease(ttl=30)
 
     database_clock.advance(30 - 0.000001)
     Lease.objects.renew(lease)
@@ -77,7 +77,7 @@ def test_a_lease_can_be_renewed_up_to_its_expiry_but_not_at_it(
 
 
 def test_a_renewal_of_an_expired_lease_is_refused_though_nobody_took_it() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     expire(lease)
     before = stored(lease)
 
@@ -90,7 +90,7 @@ def test_a_renewal_of_an_expired_lease_is_refused_though_nobody_took_it() -> Non
 
 
 def test_the_old_holder_cannot_renew_the_lease_of_the_new_one() -> None:
-    old = LeaseFactory(resource="crane:1", holder="ann", state="expired")
+    old = make_lease(resource="crane:1", holder="ann", state="expired")
     new = Lease.objects.acquire("crane:1", holder="bob")
     before = stored(new)
 
@@ -101,7 +101,7 @@ def test_the_old_holder_cannot_renew_the_lease_of_the_new_one() -> None:
 
 
 def test_the_name_of_the_holder_proves_nothing() -> None:
-    old = LeaseFactory(resource="crane:1", holder="ann", state="expired")
+    old = make_lease(resource="crane:1", holder="ann", state="expired")
     new = Lease.objects.acquire("crane:1", holder="ann")
     before = stored(new)
 
@@ -112,7 +112,7 @@ def test_the_name_of_the_holder_proves_nothing() -> None:
 
 
 def test_a_grant_made_up_by_someone_is_refused() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     forged = copy.copy(lease)
     forged.grant_id = uuid.uuid4()
 
@@ -121,7 +121,7 @@ def test_a_grant_made_up_by_someone_is_refused() -> None:
 
 
 def test_a_released_lease_is_not_renewed() -> None:
-    lease = LeaseFactory(resource="crane:1", state="released")
+    lease = make_lease(resource="crane:1", state="released")
 
     with pytest.raises(LeaseLost, match="it was revoked or released at"):
         Lease.objects.renew(lease)
@@ -130,7 +130,7 @@ def test_a_released_lease_is_not_renewed() -> None:
 
 
 def test_a_revoked_lease_is_not_renewed() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     Lease.objects.revoke()
 
     with pytest.raises(LeaseLost, match=r"it was revoked\.$"):
@@ -138,7 +138,7 @@ def test_a_revoked_lease_is_not_renewed() -> None:
 
 
 def test_a_row_that_is_gone_is_lost() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     Lease.objects.filter(pk=lease.pk).delete()
 
     with pytest.raises(LeaseLost, match="its row is gone"):
@@ -147,11 +147,11 @@ def test_a_row_that_is_gone_is_lost() -> None:
 
 def test_a_lease_that_was_never_held_cannot_be_renewed() -> None:
     with pytest.raises(LeaseLost):
-        Lease.objects.renew(LeaseFactory(state="free"))
+        Lease.objects.renew(make_lease(state="free"))
 
 
 def test_a_refused_renewal_is_noted_with_who_tried_and_why() -> None:
-    lease = LeaseFactory(resource="crane:1", holder="ann")
+    lease = make_lease(resource="crane:1", holder="ann")
     usurp(lease)
 
     with pytest.raises(LeaseLost):
@@ -164,7 +164,7 @@ def test_a_refused_renewal_is_noted_with_who_tried_and_why() -> None:
 
 
 def test_a_refused_renewal_changes_nothing_in_the_hand_of_the_caller() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     mine = copy.copy(lease.__dict__)
     usurp(lease)
 
@@ -175,15 +175,15 @@ def test_a_refused_renewal_changes_nothing_in_the_hand_of_the_caller() -> None:
 
 
 def test_renewals_are_counted_on_the_row_and_not_in_the_ledger() -> None:
-    LeaseFactory(resource="crane:1", renewals=5)
+    make_lease(resource="crane:1", renewals=5)
 
     assert events("crane:1") == ["acquired"]
 
 
 def test_a_copy_of_a_row_is_not_renewed_with_it() -> None:
     """Rows may be copied with all their columns; the key says which one is meant."""
-    lease = LeaseFactory()
-    twin = LeaseFactory()
+    lease = make_lease()
+    twin = make_lease()
     Lease.objects.filter(pk=twin.pk).update(grant_id=lease.grant_id)
 
     Lease.objects.renew(lease)
@@ -192,7 +192,7 @@ def test_a_copy_of_a_row_is_not_renewed_with_it() -> None:
 
 
 def test_what_happened_between_lock_and_update_is_told_as_the_reason() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
 
     with just_before_the_update(lambda: usurp(lease)), pytest.raises(LeaseLost, match="thief"):
         Lease.objects.renew(lease)
@@ -201,7 +201,7 @@ def test_what_happened_between_lock_and_update_is_told_as_the_reason() -> None:
 @pytest.mark.usefixtures("form")
 def test_a_grant_won_by_another_right_after_the_renewal_is_not_handed_to_us() -> None:
     """Renew returns the renewed row, however long the process then was paused."""
-    lease = LeaseFactory()
+    lease = make_lease()
     ours = lease.grant_id
 
     with just_after_the_commit(lambda: usurp(lease)):

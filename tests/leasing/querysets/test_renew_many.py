@@ -13,7 +13,7 @@ from leasing.exceptions import LeaseInTransaction
 from leasing.models import Lease
 from leasing.querysets import holder
 from leasing.store import Renewal
-from tests.factories import LeaseFactory
+from tests.factories import grant_id_of, make_lease, make_leases
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import events, expire, grants, stored, usurp
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 def test_all_are_renewed_and_the_answer_has_their_new_deadlines(
     database_clock: DatabaseClock,
 ) -> None:
-    leases = LeaseFactory.create_batch(3, ttl=30)
+    leases = make_leases(3, ttl=30)
 
     database_clock.advance(10)
     answer = Lease.objects.renew_many(grants(*leases))
@@ -41,7 +41,7 @@ def test_all_are_renewed_and_the_answer_has_their_new_deadlines(
 
 @pytest.mark.usefixtures("form")
 def test_each_is_renewed_by_its_own_ttl(database_clock: DatabaseClock) -> None:
-    short, long = LeaseFactory(ttl=10), LeaseFactory(ttl=60)
+    short, long = make_lease(ttl=10), make_lease(ttl=60)
 
     database_clock.advance(5)
     answer = Lease.objects.renew_many(grants(short, long))
@@ -55,7 +55,7 @@ def test_each_is_renewed_by_its_own_ttl(database_clock: DatabaseClock) -> None:
 
 @pytest.mark.usefixtures("form")
 def test_a_renewal_never_brings_a_deadline_nearer(database_clock: DatabaseClock) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
 
     database_clock.advance(-5)
     answer = Lease.objects.renew_many(grants(lease))
@@ -66,7 +66,7 @@ def test_a_renewal_never_brings_a_deadline_nearer(database_clock: DatabaseClock)
 @pytest.mark.usefixtures("form")
 def test_of_many_the_one_at_its_deadline_comes_too_late(database_clock: DatabaseClock) -> None:
     database_clock.advance(0.5)
-    late, fine = LeaseFactory(ttl=10), LeaseFactory(ttl=20)
+    late, fine = make_lease(ttl=10), make_lease(ttl=20)
 
     database_clock.advance(10)
     answer = Lease.objects.renew_many(grants(late, fine))
@@ -76,7 +76,7 @@ def test_of_many_the_one_at_its_deadline_comes_too_late(database_clock: Database
 
 @pytest.mark.usefixtures("form")
 def test_what_was_lost_is_told_with_the_reason_and_the_rest_is_renewed() -> None:
-    fine, expired, taken, released, gone = leases = LeaseFactory.create_batch(5)
+    fine, expired, taken, released, gone = leases = make_leases(5)
     expire(expired)
     usurp(taken)
     Lease.objects.release(released)
@@ -99,7 +99,7 @@ def test_what_was_lost_is_told_with_the_reason_and_the_rest_is_renewed() -> None
 def test_rows_that_are_locked_elsewhere_are_in_neither_and_stay_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fine, busy = LeaseFactory.create_batch(2)
+    fine, busy = make_leases(2)
     before = stored(busy)
 
     def lock(rows: Any, **how: Any) -> Any:
@@ -117,7 +117,7 @@ def test_rows_that_are_locked_elsewhere_are_in_neither_and_stay_as_they_are(
 def test_a_row_that_is_locked_elsewhere_but_over_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     usurp(lease)
     monkeypatch.setattr(holder, "lock", lambda rows, **how: rows.none())
 
@@ -128,7 +128,7 @@ def test_a_row_that_is_locked_elsewhere_but_over_is_lost(
 def test_only_our_own_rows_are_locked_in_the_order_of_their_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, taken, last, strange = LeaseFactory.create_batch(4)
+    first, taken, last, strange = make_leases(4)
     mine = grants(last, taken, first)
     usurp(taken)
     locked: list[int] = []
@@ -147,9 +147,9 @@ def test_only_our_own_rows_are_locked_in_the_order_of_their_keys(
 
 @pytest.mark.usefixtures("form")
 def test_keys_and_grants_are_never_matched_crosswise() -> None:
-    one, two = LeaseFactory.create_batch(2)
+    one, two = make_leases(2)
 
-    answer = Lease.objects.renew_many({one.pk: two.grant_id, two.pk: one.grant_id})
+    answer = Lease.objects.renew_many({one.pk: grant_id_of(two), two.pk: grant_id_of(one)})
 
     assert answer.renewed == {}
     assert set(answer.lost) == {one.pk, two.pk}
@@ -163,7 +163,7 @@ def test_nothing_to_renew_is_no_error() -> None:
 
 
 def test_the_ledger_hears_nothing_of_renewals() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
 
     Lease.objects.renew_many(grants(lease))
 
@@ -173,7 +173,7 @@ def test_the_ledger_hears_nothing_of_renewals() -> None:
 @pytest.mark.usefixtures("form")
 def test_a_renewal_inside_a_transaction_is_refused() -> None:
     """Rolled back it would be undone, and its holder would go on believing."""
-    lease = LeaseFactory()
+    lease = make_lease()
 
     with pytest.raises(LeaseInTransaction), transaction.atomic():
         Lease.objects.renew_many(grants(lease))
@@ -200,7 +200,7 @@ def test_no_statement_of_it_runs_longer_than_the_timeout(
 def test_a_batch_costs_as_many_statements_as_one_row(
     django_assert_max_num_queries: Any,
 ) -> None:
-    leases = LeaseFactory.create_batch(20)
+    leases = make_leases(20)
 
     with django_assert_max_num_queries(6) as captured:
         Lease.objects.renew_many(grants(*leases))
@@ -219,7 +219,7 @@ def test_a_batch_is_one_message_to_postgresql_with_its_time_limit(
 ) -> None:
     if form == "portable":
         return
-    leases = LeaseFactory.create_batch(20)
+    leases = make_leases(20)
 
     with django_assert_num_queries(1) as captured:
         answer = Lease.objects.renew_many(grants(*leases), timeout=2.5)
@@ -247,7 +247,7 @@ def one_statement_a_message(
 def test_where_messages_hold_one_statement_a_batch_is_a_transaction(
     django_assert_num_queries: Any,
 ) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
 
     with django_assert_num_queries(4) as captured:
         answer = Lease.objects.renew_many(grants(lease))

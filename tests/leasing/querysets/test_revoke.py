@@ -6,7 +6,7 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease, LeaseEvent
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import events, just_before_the_update, stored
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 def test_a_revoked_lease_is_free_at_once_and_its_token_is_raised(
     database_clock: DatabaseClock,
 ) -> None:
-    lease = LeaseFactory(resource="crane:1", ttl=30)
+    lease = make_lease(resource="crane:1", ttl=30)
 
     database_clock.advance(1)
     assert Lease.objects.filter(resource="crane:1").revoke("stuck", "root") == 1
@@ -31,7 +31,7 @@ def test_a_revoked_lease_is_free_at_once_and_its_token_is_raised(
 def test_revoking_raises_the_token_also_while_the_clock_stands(
     database_clock: DatabaseClock,
 ) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
 
     Lease.objects.revoke()
 
@@ -39,7 +39,7 @@ def test_revoking_raises_the_token_also_while_the_clock_stands(
 
 
 def test_the_ledger_says_who_revoked_and_why() -> None:
-    lease = LeaseFactory(resource="crane:1", holder="ann")
+    lease = make_lease(resource="crane:1", holder="ann")
 
     Lease.objects.revoke("the crane is on fire", "root")
 
@@ -49,7 +49,7 @@ def test_the_ledger_says_who_revoked_and_why() -> None:
 
 
 def test_a_long_reason_is_cut_for_the_ledger() -> None:
-    LeaseFactory()
+    make_lease()
 
     Lease.objects.revoke("x" * 900, "root")
 
@@ -57,7 +57,7 @@ def test_a_long_reason_is_cut_for_the_ledger() -> None:
 
 
 def test_only_the_rows_of_the_queryset_are_revoked() -> None:
-    mine, yours = LeaseFactory(holder="ann"), LeaseFactory(holder="bob")
+    mine, yours = make_lease(holder="ann"), make_lease(holder="bob")
 
     assert Lease.objects.filter(holder="ann").revoke() == 1
 
@@ -66,7 +66,7 @@ def test_only_the_rows_of_the_queryset_are_revoked() -> None:
 
 
 def test_an_expired_lease_is_revoked_without_moving_its_deadline() -> None:
-    lease = LeaseFactory(state="expired")
+    lease = make_lease(state="expired")
 
     assert Lease.objects.expired().revoke() == 1
 
@@ -76,7 +76,7 @@ def test_an_expired_lease_is_revoked_without_moving_its_deadline() -> None:
 
 @pytest.mark.parametrize("state", ["free", "released", "revoked"])
 def test_what_nobody_holds_cannot_be_revoked(state: str) -> None:
-    lease = LeaseFactory(state=state)
+    lease = make_lease(state=state)
     before, reported = stored(lease), events(lease.resource)
 
     assert Lease.objects.revoke() == 0
@@ -87,13 +87,13 @@ def test_what_nobody_holds_cannot_be_revoked(state: str) -> None:
 
 def test_the_count_leaves_out_what_was_over() -> None:
     for state in ("free", "active", "expired", "released"):
-        LeaseFactory(state=state)
+        make_lease(state=state)
 
     assert Lease.objects.revoke() == 2
 
 
 def test_a_row_that_is_released_just_before_is_not_counted() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
 
     with just_before_the_update(lambda: Lease.objects.release(lease)):
         assert Lease.objects.revoke() == 0
@@ -103,7 +103,7 @@ def test_a_row_that_is_released_just_before_is_not_counted() -> None:
 
 
 def test_the_former_holder_can_neither_renew_nor_release() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     Lease.objects.revoke()
     before = stored(lease)
 

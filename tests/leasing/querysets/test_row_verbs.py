@@ -12,7 +12,7 @@ from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.models import Lease, LeaseState
 from leasing.testing import revoke
 from leasing.testing.keeper import ManualKeeper
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import events
 from tests.shop.models import Order
 
@@ -66,6 +66,6 @@ def test_the_grant_of_a_successor_is_left_alone(row: Any, clocks: ManualKeeper) 
 
 
 def test_a_renewal_inside_a_transaction_is_refused() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     with transaction.atomic(), pytest.raises(LeaseInTransaction):
         lease.renew()

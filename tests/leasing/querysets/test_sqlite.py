@@ -9,7 +9,7 @@ import pytest
 
 from leasing.models import AuditEntry, Lease, LeaseEvent, OnceKey
 from leasing.pruning import prune
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import grants
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,7 +37,7 @@ VERBS: dict[str, Callable[[Lease], object]] = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_others_write_before_a_transaction_or_after_it(verb: str, others_write: list[str]) -> None:
     lease = Lease.objects.acquire("crane:1")
-    LeaseFactory(state="released")
+    make_lease(state="released")
     AuditEntry.objects.create(by="ann", verb="revoke", model="leasing.lease")
     others_write.clear()
 

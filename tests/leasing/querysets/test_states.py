@@ -9,7 +9,7 @@ from django.db.models import Q
 
 from leasing.functions import EPOCH, database_now
 from leasing.models import Lease, LeaseState
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.conftest import DatabaseClock
 
 pytestmark = pytest.mark.django_db
@@ -19,7 +19,7 @@ STATES = ["free", "active", "expired", "released", "revoked"]
 
 @pytest.fixture
 def of_each() -> dict[str, Lease]:
-    return {state: LeaseFactory(resource=state, state=state) for state in STATES}
+    return {state: make_lease(resource=state, state=state) for state in STATES}
 
 
 @pytest.mark.usefixtures("of_each")
@@ -63,15 +63,15 @@ def test_the_state_can_be_filtered() -> None:
 
 def test_renewed_is_a_property_beside_the_state() -> None:
     for state in ("active", "expired", "released"):
-        LeaseFactory(resource=state, state=state, renewals=1)
-    LeaseFactory(resource="never")
+        make_lease(resource=state, state=state, renewals=1)
+    make_lease(resource="never")
 
     renewed = Lease.objects.renewed().values_list("resource", flat=True)
     assert set(renewed) == {"active", "expired", "released"}
 
 
 def test_a_new_grant_is_not_renewed_although_the_one_before_was() -> None:
-    LeaseFactory(resource="crane:1", renewals=2, state="released")
+    make_lease(resource="crane:1", renewals=2, state="released")
 
     Lease.objects.acquire("crane:1")
 
@@ -81,7 +81,7 @@ def test_a_new_grant_is_not_renewed_although_the_one_before_was() -> None:
 def test_exactly_at_the_expiry_a_lease_is_expired_and_available(
     database_clock: DatabaseClock,
 ) -> None:
-    lease = LeaseFactory(ttl=30)
+    lease = make_lease(ttl=30)
 
     database_clock.now = lease.expires_at - timedelta(microseconds=1)
     assert _states(lease) == ("active", "active", False)
@@ -97,7 +97,7 @@ def _states(lease: Lease) -> tuple[str, str, bool]:
 
 
 def test_a_row_of_a_name_never_leased_expired_long_ago() -> None:
-    lease = LeaseFactory(state="free")
+    lease = make_lease(state="free")
 
     assert lease.expires_at == EPOCH
     assert lease.lease_state(database_now("default")) == LeaseState.FREE
@@ -106,7 +106,7 @@ def test_a_row_of_a_name_never_leased_expired_long_ago() -> None:
 def test_a_released_lease_is_released_also_before_a_clock_that_was_set_back(
     database_clock: DatabaseClock,
 ) -> None:
-    LeaseFactory(state="released")
+    make_lease(state="released")
 
     database_clock.advance(-3600)
 
@@ -116,14 +116,14 @@ def test_a_released_lease_is_released_also_before_a_clock_that_was_set_back(
 
 
 def test_states_can_be_asked_of_a_part_of_the_rows() -> None:
-    LeaseFactory(holder="ann")
-    LeaseFactory(holder="bob")
+    make_lease(holder="ann")
+    make_lease(holder="bob")
 
     assert Lease.objects.filter(holder="ann").active().get().holder == "ann"
 
 
 def test_a_lease_shows_its_resource() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
 
     assert str(lease) == lease.lease_resource == "crane:1"
     assert lease.lease_id == str(lease.pk)

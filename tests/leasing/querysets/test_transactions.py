@@ -12,7 +12,7 @@ from leasing.db.dialects import durable, in_transaction, refuse_transaction
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.keeper import Keeper
 from leasing.models import Lease
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.leasing.support import events, grants, row_hold, stored, usurp
 
 VERBS: list[Any] = [
@@ -25,7 +25,7 @@ VERBS: list[Any] = [
 @pytest.mark.django_db
 @pytest.mark.parametrize("verb", VERBS)
 def test_an_atomic_block_is_refused(verb: Callable[[Lease], object]) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     before = stored(lease)
 
     with pytest.raises(LeaseInTransaction, match="non_atomic_requests"), transaction.atomic():
@@ -38,7 +38,7 @@ def test_an_atomic_block_is_refused(verb: Callable[[Lease], object]) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_nested_atomic_block_is_refused(verb: Callable[[Lease], object]) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
 
     with transaction.atomic(), pytest.raises(LeaseInTransaction), transaction.atomic():
         verb(lease)
@@ -49,7 +49,7 @@ def test_a_nested_atomic_block_is_refused(verb: Callable[[Lease], object]) -> No
 def test_an_atomic_block_is_refused_outside_of_testcases_too(
     verb: Callable[[Lease], object],
 ) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
 
     with pytest.raises(LeaseInTransaction), transaction.atomic():
         verb(lease)
@@ -58,7 +58,7 @@ def test_an_atomic_block_is_refused_outside_of_testcases_too(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("verb", [*VERBS, lambda lease: Lease.objects.renew_many(grants(lease))])
 def test_autocommit_off_is_refused(verb: Callable[[Lease], object]) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     transaction.set_autocommit(False)
     try:
         with pytest.raises(LeaseInTransaction):
@@ -76,7 +76,7 @@ def test_a_function_that_is_atomic_as_a_whole_is_refused(
     verb: Callable[[Lease], object],
 ) -> None:
     """ATOMIC_REQUESTS does this to a view."""
-    lease = LeaseFactory()
+    lease = make_lease()
 
     with pytest.raises(LeaseInTransaction):
         transaction.atomic(verb)(lease)
@@ -111,7 +111,7 @@ def test_a_hold_is_not_renewed_by_hand_inside_a_transaction(manual_keeper: Keepe
 
 @pytest.mark.django_db(transaction=True)
 def test_a_rollback_undoes_a_release_and_the_holder_can_release_again() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
 
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         Lease.objects.release(lease)
@@ -124,7 +124,7 @@ def test_a_rollback_undoes_a_release_and_the_holder_can_release_again() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_refusal_is_noted_although_the_caller_rolls_back(notes: Keeper) -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     usurp(lease)
 
     with pytest.raises(LeaseLost), transaction.atomic():
@@ -137,7 +137,7 @@ def test_a_refusal_is_noted_although_the_caller_rolls_back(notes: Keeper) -> Non
 
 @pytest.mark.django_db(transaction=True)
 def test_outside_of_transactions_a_refusal_is_noted_at_once(notes: Keeper) -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     usurp(lease)
 
     with pytest.raises(LeaseLost):
@@ -158,7 +158,7 @@ def test_the_transaction_around_a_test_does_not_count() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_rolled_back_revocation_is_none() -> None:
-    lease = LeaseFactory(resource="crane:1")
+    lease = make_lease(resource="crane:1")
     before = stored(lease)
 
     with pytest.raises(ZeroDivisionError), transaction.atomic():

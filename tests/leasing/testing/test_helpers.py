@@ -36,7 +36,7 @@ from leasing.testing import (
 )
 from leasing.testing.keeper import ManualKeeper, manual_keeper
 from tasks.models import Task
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 from tests.leasing.support import FakeStore, granted
 from tests.plugin import ROOT
 from tests.processes import wait_for
@@ -74,7 +74,7 @@ def test_a_lease_expires_by_its_name_by_its_row_and_by_its_hold(clocks: ManualKe
 
 
 def test_a_row_of_any_model_expires(clocks: ManualKeeper, order: Order) -> None:
-    for row in (order, TaskFactory(state="running")):
+    for row in (order, make_task(state="running")):
         if isinstance(row, Order):
             Order.objects.acquire(row)
         expire(row)
@@ -88,7 +88,7 @@ def test_the_times_of_what_expired_are_those_of_a_life(
     clocks: ManualKeeper, before: int, renewals: int, ago: float
 ) -> None:
     """The constraints of the database hold, and the order of its times, whatever the row was."""
-    lease = LeaseFactory(renewals=renewals, ttl=30)
+    lease = make_lease(renewals=renewals, ttl=30)
     assert lease.acquired_at
     lasted = lease.expires_at - lease.acquired_at
     for _ in range(before):
@@ -116,7 +116,7 @@ def test_a_maximum_moves_along(clocks: ManualKeeper) -> None:
 
 @pytest.mark.parametrize("state", ["free", "released", "revoked"])
 def test_what_nobody_has_cannot_expire(state: str) -> None:
-    lease = LeaseFactory(state=state)
+    lease = make_lease(state=state)
     with pytest.raises(AssertionError, match="cannot expire"):
         expire(lease)
 
@@ -182,7 +182,7 @@ def test_a_revocation_says_why_and_by_whom() -> None:
 
 @pytest.mark.parametrize("state", ["free", "released", "revoked"])
 def test_what_nobody_has_cannot_be_revoked(state: str) -> None:
-    lease = LeaseFactory(state=state)
+    lease = make_lease(state=state)
     with pytest.raises(AssertionError, match="cannot be revoked"):
         revoke(lease)
 
@@ -228,7 +228,7 @@ def test_what_is_held_is_said_to_be(clocks: ManualKeeper) -> None:
 
 def test_what_is_not_held_is_said_to_be_free_and_why() -> None:
     def said(state: str) -> str:
-        lease = LeaseFactory(state=state, holder="me")
+        lease = make_lease(state=state, holder="me")
         assert_free(lease)
         with pytest.raises(AssertionError) as error:
             assert_held(lease)
@@ -323,8 +323,8 @@ def test_time_that_goes_on_can_be_put_ahead_and_stopped() -> None:
 @pytest.mark.parametrize("stopped", [True, False])
 def test_tasks_are_ready_when_they_are_enqueued_and_later_ones_later(stopped: bool) -> None:
     with manual_keeper(stopped=stopped) as keeper:
-        now = TaskFactory()
-        later = TaskFactory(scheduled_at=keeper.now + timedelta(seconds=60))
+        now = make_task()
+        later = make_task(scheduled_at=keeper.now + timedelta(seconds=60))
         assert set(Task.objects.ready()) == {now}
 
         keeper.advance(61)

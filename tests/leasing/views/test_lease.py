@@ -8,7 +8,7 @@ from django.urls import reverse
 
 from leasing import once
 from leasing.models import Lease, leasable_models
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 from tests.fixtures import client_with
 from tests.leasing.support import stored
 from tests.pages import assert_cheap, get, sent_by, signed_in, user_with
@@ -36,7 +36,7 @@ def test_an_anonymous_visitor_is_sent_to_sign_in_and_back(client: Client) -> Non
 
 
 def test_without_permission_pages_answer_403() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     client = signed_in()
     assert client.get(LIST).status_code == 403
     assert client.get(url_of(lease)).status_code == 403
@@ -47,7 +47,7 @@ def test_to_be_staff_is_no_permission() -> None:
 
 
 def test_a_revocation_without_permission_answers_403_and_changes_nothing(viewer: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     before = stored(lease)
     response = viewer.post(url_of(lease, "revoke"), {"reason": "just so"})
     assert response.status_code == 403
@@ -55,7 +55,7 @@ def test_a_revocation_without_permission_answers_403_and_changes_nothing(viewer:
 
 
 def test_a_revocation_needs_a_csrf_token() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     client = Client(enforce_csrf_checks=True)
     client.force_login(user_with(VIEW, REVOKE))
     before = stored(lease)
@@ -64,7 +64,7 @@ def test_a_revocation_needs_a_csrf_token() -> None:
 
 
 def test_get_changes_nothing(operator: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     before = stored(lease)
     assert operator.get(url_of(lease, "revoke")).status_code == 405
     assert operator.get(url_of(lease)).status_code == 200
@@ -72,7 +72,7 @@ def test_get_changes_nothing(operator: Client) -> None:
 
 
 def test_who_may_not_revoke_sees_no_form(viewer: Client, operator: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     assert url_of(lease, "revoke") not in get(viewer, url_of(lease)).forms
     assert url_of(lease, "revoke") in get(operator, url_of(lease)).forms
 
@@ -87,9 +87,9 @@ def test_pages_are_not_kept_by_caches(viewer: Client) -> None:
 @pytest.fixture
 def of_each() -> None:
     for state in ("free", "active", "expired", "released", "revoked"):
-        LeaseFactory(resource=state, state=state)
-    LeaseFactory(resource="active, renewed", renewals=2)
-    LeaseFactory(resource="expired, renewed", renewals=1, state="expired")
+        make_lease(resource=state, state=state)
+    make_lease(resource="active, renewed", renewals=2)
+    make_lease(resource="expired, renewed", renewals=1, state="expired")
 
 
 @pytest.mark.usefixtures("of_each")
@@ -119,18 +119,18 @@ def test_active_expired_and_released_add_up(viewer: Client) -> None:
 
 
 def test_leases_of_tasks_stand_beside_the_named_ones(viewer: Client) -> None:
-    held, _waiting = TaskFactory(state="running"), TaskFactory()
+    held, _waiting = make_task(state="running"), make_task()
     page = get(viewer, f"{LIST}?state=active")
     assert page.names == [f"task:{held.pk}"]
     assert f"{LIST}task:{held.pk}/" in page.links
-    LeaseFactory(resource="berth")
+    make_lease(resource="berth")
     page = get(viewer, f"{LIST}?state=active")
     assert page.names == ["berth", f"task:{held.pk}"]
     assert [each["href"] for each in page.all("nav.jump a")][1:] == ["#section-tasks"]
 
 
 def test_a_task_is_found_by_its_id(viewer: Client) -> None:
-    task, _other = TaskFactory(state="running"), TaskFactory(state="running")
+    task, _other = make_task(state="running"), make_task(state="running")
     for text in (f"{task.pk}", f"task:{task.pk}", f"/api/tasks/{task.pk}"):
         assert get(viewer, f"{LIST}?q={text}").names == [f"task:{task.pk}"]
 
@@ -155,7 +155,7 @@ def test_paging_shows_every_lease_once_while_others_come(viewer: Client) -> None
     seen, page = [], get(viewer, LIST)
     seen += page.names
     for _ in range(2):
-        LeaseFactory()
+        make_lease()
         page = get(viewer, page.next)
         seen += page.names
     assert seen == [f"berth:{number}" for number in reversed(range(120))]
@@ -165,12 +165,12 @@ def test_paging_shows_every_lease_once_while_others_come(viewer: Client) -> None
 
 
 def test_a_list_costs_the_same_however_long_it_is(viewer: Client) -> None:
-    LeaseFactory()
-    TaskFactory(state="running")
+    make_lease()
+    make_task(state="running")
     few = sent_by(viewer, LIST)
     for _ in range(4):
-        LeaseFactory(renewals=1)
-        TaskFactory(state="running")
+        make_lease(renewals=1)
+        make_task(state="running")
     many = sent_by(viewer, LIST)
     assert len(few) == len(many) <= 6 + 6 * len(leasable_models())
     assert_cheap(many)
@@ -181,14 +181,14 @@ def test_an_empty_list_says_so(viewer: Client) -> None:
     for url in (LIST, f"{LIST}?state=expired&renewed=1"):
         page = get(viewer, url)
         assert page.is_empty and page.rows == []
-    LeaseFactory()
+    make_lease()
     assert get(viewer, f"{LIST}?state=expired&renewed=1").is_empty
     assert len(get(viewer, LIST).rows) == 1
 
 
 def test_hostile_names_are_inert(viewer: Client) -> None:
     hostile = '<script>alert(1)</script>"><img src=x onerror=alert(1)>'
-    lease = LeaseFactory(resource=hostile, holder=f"{hostile}!")
+    lease = make_lease(resource=hostile, holder=f"{hostile}!")
     for page in (get(viewer, LIST), get(viewer, url_of(lease))):
         assert hostile in page.text
         assert page.handlers == []
@@ -199,7 +199,7 @@ def test_hostile_names_are_inert(viewer: Client) -> None:
 
 
 def test_a_poll_gets_the_page_without_its_frame(viewer: Client) -> None:
-    LeaseFactory(resource="berth")
+    make_lease(resource="berth")
     page = get(viewer, LIST, x_live="1")
     assert page.names == ["berth"]
     assert page.scripts == [] and not page.all("nav.menu")
@@ -207,7 +207,7 @@ def test_a_poll_gets_the_page_without_its_frame(viewer: Client) -> None:
 
 
 def test_a_poll_leaves_messages_for_the_page(operator: Client) -> None:
-    lease = LeaseFactory(holder="dora")
+    lease = make_lease(holder="dora")
     operator.post(url_of(lease, "revoke"), {"reason": "x", "typed": lease.resource})
     assert get(operator, url_of(lease), x_live="1").notices == []
     assert "dora" in get(operator, url_of(lease)).notice.text
@@ -218,7 +218,7 @@ def test_a_poll_leaves_messages_for_the_page(operator: Client) -> None:
 
 @pytest.mark.urls("tests.leasing.urls_alone")
 def test_the_pages_stand_alone_under_any_prefix(operator: Client) -> None:
-    lease, task = LeaseFactory(), TaskFactory(state="running")
+    lease, task = make_lease(), make_task(state="running")
     page = get(operator, "/deep/inside/leases/")
     assert all(link.startswith(("/deep/inside/leases", "#")) for link in page.links)
     for key in (str(lease.pk), task.lease_id):
@@ -235,7 +235,7 @@ def test_internal_leases_are_marked_and_come_after_those_of_the_application(
     operator: Client,
 ) -> None:
     for name in ("leasing_tasks.sampling", "leasing_tasksy", "report:7"):
-        LeaseFactory(resource=name)
+        make_lease(resource=name)
     for key in ("leasing_tasks:examine", "mail:7"):
         once(key, 60).run(lambda: None)
 
@@ -253,8 +253,8 @@ def test_internal_leases_are_marked_and_come_after_those_of_the_application(
 
 
 def test_the_internal_leases_obey_the_filter(operator: Client) -> None:
-    LeaseFactory(resource="leasing_tasks.sampling")
-    LeaseFactory(resource="report:7")
+    make_lease(resource="leasing_tasks.sampling")
+    make_lease(resource="report:7")
 
     assert get(operator, "/ops/leases/?q=report").names == ["report:7"]
     assert get(operator, "/ops/leases/?q=leasing_tasks").names == ["leasing_tasks.sampling"]

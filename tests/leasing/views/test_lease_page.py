@@ -13,7 +13,7 @@ from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.models import AuditEntry, Lease, LeaseEvent
 from leasing.web.badges import ACTIVE, EXPIRED
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 from tests.fixtures import client_with
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire, stored
@@ -33,7 +33,7 @@ def url_of(lease: Lease, verb: str = "detail") -> str:
 
 
 def test_an_active_lease_says_who_holds_it_and_what_happens_next(viewer: Client) -> None:
-    lease = LeaseFactory(holder="dora")
+    lease = make_lease(holder="dora")
     page = get(viewer, url_of(lease))
     now = database_now("default")
     reported = explain(Lease.objects.get(pk=lease.pk), now)
@@ -47,7 +47,7 @@ def test_an_active_lease_says_who_holds_it_and_what_happens_next(viewer: Client)
 
 
 def test_lateness_has_three_steps(viewer: Client, database_clock: DatabaseClock) -> None:
-    lease = LeaseFactory(holder="dora", renewals=1)
+    lease = make_lease(holder="dora", renewals=1)
 
     def seen() -> str:
         return get(viewer, url_of(lease)).code
@@ -61,7 +61,7 @@ def test_lateness_has_three_steps(viewer: Client, database_clock: DatabaseClock)
 
 
 def test_all_times_are_the_databases(viewer: Client, database_clock: DatabaseClock) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     database_clock.advance(12)
     page = get(viewer, url_of(lease))
     until = page.answers["until"].one("time")
@@ -70,7 +70,7 @@ def test_all_times_are_the_databases(viewer: Client, database_clock: DatabaseClo
 
 
 def test_a_revoked_lease_says_by_whom_and_why(viewer: Client) -> None:
-    lease = LeaseFactory(holder="dora")
+    lease = make_lease(holder="dora")
     Lease.objects.filter(pk=lease.pk).revoke("she is on leave", "olga")
     page = get(viewer, url_of(lease))
     assert page.code == "released"
@@ -78,22 +78,22 @@ def test_a_revoked_lease_says_by_whom_and_why(viewer: Client) -> None:
 
 
 def test_a_released_lease_says_that_its_holder_gave_it_back(viewer: Client) -> None:
-    lease = LeaseFactory(holder="dora", state="released")
+    lease = make_lease(holder="dora", state="released")
     page = get(viewer, url_of(lease))
     assert page.code == "released" and "dora" in page.answers["why"].text
     assert not page.forms[1:], "there is nothing to revoke"
 
 
 def test_a_lease_that_nobody_ever_held_says_so(viewer: Client) -> None:
-    page = get(viewer, url_of(LeaseFactory(state="free")))
+    page = get(viewer, url_of(make_lease(state="free")))
     assert page.code == "free" and not page.answers["who"].all("bdi")
     assert not page.answers["do"].all("form") and not page.all("[data-forbidden]")
 
 
 def test_the_timeline_shows_a_takeover_with_rising_tokens(viewer: Client) -> None:
-    first = LeaseFactory(resource="berth", holder="dora")
+    first = make_lease(resource="berth", holder="dora")
     expire(first)
-    second = LeaseFactory(resource="berth", holder="emil")
+    second = make_lease(resource="berth", holder="emil")
     page = get(viewer, url_of(second))
     takeover, grant = page.all(".timeline li")
     assert takeover.one(".token .mono").text == str(second.fencing_token)
@@ -108,7 +108,7 @@ def test_the_timeline_shows_a_takeover_with_rising_tokens(viewer: Client) -> Non
 
 
 def test_events_come_in_pages(viewer: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     LeaseEvent.objects.bulk_create(
         LeaseEvent.of(lease, "refused", reason=f"write {number}") for number in range(60)
     )
@@ -118,14 +118,14 @@ def test_events_come_in_pages(viewer: Client) -> None:
 
 
 def test_a_lease_costs_the_same_however_much_happened_to_it(viewer: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     few = sent_by(viewer, url_of(lease))
     LeaseEvent.objects.bulk_create(LeaseEvent.of(lease, "refused") for _ in range(30))
     assert len(sent_by(viewer, url_of(lease))) == len(few) <= 9
 
 
 def test_a_lease_that_does_not_exist_answers_404(viewer: Client) -> None:
-    LeaseFactory()
+    make_lease()
     for key in ("999", "task:999", "nobody:1", "x", "task:x", "lease:1", "9" * 30):
         assert viewer.get(f"{LIST}{key}/").status_code == 404, key
 
@@ -134,7 +134,7 @@ def test_a_lease_that_does_not_exist_answers_404(viewer: Client) -> None:
 
 
 def test_a_revocation_takes_the_lease_and_remembers_who_and_why(operator: Client) -> None:
-    lease = LeaseFactory(holder="dora")
+    lease = make_lease(holder="dora")
     said = {"reason": "she hangs", "typed": lease.resource}
     response = operator.post(url_of(lease, "revoke"), said, follow=True)
     assert response.redirect_chain == [(url_of(lease), 302)]
@@ -148,7 +148,7 @@ def test_a_revocation_takes_the_lease_and_remembers_who_and_why(operator: Client
 def test_a_revocation_without_a_usable_reason_changes_nothing(
     operator: Client, reason: str
 ) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     before = stored(lease)
     said = {"reason": reason, "typed": lease.resource}
     page = Page(operator.post(url_of(lease, "revoke"), said))
@@ -159,7 +159,7 @@ def test_a_revocation_without_a_usable_reason_changes_nothing(
 
 @pytest.mark.parametrize("typed", ["", "berth", "BERTH:1"])
 def test_a_revocation_needs_the_name_typed(operator: Client, typed: str) -> None:
-    lease = LeaseFactory(resource="berth:1")
+    lease = make_lease(resource="berth:1")
     before = stored(lease)
     page = Page(operator.post(url_of(lease, "revoke"), {"reason": "she hangs", "typed": typed}))
     assert (page.status, page.invalid) == (400, {"typed"})
@@ -168,7 +168,7 @@ def test_a_revocation_needs_the_name_typed(operator: Client, typed: str) -> None
 
 
 def test_a_second_revocation_says_that_nothing_changed(operator: Client) -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     for tone in ("ok", "warn"):
         said = {"reason": "x", "typed": lease.resource}
         response = operator.post(url_of(lease, "revoke"), said, follow=True)
@@ -177,12 +177,12 @@ def test_a_second_revocation_says_that_nothing_changed(operator: Client) -> None
 
 
 def test_a_revocation_leads_back_only_to_this_site(operator: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     url = reverse("leasing:revoke", args=[task.lease_id])
     said = {"reason": "x", "typed": task.lease_id}
     response = operator.post(url, said | {"next": "//evil.example/"})
     assert response["Location"] == f"{LIST}task:{task.pk}/"
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     url = reverse("leasing:revoke", args=[task.lease_id])
     said = {"reason": "x", "typed": task.lease_id}
     response = operator.post(url, said | {"next": "/ops/"})
@@ -190,9 +190,9 @@ def test_a_revocation_leads_back_only_to_this_site(operator: Client) -> None:
 
 
 def test_terms_are_drawn_with_refused_writes_and_told_in_a_table(viewer: Client) -> None:
-    first = LeaseFactory(resource="berth", holder="dora")
+    first = make_lease(resource="berth", holder="dora")
     expire(first)
-    second = LeaseFactory(resource="berth", holder="emil", renewals=3)
+    second = make_lease(resource="berth", holder="emil", renewals=3)
     with pytest.raises(LeaseLost):
         Lease.objects.release(first)
     page = get(viewer, url_of(second))
@@ -206,13 +206,13 @@ def test_terms_are_drawn_with_refused_writes_and_told_in_a_table(viewer: Client)
 
 @pytest.mark.parametrize("state", ["free", "active", "expired", "released", "revoked"])
 def test_every_lease_answers_the_five_questions_in_their_order(viewer: Client, state: str) -> None:
-    answers = get(viewer, url_of(LeaseFactory(state=state))).answers
+    answers = get(viewer, url_of(make_lease(state=state))).answers
     assert list(answers) == ["why", "who", "until", "next", "do"]
     assert all(answer.text for answer in answers.values())
 
 
 def test_a_revocation_is_in_the_ledger_of_audits(operator: Client) -> None:
-    lease = LeaseFactory(resource="berth")
+    lease = make_lease(resource="berth")
     operator.post(url_of(lease, "revoke"), {"reason": "she hangs", "typed": "berth"})
     entry = AuditEntry.objects.get()
     assert (entry.by, entry.verb, entry.key) == ("olga", "revoke", str(lease.pk))

@@ -19,7 +19,7 @@ from leasing.metrics.database import Figure, TooMany, read_all
 from leasing.metrics.family import Family
 from leasing.models import LeaseState
 from tasks.metrics import database as task_figures
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 from tests.metrics import Scrape, check_names
 from tests.pages import signed_in
 from tests.plugin import ROOT
@@ -111,13 +111,13 @@ def test_without_the_client_library_it_says_what_to_install(
 @pytest.mark.usefixtures("with_token")
 def test_leases_are_counted_by_model_and_state(settings: Settings) -> None:
     settings.LEASING = {**settings.LEASING, "METRICS_LEADERS": ("berth:one", "berth:two")}
-    LeaseFactory(resource="berth:one")
-    LeaseFactory(resource="berth:two", state=LeaseState.EXPIRED)
+    make_lease(resource="berth:one")
+    make_lease(resource="berth:two", state=LeaseState.EXPIRED)
     for state in (LeaseState.ACTIVE, LeaseState.RELEASED, "revoked", LeaseState.FREE):
-        LeaseFactory(state=state)
-    TaskFactory(state="running")
-    TaskFactory(state="stuck")
-    TaskFactory(state="succeeded")
+        make_lease(state=state)
+    make_task(state="running")
+    make_task(state="stuck")
+    make_task(state="succeeded")
 
     found = Scrape(read().content.decode())
 
@@ -147,8 +147,8 @@ def test_updates_that_touch_no_index_are_told_of_apart() -> None:
 
 @pytest.mark.usefixtures("with_token")
 def test_no_label_names_a_resource_or_a_holder() -> None:
-    LeaseFactory(resource="berth:one", holder="ann")
-    TaskFactory(state="running", holder="ann")
+    make_lease(resource="berth:one", holder="ann")
+    make_task(state="running", holder="ann")
 
     found = Scrape(read().content.decode())
 
@@ -169,8 +169,8 @@ def test_more_rows_are_not_more_queries() -> None:
 
     before = queries()
     for _ in range(3):
-        LeaseFactory()
-        TaskFactory(state="running")
+        make_lease()
+        make_task(state="running")
 
     assert queries() == before < 100
 
@@ -296,8 +296,8 @@ def test_a_figure_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture)
 def test_leases_too_many_to_count_are_not_counted_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "MAX_ROWS", 2)
     for _ in range(3):
-        LeaseFactory()
-        TaskFactory(state="running")
+        make_lease()
+        make_task(state="running")
 
     found = Scrape(read().content.decode())
 

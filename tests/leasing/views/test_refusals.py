@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 from pytest_django import Settings
 
-from tests.factories import LeaseFactory
+from tests.factories import make_lease
 from tests.pages import Page, get, signed_in
 
 pytestmark = pytest.mark.django_db
@@ -31,7 +31,7 @@ def test_a_missing_permission_is_named_as_in_the_admin_with_the_pages_that_are_o
 
 
 def test_an_action_names_its_permission_and_the_way_back() -> None:
-    lease = LeaseFactory()
+    lease = make_lease()
     client = signed_in("leasing.view_lease")
 
     page = get_posted(client, f"/ops/leases/{lease.lease_id}/revoke/")
@@ -43,7 +43,7 @@ def test_an_action_names_its_permission_and_the_way_back() -> None:
 
 def test_a_read_only_site_says_so_on_a_page(settings: Settings) -> None:
     settings.LEASING = {"READ_ONLY": True}
-    lease = LeaseFactory()
+    lease = make_lease()
     client = signed_in("leasing.view_lease", "leasing.revoke_lease")
 
     page = get_posted(client, f"/ops/leases/{lease.lease_id}/revoke/")

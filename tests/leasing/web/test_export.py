@@ -20,7 +20,7 @@ from leasing.models import AuditEntry, Lease, LeaseEvent
 from leasing.web.export import Column, export, in_chunks, neutral, plain, secret
 from tasks.dashboard import exports as task_exports
 from tasks.models import Task
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_leases, make_task
 
 pytestmark = pytest.mark.django_db
 
@@ -58,7 +58,7 @@ def table(rows: Any, columns: list[Column], user: Any = None) -> list[list[str]]
 )
 def test_no_cell_is_taken_for_a_formula(text: str) -> None:
     assert neutral(text) == f"'{text}"
-    task: Task = TaskFactory()
+    task = make_task()
     Task.objects.filter(pk=task.pk).update(last_error=text)
 
     (_, row) = table(Task.objects.all(), plain("last_error"))
@@ -74,10 +74,10 @@ def test_everything_else_stands_as_it_is(value: Any, cell: str) -> None:
 
 
 def test_an_export_is_read_by_key_in_chunks_and_none_comes_twice() -> None:
-    made: list[Any] = LeaseFactory.create_batch(7)
+    made: list[Any] = make_leases(7)
     chunks = in_chunks(Lease.objects.all(), size=3)
     first = next(chunks)
-    LeaseFactory()  # comes meanwhile
+    make_lease()  # comes meanwhile
     Lease.objects.filter(pk=made[0].pk).delete()
 
     keys = [row.pk for chunk in [first, *chunks] for row in chunk]
@@ -86,7 +86,7 @@ def test_an_export_is_read_by_key_in_chunks_and_none_comes_twice() -> None:
 
 
 def test_chunks_that_are_full_to_the_last_end_too() -> None:
-    LeaseFactory.create_batch(4)
+    make_leases(4)
 
     with CaptureQueriesContext(connection) as queries:
         sizes = [len(chunk) for chunk in in_chunks(Lease.objects.all(), size=2)]
@@ -97,7 +97,7 @@ def test_chunks_that_are_full_to_the_last_end_too() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_json_is_an_array_of_all_rows(count: int) -> None:
-    LeaseFactory.create_batch(count)
+    make_leases(count)
 
     reported = json.loads(content(Lease.objects.with_state(), exports.LEASES, "json"))
 
@@ -106,7 +106,7 @@ def test_json_is_an_array_of_all_rows(count: int) -> None:
 
 
 def test_payload_is_for_those_who_may_see_it_and_its_secrets_for_nobody(admin_user: User) -> None:
-    task: Task = TaskFactory()
+    task = make_task()
     Task.objects.filter(pk=task.pk).update(task_data={"password": "hunter2", "city": "Hamburg"})
 
     for form in ("csv", "json"):
@@ -117,7 +117,7 @@ def test_payload_is_for_those_who_may_see_it_and_its_secrets_for_nobody(admin_us
 
 
 def test_payload_that_is_not_exported_is_not_read() -> None:
-    TaskFactory()
+    make_task()
     rows = task_exports.readable(Task.objects.all(), AnonymousUser())
 
     with CaptureQueriesContext(connection) as queries:
@@ -128,8 +128,8 @@ def test_payload_that_is_not_exported_is_not_read() -> None:
 
 
 def test_every_list_can_be_exported(admin_user: User) -> None:
-    LeaseFactory()
-    TaskFactory()
+    make_lease()
+    make_task()
     audit.record("olga", "retry", Task, changed=1, keys=[1])
     lists: list[tuple[Any, list[Column]]] = [
         (Lease.objects.with_state(), exports.LEASES),
@@ -146,7 +146,7 @@ def test_every_list_can_be_exported(admin_user: User) -> None:
 
 def test_a_list_in_another_order_is_exported_chunk_by_chunk() -> None:
     names = plain("resource")
-    rows = [[LeaseFactory(resource="b")], [LeaseFactory(resource="a")]]
+    rows = [[make_lease(resource="b")], [make_lease(resource="a")]]
 
     assert table(rows, names) == [["resource"], ["b"], ["a"]]
 

@@ -16,7 +16,7 @@ from leasing.web.counts import Capped, capped_count
 from leasing.web.cursors import Cursor, InvalidCursor, Order
 from leasing.web.paging import chunks_of, page_of
 from tasks.models import Task
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.pages import queries
 
 pytestmark = pytest.mark.django_db
@@ -121,7 +121,7 @@ def test_a_list_in_parts_may_be_sorted_by_key_alone(seven: list[int], search: Q 
 def test_a_row_that_goes_from_one_part_of_a_list_to_the_next_meanwhile_is_listed_once(
     search: Q | None,
 ) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     order = Order("acquired_at", parts=Task.leases_listed_in)
     running = [task]
 

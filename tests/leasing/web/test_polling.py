@@ -19,7 +19,7 @@ from leasing.web.fingerprint import Digest, fingerprint
 from leasing.web.polling import SharedReading
 from tasks.dashboard import overview
 from tasks.models import Sample, Task, Worker
-from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.factories import make_lease, make_task, make_worker
 from tests.fixtures import client_with
 from tests.pages import signed_in
 
@@ -53,8 +53,8 @@ def poll(client: Client, url: str, tag: str = "") -> Any:
 def test_a_poll_that_knows_the_page_is_answered_304_and_nothing_is_rendered(
     viewer: Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    WorkerFactory()
-    TaskFactory()
+    make_worker()
+    make_task()
     tag = poll(viewer, url)["ETag"]
     monkeypatch.delattr(Template, "render")
     answer = poll(viewer, url, tag)
@@ -66,9 +66,9 @@ def test_a_poll_that_knows_the_page_is_answered_304_and_nothing_is_rendered(
 
 @pytest.mark.parametrize("url", [OVERVIEW, "/ops/tasks/", "/ops/queues/"])
 def test_a_poll_hears_of_what_has_changed(viewer: Client, url: str) -> None:
-    WorkerFactory()
+    make_worker()
     tag = poll(viewer, url)["ETag"]
-    TaskFactory()
+    make_task()
     answer = poll(viewer, url, tag)
     assert answer.status_code == 200
     assert answer["ETag"] != tag
@@ -94,7 +94,7 @@ def test_a_sample_is_news_to_the_overview_and_no_poll_reads_the_charts_without(
 
 
 def test_signs_of_life_are_no_news_until_they_stay_away(viewer: Client) -> None:
-    worker = WorkerFactory()
+    worker = make_worker()
     for url in (OVERVIEW, "/ops/workers/", f"/ops/workers/{worker.pk}/"):
         tag = poll(viewer, url)["ETag"]
         Worker.objects.seen(worker.name)
@@ -110,7 +110,7 @@ def test_who_may_do_more_gets_another_page(viewer: Client) -> None:
 
 
 def test_that_time_has_passed_a_deadline_is_news_though_no_row_has_changed() -> None:
-    LeaseFactory()
+    make_lease()
     Lease.objects.update(expires_at=NOON)
     lease = Lease.objects.get()
 
@@ -121,7 +121,7 @@ def test_that_time_has_passed_a_deadline_is_news_though_no_row_has_changed() -> 
 
 
 def test_a_lease_that_becomes_late_is_news() -> None:
-    LeaseFactory(ttl=30)
+    make_lease(ttl=30)
     Lease.objects.update(expires_at=NOON, renewals=1, renewed_at=NOON)
     lease = Lease.objects.get()
     early, late = (fingerprint(lease, NOON - timedelta(seconds=left)) for left in (29, 2))
@@ -135,7 +135,7 @@ def test_words_that_read_the_same_when_joined_are_told_apart() -> None:
 
 def test_the_heaviest_page_weighs_less_than_100_kb_with_all_it_loads(viewer: Client) -> None:
     for number in range(12):
-        WorkerFactory(name=f"worker-{number}")
+        make_worker(name=f"worker-{number}")
     Task.objects.enqueue_many("sample.sleep", [{"sleep_duration_seconds": 1}] * 48)
     for number in range(12):
         assert len(Task.objects.claim(f"worker-{number}", limit=4)) == 4

@@ -34,7 +34,7 @@ from tasks.models import (
     TaskStep,
 )
 from tasks.outbox import publish
-from tests.factories import LeaseFactory, TaskFactory, WorkerFactory, claimed
+from tests.factories import claimed, make_lease, make_task, make_tasks, make_worker
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in
 from tests.tasks.support import Handlers, lose, row_of
@@ -79,8 +79,8 @@ def url_of(row: Any) -> str:
 def one_of_each() -> list[Any]:
     """A row of every model, all of one story: a task that was lost, and then worked."""
     start_generator()
-    worker = WorkerFactory()
-    task = TaskFactory(state="recovered", holder=worker.name)
+    worker = make_worker()
+    task = make_task(state="recovered", holder=worker.name)
     return [
         task,
         TaskAttempt.objects.get(task=task),
@@ -110,9 +110,9 @@ def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> 
 
 
 def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
-    worker = WorkerFactory(name="dora & son")
-    task = TaskFactory(state="recovered", holder="dora & son")
-    running = TaskFactory(state="running", holder="dora & son")
+    worker = make_worker(name="dora & son")
+    task = make_task(state="recovered", holder="dora & son")
+    running = make_task(state="running", holder="dora & son")
 
     page = get(viewer, f"{TASKS}{task.pk}/change/")
     assert {f"/ops/tasks/{task.pk}/", f"/ops/leases/task:{task.pk}/"} <= set(page.links)
@@ -134,7 +134,7 @@ def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
 
 def test_the_list_filters_by_the_states_of_the_operators_list(viewer: Client) -> None:
     for state in ("ready", "scheduled", "running", "stuck", "failed", "succeeded", "retrying"):
-        TaskFactory(state=state)
+        make_task(state=state)
     page = get(viewer, TASKS)
     offered = [link for link in page.links if link.startswith("?state=")]
     assert offered == [f"?state={state}" for state in listing.STATES if state != "all"]
@@ -151,7 +151,7 @@ def test_a_page_has_one_form_of_date_and_the_names_of_the_operators_page(viewer:
         for url in (url_of(row), reverse(f"admin:leasing_tasks_{row._meta.model_name}_changelist")):
             text = get(viewer, url).one("#content").text
             assert not re.search(r"[ap]\.m\.|midnight|noon|\d:\d\d\.\d|\+00:00", text), url
-    task = TaskFactory(state="stuck")
+    task = make_task(state="stuck")
     page = get(viewer, url_of(task))
     task.refresh_from_db()
     assert stamp(task.expires_at) in page.facts["Until"]
@@ -175,7 +175,7 @@ def test_a_state_is_shown_by_mark_and_word(viewer: Client) -> None:
         "cancelled": badges.CANCELLED,
         "retrying": badges.RETRYING,
     }
-    tasks = {state: TaskFactory(state=state) for state in expected}
+    tasks = {state: make_task(state=state) for state in expected}
 
     def shown(badge: Badge) -> str:
         return f"{badge.mark} {badge.word}"
@@ -188,8 +188,8 @@ def test_a_state_is_shown_by_mark_and_word(viewer: Client) -> None:
 
 def test_the_search_finds_ids_exact_names_and_keys(viewer: Client, handlers: Handlers) -> None:
     handlers["mail.send"] = lambda ctx: None
-    one = TaskFactory(name="mail.send", data={})
-    two = TaskFactory(unique_key="report 7")
+    one = make_task(name="mail.send", data={})
+    two = make_task(unique_key="report 7")
     for text, task in (("mail.send", one), ("report 7", two), (str(two.pk), two)):
         page = get(viewer, f"{TASKS}?q={text}")
         assert f"{TASKS}{task.pk}/change/" in rows(page)
@@ -208,7 +208,7 @@ def test_the_search_by_an_alias_is_that_by_the_name(
 
 
 def test_nobody_is_led_to_what_they_may_not_see() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     page = get(signed_in("leasing_tasks.view_task", is_staff=True), f"{TASKS}{task.pk}/change/")
     assert not [link for link in page.links if "auditentry" in link or "/ops/leases" in link]
     assert not [link for link in page.links if link.startswith(ATTEMPTS)]
@@ -241,7 +241,7 @@ def test_a_list_costs_the_same_however_long_it_is(viewer: Client) -> None:
 def test_the_name_is_looked_for_among_the_newest_and_an_id_among_all(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = TaskFactory(), TaskFactory()
+    old, new = make_task(), make_task()
     assert not get(viewer, f"{TASKS}?q=sample.sleep").all("[data-note]")
     monkeypatch.setattr(changelist, "REACH", 1)
     page = get(viewer, f"{TASKS}?q=sample.sleep")
@@ -254,7 +254,7 @@ def test_a_filter_without_an_index_looks_at_the_newest_and_one_with_it_at_all(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for state in ("retrying", "recovered") * 2:
-        TaskFactory(state=state)
+        make_task(state=state)
     monkeypatch.setattr(changelist, "REACH", 2)
     assert len(get(viewer, f"{ATTEMPTS}?outcome__exact=failed").rows) == 1
     assert len(get(viewer, f"{ATTEMPTS}?outcome__exact=lost").rows) == 2
@@ -262,14 +262,14 @@ def test_a_filter_without_an_index_looks_at_the_newest_and_one_with_it_at_all(
     monkeypatch.setattr(changelist, "REACH", 1)
     both = "state=waiting&queue__exact=default"
     assert len(get(viewer, f"{TASKS}?{both}").rows) == 4
-    TaskFactory.create_batch(2, state="succeeded")
+    make_tasks(2, state="succeeded")
     assert len(get(viewer, f"{TASKS}?state=succeeded").rows) == 1
 
 
 def test_a_list_ends_where_its_count_ends_and_says_so(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TaskFactory.create_batch(3)
+    make_tasks(3)
     monkeypatch.setattr(changelist, "COUNT_CAP", 2)
     monkeypatch.setattr(TaskAdmin, "list_per_page", 1)
     page = get(viewer, f"{TASKS}?p=2")
@@ -279,12 +279,12 @@ def test_a_list_ends_where_its_count_ends_and_says_so(
 
 def test_a_page_loads_its_large_columns_at_once_and_costs_the_same(viewer: Client) -> None:
     seer = signed_in(*VIEW, PAYLOAD, name="seer", is_staff=True)
-    task = TaskFactory(state="succeeded")
+    task = make_task(state="succeeded")
     get(seer, f"{TASKS}{task.pk}/change/")  # what a process looks up once
     sql = sent_by(seer, f"{TASKS}{task.pk}/change/")
     assert sum('"task_data"' in statement for statement in sql) == 1
     assert not any('"task_data"' in each for each in sent_by(viewer, f"{TASKS}{task.pk}/change/"))
-    TaskFactory.create_batch(5, state="running")
+    make_tasks(5, state="running")
     assert len(sent_by(seer, f"{TASKS}{task.pk}/change/")) == len(sql)
     assert_cheap(sql)
 
@@ -293,7 +293,7 @@ def test_a_page_loads_its_large_columns_at_once_and_costs_the_same(viewer: Clien
     "state", ["ready", "scheduled", "running", "stuck", "failed", "succeeded", "cancelled"]
 )
 def test_a_task_is_diagnosed_in_the_words_of_its_page(operator: Client, state: str) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     page = get(operator, url_of(task))
     found = diagnose(task)
     panel = page.one(".leasing-panel")
@@ -308,7 +308,7 @@ def test_a_task_is_diagnosed_in_the_words_of_its_page(operator: Client, state: s
 @pytest.mark.parametrize("state", ["live", "late", "gone", "stopped"])
 def test_workers_are_filtered_by_state(viewer: Client, state: str) -> None:
     for each in ("live", "late", "gone", "stopped"):
-        WorkerFactory(name=f"{each}-worker", state=each)
+        make_worker(name=f"{each}-worker", state=each)
     page = get(viewer, f"{WORKERS}?state={state}")
     (row,) = page.rows
     assert f"{state}-worker" in row.element.text
@@ -317,7 +317,7 @@ def test_workers_are_filtered_by_state(viewer: Client, state: str) -> None:
 def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
     hostile = "<script>alert(1)</script>"
     handlers[hostile] = lambda ctx, **data: None
-    task = TaskFactory(name=hostile, data={hostile: hostile}, state="running", holder=hostile)
+    task = make_task(name=hostile, data={hostile: hostile}, state="running", holder=hostile)
     Task.objects.fail(task, ValueError(hostile))
     attempt = TaskAttempt.objects.get()
     for url in (TASKS, f"{TASKS}{task.pk}/change/", ATTEMPTS, f"{ATTEMPTS}{attempt.pk}/change/"):
@@ -328,7 +328,7 @@ def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
 
 
 def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Client) -> None:
-    failed, done = TaskFactory(state="failed"), TaskFactory(state="succeeded")
+    failed, done = make_task(state="failed"), make_task(state="succeeded")
     page = act(operator, "retry", [failed, done])
     assert ACTIONS["retry"].consequence in page.text
     assert page.one("[data-outlook]").numbers == [1, 2, 1]
@@ -344,13 +344,13 @@ def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Cli
 
 
 def test_what_none_fits_cannot_be_confirmed(operator: Client) -> None:
-    page = act(operator, "retry", [TaskFactory()])
+    page = act(operator, "retry", [make_task()])
     assert page.one("[data-outlook]").numbers == [0, 1, 1]  # the one that was chosen stays
     assert not page.all("input[type=submit]")
 
 
 def test_from_its_page_a_task_is_acted_on_and_shown_again(operator: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     page = act(operator, "retry", [task], from_row="yes")
     assert url_of(task) in page.links
     response = operator.post(TASKS, page.hidden)
@@ -359,7 +359,7 @@ def test_from_its_page_a_task_is_acted_on_and_shown_again(operator: Client) -> N
 
 
 def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     sent = act(operator, "revoke", [task]).hidden
     lose(task)
     claimed(task, "another")
@@ -370,7 +370,7 @@ def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client
 
 
 def test_a_revocation_takes_running_tasks_with_a_reason_and_the_name(operator: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     name = f"task:{task.pk}"
     assert name in act(operator, "revoke", [task]).one("label[for=id_typed]").text
     for wrong in ({"reason": " ", "typed": name}, {"reason": "she hangs", "typed": "it"}):
@@ -388,9 +388,9 @@ def test_a_cancellation_ends_what_waits_and_asks_what_runs_with_a_reason(
     operator: Client,
 ) -> None:
     tasks: list[Task] = [
-        TaskFactory(),
-        TaskFactory(state="running"),
-        TaskFactory(state="succeeded"),
+        make_task(),
+        make_task(state="running"),
+        make_task(state="succeeded"),
     ]
     assert act(operator, "cancel", tasks, confirmed="yes", reason=" ").invalid == {"reason"}
     page = act(operator, "cancel", tasks, confirmed="yes", reason="wrong month")
@@ -402,7 +402,7 @@ def test_a_cancellation_ends_what_waits_and_asks_what_runs_with_a_reason(
 
 
 def test_a_discard_deletes_without_collecting_and_is_remembered(operator: Client) -> None:
-    done, running = TaskFactory(state="succeeded"), TaskFactory(state="running")
+    done, running = make_task(state="succeeded"), make_task(state="running")
     assert "delete_selected" not in get(operator, TASKS).choices("action")
     page = act(operator, "discard", [done, running], confirmed="yes", reason="spring")
     assert (page.notice.tone, page.notice.numbers) == ("warn", [1, 2, 1])
@@ -412,7 +412,7 @@ def test_a_discard_deletes_without_collecting_and_is_remembered(operator: Client
 
 
 def test_a_reschedule_moves_what_waits(operator: Client, queues: None) -> None:
-    task = TaskFactory(state="scheduled")
+    task = make_task(state="scheduled")
     data = {"confirmed": "yes", "queue": "mail", "at_once": "on", "reason": ""}
     page = act(operator, "reschedule", [task], confirmed="yes", reason="")
     assert page.all(".errornote") and row_of(task)["queue"] == "default"
@@ -440,7 +440,7 @@ STATES = {"retry": "failed", "reschedule": "ready", "cancel": "ready", "discard"
 
 @pytest.mark.parametrize(("action", "state"), [*STATES.items(), ("revoke", "running")])
 def test_an_action_needs_its_permission(viewer: Client, action: str, state: str) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     before = row_of(task)
     said = {"confirmed": "yes", "reason": "x", "typed": task.lease_id, "queue": "default"}
     assert not get(viewer, TASKS).choices("action") | get(viewer, url_of(task)).choices("action")
@@ -451,7 +451,7 @@ def test_an_action_needs_its_permission(viewer: Client, action: str, state: str)
 @pytest.mark.parametrize("action", [*ACTIONS, "revoke"])
 def test_nothing_is_done_while_read_only(operator: Client, settings: Settings, action: str) -> None:
     settings.LEASING = {"READ_ONLY": True}
-    task = TaskFactory(state={**STATES, "revoke": "running"}[action])
+    task = make_task(state={**STATES, "revoke": "running"}[action])
     before = row_of(task)
     pages = [get(operator, TASKS), get(operator, url_of(task))]
     assert not any(page.choices("action") for page in pages)
@@ -460,17 +460,17 @@ def test_nothing_is_done_while_read_only(operator: Client, settings: Settings, a
 
 
 def test_a_change_needs_the_token_of_the_form_and_a_post(operator: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     strict = Client(enforce_csrf_checks=True)
     strict.cookies = operator.cookies
-    data = {"action": "retry", "_selected_action": [task.pk], "confirmed": "yes"}
+    data: Any = {"action": "retry", "_selected_action": [task.pk], "confirmed": "yes"}
     assert strict.post(TASKS, data).status_code == 403
     operator.get(TASKS, data)
     assert row_of(task)["status"] == "failed"
 
 
 def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     operator.post(reverse("leasing_tasks:act", args=[task.pk, "retry"]), {"seen": task.grants})
     page = get(operator, url_of(task).replace("change", "history"))
     (row,) = page.all(".leasing-scroll tbody tr")
@@ -482,7 +482,7 @@ def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
 
 def test_payload_is_shown_with_permission_alone_and_its_secrets_never(handlers: Handlers) -> None:
     handlers["jobs.echo"] = lambda ctx, **data: None
-    task = TaskFactory(name="jobs.echo", data={"password": "hunter2", "city": "Hamburg"})
+    task = make_task(name="jobs.echo", data={"password": "hunter2", "city": "Hamburg"})
     step = TaskStep.objects.create(
         task=task, name="a", output={"token": "hunter2", "at": "Hamburg"}
     )
@@ -495,7 +495,7 @@ def test_payload_is_shown_with_permission_alone_and_its_secrets_never(handlers: 
 
 
 def test_the_operators_pages_lead_to_the_admin_whoever_may_go_there(viewer: Client) -> None:
-    task, worker, lease = TaskFactory(), WorkerFactory(), LeaseFactory()
+    task, worker, lease = make_task(), make_worker(), make_lease()
     pages = {
         reverse("leasing_tasks:detail", args=[task.pk]): url_of(task),
         reverse("leasing_tasks:worker", args=[worker.pk]): url_of(worker),

@@ -22,7 +22,7 @@ from tasks.maintenance import counting
 from tasks.maintenance.counting import Slot
 from tasks.models import Schedule, Task
 from tests.api_calls import Answer, call
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.leasing.support import expire
 from tests.tasks.support import Handlers
 
@@ -64,23 +64,23 @@ def flat(found: list[list[Any]]) -> list[Any]:
     ],
 )
 def test_a_list_is_read_page_by_page(client: Client, path: str, states: tuple[str, ...]) -> None:
-    made = [TaskFactory(state=state).pk for state in states]
+    made = [make_task(state=state).pk for state in states]
     found = pages(client, path)
     assert flat(found) == made[::-1]
     assert [len(each) for each in found] == [2, 2, 1]
 
 
 def test_begun_tasks_are_those_that_run_and_then_those_that_wait_again(client: Client) -> None:
-    waiting = [TaskFactory(state=state).pk for state in ("returned", "recovered", "retrying")]
-    running = [TaskFactory(state="running").pk for _ in range(2)]
+    waiting = [make_task(state=state).pk for state in ("returned", "recovered", "retrying")]
+    running = [make_task(state="running").pk for _ in range(2)]
     for state in ("ready", "scheduled", "succeeded"):
-        TaskFactory(state=state)
+        make_task(state=state)
     assert flat(pages(client, "/tasks/started")) == running[::-1] + waiting
 
 
 def test_ended_tasks_are_sorted_by_their_end(client: Client) -> None:
-    early, late = TaskFactory(state="running"), TaskFactory(state="running")
-    ended = [TaskFactory(state=state).pk for state in ("failed", "cancelled", "succeeded")]
+    early, late = make_task(state="running"), make_task(state="running")
+    ended = [make_task(state=state).pk for state in ("failed", "cancelled", "succeeded")]
     for task in (late, early):
         Task.objects.complete(task)
     assert flat(pages(client, "/tasks/processed")) == [early.pk, late.pk, *ended[::-1]]
@@ -88,8 +88,8 @@ def test_ended_tasks_are_sorted_by_their_end(client: Client) -> None:
 
 def test_lists_of_a_state_read_no_task_that_has_not_begun(client: Client) -> None:
     Task.objects.enqueue_many("jobs.echo", [{}] * 3000)
-    TaskFactory(state="retrying")
-    TaskFactory(state="succeeded")
+    make_task(state="retrying")
+    make_task(state="succeeded")
     with CaptureQueriesContext(connection) as queries:
         for path in ("/tasks/started", "/tasks/processed", "/tasks?status=retrying"):
             assert len(call(client, "GET", path).body["tasks"]) == 1
@@ -106,7 +106,8 @@ def test_lists_of_a_state_read_no_task_that_has_not_begun(client: Client) -> Non
 def test_lists_and_samples_of_leases_read_no_task_that_nobody_has_had(client: Client) -> None:
     Task.objects.enqueue_many("jobs.echo", [{}] * 3000)
     for state in ("succeeded", "running", "returned"):
-        claimed = TaskFactory(state=state).acquired_at
+        claimed = make_task(state=state).acquired_at
+    assert claimed is not None
     counted: counting.Counted = defaultdict(Counter)
     with CaptureQueriesContext(connection) as queries:
         assert len(call(client, "GET", "/leases").body["leases"]) == 3
@@ -127,23 +128,23 @@ def test_lists_and_samples_of_leases_read_no_task_that_nobody_has_had(client: Cl
 
 @pytest.mark.parametrize("status", ["ready", "succeeded", "failed", "cancelled", "scheduled"])
 def test_tasks_of_a_status_are_in_the_order_of_the_pages(client: Client, status: str) -> None:
-    TaskFactory(state="running")
-    made = [TaskFactory(state=status).pk for _ in range(5)]
+    make_task(state="running")
+    made = [make_task(state=status).pk for _ in range(5)]
     wanted = made if status in ("ready", "scheduled") else made[::-1]
     assert flat(pages(client, f"/tasks?status={status}")) == wanted
 
 
 def test_stuck_tasks_are_read_page_by_page(client: Client) -> None:
-    made = [TaskFactory(state="running") for _ in range(3)]
+    made = [make_task(state="running") for _ in range(3)]
     for task in made:
         expire(task)
     assert flat(pages(client, "/tasks/stuck")) == [task.pk for task in made[::-1]]
 
 
 def test_other_lists_are_read_page_by_page(client: Client) -> None:
-    names = [WorkerFactory(state="live").pk for _ in range(3)]
+    names = [make_worker(state="live").pk for _ in range(3)]
     assert flat(pages(client, "/workers", "workers")) == names[::-1]
-    task: Task = TaskFactory(state="running")
+    task = make_task(state="running")
     for number in range(1, 4):
         task = Task.objects.fail(task, "no luck")
         Task.objects.update(scheduled_at=task.created_at)
@@ -170,7 +171,7 @@ def test_a_question_of_another_form_is_refused(client: Client, query: str) -> No
 
 def test_a_cursor_is_of_one_list(client: Client) -> None:
     for _ in range(3):
-        TaskFactory(state="ready")
+        make_task(state="ready")
     cursor = call(client, "GET", "/tasks?status=ready&limit=1").body["next"]
     assert call(client, "GET", f"/tasks?cursor={cursor}").status == 400
     assert call(client, "GET", f"/workers?cursor={cursor}").status == 400
@@ -185,11 +186,11 @@ def test_a_name_that_could_be_none_is_not_searched_for(
 
 
 def test_a_list_that_has_not_changed_is_not_sent_again(client: Client) -> None:
-    TaskFactory(state="ready")
+    make_task(state="ready")
     tag = call(client, "GET", "/tasks").headers["ETag"]
     known = client.get("/api/tasks", headers={"If-None-Match": tag})
     assert (known.status_code, known.content) == (304, b"")
-    TaskFactory(state="ready")
+    make_task(state="ready")
     assert call(client, "GET", "/tasks", headers={"If-None-Match": tag}).status == 200
 
 
@@ -248,7 +249,7 @@ def test_a_token_claims_from_its_queues(robot: Program) -> None:
 def test_a_batch_of_a_token_reaches_its_queues_alone(
     client: Client, robot: Program, verb: str
 ) -> None:
-    one, other = TaskFactory(state="running"), TaskFactory(state="running")
+    one, other = make_task(state="running"), make_task(state="running")
     _, secret = ApiToken.objects.issue("any", scopes=["leasing_tasks.change_task"])
     anybody = {"Authorization": f"Bearer {secret}"}
 
@@ -310,9 +311,9 @@ def test_a_token_uses_the_schedules_of_its_queues(robot: Program, handlers: Hand
 
 
 def test_a_token_sees_which_tasks_of_its_queues_a_worker_holds(robot: Program) -> None:
-    WorkerFactory(name="ann", state="live")
-    TaskFactory(state="running", holder="ann")
-    mail = TaskFactory(state="running", holder="ann", queue="mail")
+    make_worker(name="ann", state="live")
+    make_task(state="running", holder="ann")
+    mail = make_task(state="running", holder="ann", queue="mail")
     (ann,) = robot.call("GET", "/workers").body["workers"]
     assert ann["tasks"] == [mail.pk]
 

@@ -13,7 +13,7 @@ from leasing.functions import database_now
 from leasing.models import AuditEntry
 from tasks.models import Queue, Schedule, Task, TaskStatus
 from tests.api_calls import call
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.leasing.support import expire
 from tests.pages import signed_in
 
@@ -56,7 +56,7 @@ def nightly() -> Schedule:
 def test_each_action_is_done_in_its_states_and_refused_in_others(
     client: Client, verb: str, body: dict[str, Any], state: str, status: str
 ) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     before = Task.objects.values().get()
     answer = call(client, "PUT", f"/tasks/{task.pk}/{verb}", body)
     assert answer.status == (200 if status else 409)
@@ -75,7 +75,7 @@ def test_each_action_is_done_in_its_states_and_refused_in_others(
 
 
 def test_a_running_task_that_is_cancelled_says_that_it_was_asked(client: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     assert call(client, "PUT", f"/tasks/{task.pk}/cancel", WHY).body["cancel_requested_at"]
     assert call(client, "PUT", f"/tasks/{task.pk}/cancel", WHY).status == 409
 
@@ -105,14 +105,14 @@ def test_an_action_on_no_task_is_not_found(client: Client, verb: str, task_id: s
 def test_an_action_that_is_not_said_right_does_nothing(
     client: Client, verb: str, body: dict[str, Any]
 ) -> None:
-    task = TaskFactory(state="ready")
+    task = make_task(state="ready")
     before = Task.objects.values().get()
     assert call(client, "PUT", f"/tasks/{task.pk}/{verb}", body).status == 400
     assert Task.objects.values().get() == before
 
 
 def test_attempts_are_listed_the_latest_first(client: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.fail(task, ValueError("no luck"))
     (shown,) = call(client, "GET", f"/tasks/{task.pk}/attempts").body["attempts"]
     assert (shown["number"], shown["outcome"]) == (1, "failed")
@@ -122,7 +122,7 @@ def test_attempts_are_listed_the_latest_first(client: Client) -> None:
 
 
 def test_a_traceback_is_a_payload() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.fail(task, ValueError("no luck"))
     reader = signed_in("leasing_tasks.view_task")
     (shown,) = call(reader, "GET", f"/tasks/{task.pk}/attempts").body["attempts"]
@@ -130,8 +130,8 @@ def test_a_traceback_is_a_payload() -> None:
 
 
 def test_stuck_tasks_come_with_their_diagnosis(client: Client) -> None:
-    TaskFactory(state="running")
-    stuck = TaskFactory(state="running")
+    make_task(state="running")
+    stuck = make_task(state="running")
     expire(stuck)
     (shown,) = call(client, "GET", "/tasks/stuck").body["tasks"]
     assert shown["task"]["id"] == shown["diagnosis"]["id"] == stuck.pk
@@ -142,7 +142,7 @@ def test_stuck_tasks_come_with_their_diagnosis(client: Client) -> None:
 
 
 def test_a_queue_is_paused_and_resumed(client: Client) -> None:
-    TaskFactory(state="ready")
+    make_task(state="ready")
     (line,) = call(client, "GET", "/queues").body["queues"]
     assert (line["name"], line["state"], line["ready"]) == ("default", "unserved", 1)
     paused = call(client, "PUT", "/queues/default/pause", WHY)
@@ -202,9 +202,9 @@ def test_a_schedule_that_is_none_is_not_found(client: Client, name: str) -> None
 
 
 def test_workers_are_listed_with_what_they_hold(client: Client) -> None:
-    worker = WorkerFactory(name="ann", state="live")
-    task = TaskFactory(state="running", holder="ann")
-    WorkerFactory(name="bob", state="gone")
+    worker = make_worker(name="ann", state="live")
+    task = make_task(state="running", holder="ann")
+    make_worker(name="bob", state="gone")
     shown = call(client, "GET", "/workers").body["workers"]
     assert [(each["name"], each["state"]) for each in shown] == [("bob", "gone"), ("ann", "live")]
     assert (shown[1]["id"], shown[1]["tasks"]) == (worker.pk, [task.pk])
@@ -214,7 +214,7 @@ def test_workers_are_listed_with_what_they_hold(client: Client) -> None:
 def test_what_is_no_name_of_a_queue_is_refused_before_anything_is_recorded(
     admin_client: Client,
 ) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     answer = call(admin_client, "PUT", f"/tasks/{task.pk}/reschedule", {"queue": "a" * 201})
     assert answer.status == 400
     assert not AuditEntry.objects.exists()

@@ -18,7 +18,7 @@ from tasks.celery import attendant
 from tasks.celery import connect as connect_app
 from tasks.models import Worker
 from tasks.runtime.process_identity import own_identity
-from tests.factories import WorkerFactory
+from tests.factories import make_worker
 from tests.processes import wait_for
 from tests.tasks.runtime.test_process_identity import identity_of
 
@@ -94,7 +94,7 @@ def test_it_is_shown_once_it_has_its_broker() -> None:
 def test_its_name_is_no_other_process_s(capsys: pytest.CaptureFixture[str]) -> None:
     connect()
     with subprocess.Popen(["sleep", "60"]) as other:
-        WorkerFactory(name=NODE, pid=other.pid, process=identity_of(other.pid))
+        make_worker(name=NODE, pid=other.pid, process=identity_of(other.pid))
         with pytest.raises(SystemExit) as ending:
             start()
         other.kill()

@@ -16,7 +16,7 @@ from leasing.testing import hold_elsewhere
 from tasks.celery import beat
 from tasks.models import Schedule, Task, TaskStatus
 from tasks.scheduling import declarations
-from tests.factories import TaskFactory
+from tests.factories import make_task
 
 pytestmark = pytest.mark.django_db
 
@@ -58,7 +58,7 @@ def test_entries_come_as_often_as_the_settings_say(settings: Settings) -> None:
 
 
 def test_sweeping_takes_back_what_expired() -> None:
-    task = TaskFactory(state="stuck")
+    task = make_task(state="stuck")
 
     assert run("sweep") == 1
 
@@ -66,7 +66,7 @@ def test_sweeping_takes_back_what_expired() -> None:
 
 
 def test_examining_says_what_was_found() -> None:
-    TaskFactory(state="stuck")
+    make_task(state="stuck")
 
     report = run("examine")
 
@@ -74,7 +74,7 @@ def test_examining_says_what_was_found() -> None:
 
 
 def test_pruning_deletes_what_is_old() -> None:
-    old = TaskFactory(state="succeeded")
+    old = make_task(state="succeeded")
     Task.objects.filter(pk=old.pk).update(processed_at=after(timedelta(days=-10)))
 
     pruned = run("prune")

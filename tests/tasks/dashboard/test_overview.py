@@ -17,7 +17,7 @@ from tasks.dashboard.badges import GENERATOR_BADGES, WORKER_BADGES
 from tasks.generator import start_generator, stop_generator
 from tasks.models import GeneratorDesiredState, Queue, Sample, Schedule, Task, Worker, WorkerState
 from tests.elements import Element
-from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.factories import make_lease, make_task, make_worker
 from tests.fixtures import client_with
 from tests.leasing.support import expire
 from tests.pages import Page, get, queries, sent_by, signed_in, user_with
@@ -35,7 +35,7 @@ operator = client_with(*EVERYTHING, name="olga")
 
 def generating(holder: str = "web-2") -> Lease:
     """``holder`` generates, and has acknowledged the latest desired state."""
-    lease: Lease = LeaseFactory(resource="leasing_tasks.generator", holder=holder)
+    lease = make_lease(resource="leasing_tasks.generator", holder=holder)
     acknowledge(holder)
     return lease
 
@@ -68,9 +68,9 @@ def is_well(page: Page) -> bool:
 
 
 def test_when_all_is_well_the_overview_says_so_and_lists_nothing(viewer: Client) -> None:
-    WorkerFactory(name="dora")
-    TaskFactory(state="running", holder="dora")
-    TaskFactory()
+    make_worker(name="dora")
+    make_task(state="running", holder="dora")
+    make_task()
     page = get(viewer, OVERVIEW)
     assert is_well(page) and page.one("header.health h1").numbers == [1, 1, 1]
     assert not page.all("#needs")
@@ -78,9 +78,9 @@ def test_when_all_is_well_the_overview_says_so_and_lists_nothing(viewer: Client)
 
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_the_overview_names_every_problem_the_gravest_first(viewer: Client) -> None:
-    TaskFactory(state="stuck")
-    TaskFactory(state="failed")
-    TaskFactory()
+    make_task(state="stuck")
+    make_task(state="failed")
+    make_task()
     start_generator(by="olga")
     changed_long_ago()
     page = get(viewer, OVERVIEW)
@@ -95,15 +95,15 @@ def test_the_overview_names_every_problem_the_gravest_first(viewer: Client) -> N
 
 
 def test_a_single_problem_is_told_with_where_to_look(viewer: Client) -> None:
-    WorkerFactory()
-    TaskFactory(state="failed")
+    make_worker()
+    make_task(state="failed")
     page = get(viewer, OVERVIEW)
     assert needs(page) == ["failed"] and page.one("header.health h1").numbers == [1]
     assert need(page, "failed").links == ["/ops/tasks/?state=failed"]
 
 
 def test_a_stop_that_nobody_acknowledges_is_a_problem_after_a_while(viewer: Client) -> None:
-    WorkerFactory()
+    make_worker()
     start_generator()
     generating("web-2")
     stop_generator(by="olga")
@@ -115,30 +115,30 @@ def test_a_stop_that_nobody_acknowledges_is_a_problem_after_a_while(viewer: Clie
 def test_the_overview_shows_workers_and_their_tasks_those_that_are_not_well_first(
     viewer: Client,
 ) -> None:
-    WorkerFactory(name="vera", state="gone")
-    dora = WorkerFactory(name="dora")
-    WorkerFactory(name="emil", role="generator")
-    task = TaskFactory(state="running", holder="dora")
+    make_worker(name="vera", state="gone")
+    dora = make_worker(name="dora")
+    make_worker(name="emil", role="generator")
+    task = make_task(state="running", holder="dora")
     page = get(viewer, OVERVIEW)
     assert {f"/ops/tasks/{task.pk}/", f"/ops/workers/{dora.pk}/"} <= set(page.links)
     assert page.names == ["vera", "dora"]
 
 
 def test_the_overview_shows_only_what_one_may_see() -> None:
-    WorkerFactory(name="dora")
+    make_worker(name="dora")
     page = get(signed_in(VIEW), OVERVIEW)
     assert "dora" not in page.text
     assert not {"/ops/workers/", "/ops/queues/", "/ops/leases/"} & set(page.links)
 
 
 def test_workers_that_vanished_are_named_until_they_are_many(viewer: Client) -> None:
-    WorkerFactory(name="dora")
+    make_worker(name="dora")
     for name in ("vera", "nina"):
-        WorkerFactory(name=name, state="gone")
+        make_worker(name=name, state="gone")
     few = need(get(viewer, OVERVIEW), "gone").one(".loud")
     assert "vera" in few.text and "nina" in few.text and "dora" not in few.text
     for number in range(2):
-        WorkerFactory(name=f"more-{number}", state="gone")
+        make_worker(name=f"more-{number}", state="gone")
     many = need(get(viewer, OVERVIEW), "gone").one(".loud")
     assert many.numbers == [4] and "vera" not in many.text
     Worker.objects.exclude(name="dora").update(last_seen_at=after(timedelta(minutes=-11)))
@@ -146,13 +146,13 @@ def test_workers_that_vanished_are_named_until_they_are_many(viewer: Client) -> 
 
 
 def test_a_worker_that_is_late_is_told(viewer: Client) -> None:
-    WorkerFactory(name="dora", state="late")
+    make_worker(name="dora", state="late")
     assert "dora" in need(get(viewer, OVERVIEW), "late").text
 
 
 def test_a_task_that_waits_for_long_is_a_problem_where_nothing_is_paused(viewer: Client) -> None:
-    WorkerFactory()
-    task = TaskFactory()
+    make_worker()
+    task = make_task()
     Task.objects.update(scheduled_at=after(timedelta(minutes=-6)))
     assert need(get(viewer, OVERVIEW), "waits_long").one(".loud").numbers[0] == 6
     Queue.objects.pause(task.queue, by="olga", reason="x")
@@ -160,10 +160,10 @@ def test_a_task_that_waits_for_long_is_a_problem_where_nothing_is_paused(viewer:
 
 
 def test_tasks_that_no_worker_knows_are_a_problem_while_they_are_put_off(viewer: Client) -> None:
-    WorkerFactory()
-    WorkerFactory(queues=["mail"], handlers={"old": "thread"})
+    make_worker()
+    make_worker(queues=["mail"], handlers={"old": "thread"})
     for _ in range(2):
-        task = TaskFactory()
+        task = make_task()
         Task.objects.filter(pk=task.pk).update(name="old", scheduled_at=after(timedelta(seconds=9)))
     page = get(viewer, OVERVIEW)
     assert needs(page) == ["unknown_task"]
@@ -175,7 +175,7 @@ def test_tasks_that_no_worker_knows_are_a_problem_while_they_are_put_off(viewer:
 
 
 def test_an_overdue_schedule_is_a_problem(viewer: Client) -> None:
-    WorkerFactory()
+    make_worker()
     row = {"task_name": "sample.sleep", "every": timedelta(hours=1)}
     Schedule.objects.create(name="late", next_at=after(timedelta(minutes=-2)), **row)
     Schedule.objects.create(name="fine", next_at=after(timedelta(minutes=2)), **row)
@@ -195,8 +195,8 @@ def test_an_overdue_schedule_is_a_problem(viewer: Client) -> None:
 def test_a_part_that_fails_is_shown_as_failed_and_the_others_stand(
     viewer: Client, monkeypatch: pytest.MonkeyPatch, broken: str, part: str, stands: str
 ) -> None:
-    WorkerFactory(name="dora")
-    TaskFactory(state="running", holder="dora")
+    make_worker(name="dora")
+    make_task(state="running", holder="dora")
 
     def fail(*args: object, **kwargs: object) -> None:
         Task.objects.extra(where=["no_such_column"]).exists()  # inside a transaction, too
@@ -217,7 +217,7 @@ def unread(page: Page) -> list[str]:
 def test_charts_that_cannot_be_read_leave_the_others_standing(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    WorkerFactory(name="dora")
+    make_worker(name="dora")
     monkeypatch.setattr(overview, "series", lambda *args, **kwargs: 1 / 0)
     page = get(viewer, OVERVIEW)
     assert unread(page) == ["charts"] and is_well(page) and "dora" in page.text
@@ -266,7 +266,7 @@ def test_polls_share_what_one_of_them_has_read(
     monkeypatch.setattr(cache, "SHARED_FOR", 60.0)
     tag = viewer.get(OVERVIEW, headers={"X-Live": "1"}).headers["ETag"]
     get(viewer, OVERVIEW)  # from now on
-    TaskFactory(state="failed")
+    make_task(state="failed")
     headers = {"X-Live": "1", "If-None-Match": f"W/{tag}"}
     with queries() as sent:
         assert viewer.get(OVERVIEW, headers=headers).status_code == 304
@@ -278,12 +278,12 @@ def test_polls_share_what_one_of_them_has_read(
 def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
     start_generator()
     generating()
-    WorkerFactory(name="dora")
-    TaskFactory(state="running", holder="dora")
+    make_worker(name="dora")
+    make_task(state="running", holder="dora")
     few = sent_by(viewer, OVERVIEW)
     for _ in range(3):
-        TaskFactory(state="failed")
-        LeaseFactory()
+        make_task(state="failed")
+        make_lease()
     statements = sent_by(viewer, OVERVIEW)
     assert len(statements) == len(few) <= 20
     assert not any("OFFSET" in sql for sql in statements)
@@ -352,7 +352,7 @@ def test_a_generator_whose_lease_is_in_another_store_is_shown_without_it(
     settings.TASK_QUEUE = {"GENERATOR_STORE": "central", "GENERATOR_LEASE": "shop.generator"}
     start_generator()
     GeneratorDesiredState.objects.update(acknowledged_revision=1, acknowledged_by="web-1")
-    WorkerFactory(name="web-1", role="generator", slots={})
+    make_worker(name="web-1", role="generator", slots={})
 
     page = get(viewer, GENERATOR)
     assert page.badges == [GENERATOR_BADGES["RUNNING"].word]
@@ -400,11 +400,11 @@ def test_the_generators_page_asks_a_fixed_number_of_questions(operator: Client) 
 def test_who_stands_by_is_named(operator: Client) -> None:
     start_generator(by="emil")
     generating("web-1")
-    WorkerFactory(name="web-1", role="generator", slots={})
+    make_worker(name="web-1", role="generator", slots={})
     standby = get(operator, GENERATOR).answers["standby"]
     assert not standby.all("li") and standby.one("bdi").text == "web-1"
-    WorkerFactory(name="web-2", role="generator", slots={})
-    WorkerFactory(name="web-3", role="generator", slots={}, state="gone")
+    make_worker(name="web-2", role="generator", slots={})
+    make_worker(name="web-3", role="generator", slots={}, state="gone")
     (member,) = get(operator, GENERATOR).answers["standby"].all("li")
     assert member.one("bdi").text == "web-2"
     assert member.one(".badge").text == WORKER_BADGES[WorkerState.LIVE].word
@@ -428,13 +428,13 @@ def test_while_the_site_is_read_only_nobody_starts_it(operator: Client, settings
 
 
 def test_queues_that_no_relay_publishes_are_told_of(viewer: Client) -> None:
-    WorkerFactory(role="celery")
+    make_worker(role="celery")
     assert is_well(get(viewer, OVERVIEW))
-    TaskFactory()
+    make_task()
     reported = need(get(viewer, OVERVIEW), "unpublished").one(".loud")
     assert "default" in reported.text and reported.numbers == [1]
-    other = WorkerFactory()
+    other = make_worker()
     assert is_well(get(viewer, OVERVIEW))
     other.delete()
-    WorkerFactory(role="relay", queues=[], slots={})
+    make_worker(role="relay", queues=[], slots={})
     assert is_well(get(viewer, OVERVIEW))

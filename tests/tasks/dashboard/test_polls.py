@@ -16,7 +16,7 @@ from leasing.models import Lease, LeaseEvent
 from leasing.web import cache
 from leasing.web.counts import Capped
 from tasks.models import Task
-from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.factories import make_lease, make_task, make_tasks, make_worker
 from tests.fixtures import client_with
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
@@ -53,7 +53,7 @@ SECOND = timedelta(seconds=1)
 
 
 def test_a_list_of_tasks_hears_of_all_that_it_shows(viewer: Client) -> None:
-    task = TaskFactory(state="running", ttl=3_600)
+    task = make_task(state="running", ttl=3_600)
     page = Open(viewer, TASKS)
     assert not page.hears()
     changes: list[dict[str, Any]] = [
@@ -72,7 +72,7 @@ def test_a_list_of_tasks_hears_of_all_that_it_shows(viewer: Client) -> None:
 
 
 def test_a_list_of_failures_hears_of_an_error_and_of_an_end(viewer: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     page = Open(viewer, f"{TASKS}?state=failed")
     for change in ({"last_error": "another"}, {"processed_at": F("processed_at") - SECOND}):
         Task.objects.filter(pk=task.pk).update(**change)
@@ -80,7 +80,7 @@ def test_a_list_of_failures_hears_of_an_error_and_of_an_end(viewer: Client) -> N
 
 
 def test_a_list_of_leases_hears_of_all_that_it_shows(viewer: Client) -> None:
-    lease = LeaseFactory(renewals=1, ttl=3_600)
+    lease = make_lease(renewals=1, ttl=3_600)
     page = Open(viewer, LEASES)
     assert not page.hears()
     changes: list[dict[str, Any]] = [
@@ -98,7 +98,7 @@ def test_a_list_of_leases_hears_of_all_that_it_shows(viewer: Client) -> None:
 
 def test_a_list_of_leases_hears_of_those_of_other_models(viewer: Client) -> None:
     page = Open(viewer, LEASES)
-    task = TaskFactory(state="running", ttl=3_600)
+    task = make_task(state="running", ttl=3_600)
     assert page.hears() and not page.hears()
     Task.objects.filter(pk=task.pk).update(holder="emil")
     assert page.hears()
@@ -128,7 +128,7 @@ def test_a_poll_with_a_place_that_is_none_is_refused(viewer: Client, url: str) -
 @pytest.fixture
 def held(database_clock: DatabaseClock) -> tuple[Lease, Task]:
     """A lease and a task that were renewed just now and are held for half a minute."""
-    lease, task = LeaseFactory(renewals=1, ttl=30), TaskFactory(state="running", ttl=30)
+    lease, task = make_lease(renewals=1, ttl=30), make_task(state="running", ttl=30)
     for row in (lease, task):
         type(row).objects.filter(pk=row.pk).update(expires_at=database_clock.now + 30 * SECOND)
     return lease, task
@@ -175,7 +175,7 @@ def test_that_a_task_does_not_get_on_is_news(
 def test_the_page_of_a_lease_has_no_news_while_nothing_happens(
     viewer: Client, database_clock: DatabaseClock, state: str
 ) -> None:
-    lease = LeaseFactory(state=state, ttl=3_600)
+    lease = make_lease(state=state, ttl=3_600)
     page = Open(viewer, f"{LEASES}{lease.pk}/")
     for _ in range(3):
         database_clock.advance(2)
@@ -186,9 +186,9 @@ def test_the_page_of_a_lease_has_no_news_while_nothing_happens(
 def test_the_page_of_a_task_has_no_news_while_nothing_happens(
     viewer: Client, database_clock: DatabaseClock, state: str
 ) -> None:
-    task = TaskFactory(state=state, ttl=3_600)
+    task = make_task(state=state, ttl=3_600)
     if state != "running":
-        WorkerFactory()
+        make_worker()
     page = Open(viewer, f"{TASKS}{task.pk}/")
     assert not page.hears()
     Task.objects.filter(pk=task.pk).update(priority=3)
@@ -198,7 +198,7 @@ def test_the_page_of_a_task_has_no_news_while_nothing_happens(
 def test_the_page_of_a_lease_hears_of_events_and_of_takeovers_that_grow_old(
     viewer: Client, database_clock: DatabaseClock
 ) -> None:
-    lease = LeaseFactory(resource="berth:1")
+    lease = make_lease(resource="berth:1")
     url = f"{LEASES}{lease.pk}/"
     page = Open(viewer, url)
     for holder in ("bea", "cid", "dan", "eve"):
@@ -234,7 +234,7 @@ def test_a_poll_hears_of_news_at_the_second_time_at_the_latest(
     viewer: Client, shared: DatabaseClock
 ) -> None:
     page = Open(viewer, TASKS)
-    TaskFactory()
+    make_task()
     heard = []
     for _ in range(4):
         shared.advance(2)
@@ -245,16 +245,16 @@ def test_a_poll_hears_of_news_at_the_second_time_at_the_latest(
 def test_counts_may_be_a_little_old_but_not_beside_other_rows(
     viewer: Client, shared: DatabaseClock
 ) -> None:
-    TaskFactory(state="running", ttl=3_600)
+    make_task(state="running", ttl=3_600)
     page = Open(viewer, f"{TASKS}?state=running")
-    TaskFactory(state="failed")
+    make_task(state="failed")
     heard = []
     for _ in range(6):
         shared.advance(3)
         heard.append(page.hears())
     assert heard == [False, False, False, False, True, False]
-    TaskFactory(state="failed")
-    TaskFactory(state="running", ttl=3_600)
+    make_task(state="failed")
+    make_task(state="running", ttl=3_600)
     shared.advance(3)
     answer = poll(viewer, page.url, page.tag)
     tabs = {tab["label"]: str(tab["count"]) for tab in answer.context["tabs"]}
@@ -265,7 +265,7 @@ def test_counts_may_be_a_little_old_but_not_beside_other_rows(
 def test_of_two_polls_of_the_same_address_one_reads_nothing(
     viewer: Client, shared: DatabaseClock, url: str
 ) -> None:
-    page = Open(viewer, url.format(lease=LeaseFactory().pk, task=TaskFactory().pk))
+    page = Open(viewer, url.format(lease=make_lease().pk, task=make_task().pk))
     with queries() as sent:
         assert not page.hears()
     assert not [sql for sql in sent() if 'FROM "leasing' in sql]
@@ -274,7 +274,7 @@ def test_of_two_polls_of_the_same_address_one_reads_nothing(
 def test_users_share_what_all_may_see_and_nothing_else(
     viewer: Client, shared: DatabaseClock
 ) -> None:
-    WorkerFactory(name="dora")
+    make_worker(name="dora")
     everything = signed_in("leasing_tasks.view_task", "leasing_tasks.view_worker", name="olga")
     assert "dora" in poll(everything, "/ops/").content.decode()
     assert "dora" not in poll(viewer, "/ops/").content.decode()
@@ -283,7 +283,7 @@ def test_users_share_what_all_may_see_and_nothing_else(
 def test_the_payload_of_a_task_is_shared_by_those_alone_who_may_see_it(
     viewer: Client, shared: DatabaseClock
 ) -> None:
-    url = f"{TASKS}{TaskFactory(name='jobs.echo', data={'cargo': 'treasure'}).pk}/"
+    url = f"{TASKS}{make_task(name='jobs.echo', data={'cargo': 'treasure'}).pk}/"
     seeing = signed_in("leasing_tasks.view_task", "leasing_tasks.view_payload", name="olga")
     for client, is_shown in ((seeing, True), (viewer, False), (seeing, True)):
         assert ("treasure" in poll(client, url).content.decode()) is is_shown
@@ -291,7 +291,7 @@ def test_the_payload_of_a_task_is_shared_by_those_alone_who_may_see_it(
 
 def test_who_opens_the_page_sees_it_as_it_is(viewer: Client, shared: DatabaseClock) -> None:
     Open(viewer, LEASES)
-    lease = LeaseFactory()
+    lease = make_lease()
     shown = viewer.get(LEASES).context
     assert str(shown["tabs"][0]["count"]) == "1"
     assert [row.pk for row in shown["sections"][0].page.rows] == [lease.pk]
@@ -301,9 +301,9 @@ def test_counts_that_stopped_at_their_cap_are_shared_for_a_minute(
     viewer: Client, shared: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Capped, "is_capped", property(lambda count: count.value > 1))
-    TaskFactory.create_batch(2, state="failed")
+    make_tasks(2, state="failed")
     page, overview = Open(viewer, f"{TASKS}?state=running"), Open(viewer, "/ops/")
-    TaskFactory(state="failed")
+    make_task(state="failed")
     heard = []
     for _ in range(5):
         shared.advance(16)

@@ -13,7 +13,7 @@ from leasing.web.paging import page_of
 from tasks.dashboard.timeline import Timeline, timeline
 from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskAttempt
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("database_clock")]
 
 
 def enqueued() -> Task:
-    task: Task = TaskFactory()
+    task = make_task()
     Task.objects.update(created_at=DbNow(), scheduled_at=DbNow())
     return task
 

@@ -21,7 +21,7 @@ from tasks import registry
 from tasks.diagnosis import diagnose, look_around
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker
 from tasks.parameters import OTHER_RELEASE
-from tests.factories import TaskFactory, WorkerFactory, claimed
+from tests.factories import claimed, make_task, make_worker
 from tests.tasks.support import lose, make_due
 
 pytestmark = pytest.mark.django_db
@@ -38,8 +38,8 @@ def silent_for(task: Task, share: float) -> Task:
 
 
 def running_ok() -> Task:
-    WorkerFactory(name="ann")
-    return TaskFactory(state="running", holder="ann")
+    make_worker(name="ann")
+    return make_task(state="running", holder="ann")
 
 
 def late() -> Task:
@@ -47,47 +47,47 @@ def late() -> Task:
 
 
 def holder_gone() -> Task:
-    WorkerFactory(name="bea")
-    return silent_for(TaskFactory(state="running", holder="ann"), 0.6)
+    make_worker(name="bea")
+    return silent_for(make_task(state="running", holder="ann"), 0.6)
 
 
 def expired_holder_alive() -> Task:
-    WorkerFactory(name="ann")
-    return TaskFactory(state="stuck", holder="ann")
+    make_worker(name="ann")
+    return make_task(state="stuck", holder="ann")
 
 
 def expired_unclaimed() -> Task:
-    WorkerFactory(name="bea")
-    return TaskFactory(state="stuck", holder="ann")
+    make_worker(name="bea")
+    return make_task(state="stuck", holder="ann")
 
 
 def no_recoverer() -> Task:
-    WorkerFactory(name="ann", state="gone")
-    WorkerFactory(name="bea", sweeps=False)
-    return TaskFactory(state="stuck", holder="ann")
+    make_worker(name="ann", state="gone")
+    make_worker(name="bea", sweeps=False)
+    return make_task(state="stuck", holder="ann")
 
 
 def backoff() -> Task:
-    task = TaskFactory(state="retrying")
+    task = make_task(state="retrying")
     Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(minutes=5)))
     task.refresh_from_db()
     return task
 
 
 def no_worker() -> Task:
-    WorkerFactory(queues=["mail"])
-    return TaskFactory()
+    make_worker(queues=["mail"])
+    return make_task()
 
 
 def unknown_task() -> Task:
-    WorkerFactory(handlers={"something.else": "thread"})
-    return TaskFactory()
+    make_worker(handlers={"something.else": "thread"})
+    return make_task()
 
 
 def invalid_arguments() -> Task:
     """A task of another release, as a worker gives it back."""
-    WorkerFactory()
-    task = TaskFactory()
+    make_worker()
+    task = make_task()
     Task.objects.filter(pk=task.pk).update(task_data={"sleep_duration_seconds": 1, "days": 2})
     for _ in range(2):
         make_due(task)
@@ -100,26 +100,26 @@ def invalid_arguments() -> Task:
 
 
 def saturated() -> Task:
-    WorkerFactory(name="ann", slots={"thread": 1})
-    TaskFactory(state="running", holder="ann")
-    return TaskFactory()
+    make_worker(name="ann", slots={"thread": 1})
+    make_task(state="running", holder="ann")
+    return make_task()
 
 
 def queue_paused() -> Task:
     Queue.objects.pause("default", by="olga", reason="the server is down")
-    return TaskFactory()
+    return make_task()
 
 
 def key_held() -> Task:
-    WorkerFactory()
-    TaskFactory(state="running", concurrency_key="k", concurrency_limit=2, holder="ann")
-    TaskFactory(state="running", concurrency_key="k", concurrency_limit=2, holder="bob")
-    return TaskFactory(concurrency_key="k", concurrency_limit=2)
+    make_worker()
+    make_task(state="running", concurrency_key="k", concurrency_limit=2, holder="ann")
+    make_task(state="running", concurrency_key="k", concurrency_limit=2, holder="bob")
+    return make_task(concurrency_key="k", concurrency_limit=2)
 
 
 def due() -> Task:
-    WorkerFactory()
-    return TaskFactory()
+    make_worker()
+    return make_task()
 
 
 def cancel_pending() -> Task:
@@ -130,7 +130,7 @@ def cancel_pending() -> Task:
 
 
 def zombie() -> Task:
-    WorkerFactory(name="ann")
+    make_worker(name="ann")
     task = running_for_long(progress_timeout=timedelta(seconds=60))
     Task.objects.filter(pk=task.pk).update(progressed_at=after(-timedelta(seconds=61)))
     task.refresh_from_db()
@@ -138,7 +138,7 @@ def zombie() -> Task:
 
 
 def running_for_long(**columns: Any) -> Task:
-    task: Task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     Task.objects.filter(pk=task.pk).update(**columns)
     task.refresh_from_db()
     return task
@@ -147,15 +147,15 @@ def running_for_long(**columns: Any) -> Task:
 def clock_skew() -> Task:
     """Claimed on a server whose clock was five minutes ahead."""
     ahead = timedelta(minutes=5)
-    WorkerFactory(name="ann")
+    make_worker(name="ann")
     return running_for_long(
         acquired_at=F("acquired_at") + ahead, expires_at=F("expires_at") + ahead
     )
 
 
 def flapping() -> Task:
-    WorkerFactory(name="ann")
-    task: Task = TaskFactory()
+    make_worker(name="ann")
+    task = make_task()
     for holder in ("ann", "bob", "cid"):
         lose(claimed(task, holder))
     task.refresh_from_db()
@@ -164,10 +164,10 @@ def flapping() -> Task:
 
 def over_celery(*roles: str, published: bool = False) -> Task:
     """A task that Celery workers alone would run, and processes of these ``roles`` as well."""
-    WorkerFactory(role="celery")
+    make_worker(role="celery")
     for role in roles:
-        WorkerFactory(role=role, queues=[], handlers={}, slots={})
-    task: Task = TaskFactory()
+        make_worker(role=role, queues=[], handlers={}, slots={})
+    task = make_task()
     if published:
         Task.objects.filter(pk=task.pk).update(published_at=after(timedelta(seconds=1)))
         task.refresh_from_db()
@@ -188,7 +188,7 @@ SITUATIONS: dict[str, Callable[[], Task]] = {
     "expired_holder_alive": expired_holder_alive,
     "expired_unclaimed": expired_unclaimed,
     "no_recoverer": no_recoverer,
-    "scheduled": lambda: TaskFactory(state="scheduled"),
+    "scheduled": lambda: make_task(state="scheduled"),
     "backoff": backoff,
     "no_worker": no_worker,
     "unknown_task": unknown_task,
@@ -197,10 +197,10 @@ SITUATIONS: dict[str, Callable[[], Task]] = {
     "queue_paused": queue_paused,
     "key_held": key_held,
     "due": due,
-    "done": lambda: TaskFactory(state="succeeded"),
-    "cancelled": lambda: TaskFactory(state="cancelled"),
-    "exhausted": lambda: TaskFactory(state="failed"),
-    "given_up": lambda: TaskFactory(state="given_up"),
+    "done": lambda: make_task(state="succeeded"),
+    "cancelled": lambda: make_task(state="cancelled"),
+    "exhausted": lambda: make_task(state="failed"),
+    "given_up": lambda: make_task(state="given_up"),
 }
 
 
@@ -242,8 +242,8 @@ def test_what_does_not_heal_by_itself_says_so() -> None:
     ("attempts", "end"), [(1, "failed"), (3, "ready"), (3, "cancel"), (1, "cancel")]
 )
 def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str) -> None:
-    WorkerFactory()
-    task = TaskFactory(state="stuck", max_attempts=attempts)
+    make_worker()
+    task = make_task(state="stuck", max_attempts=attempts)
     if end == "cancel":
         Task.objects.filter(pk=task.pk).cancel()
         task.refresh_from_db()
@@ -257,8 +257,8 @@ def test_a_stuck_task_says_what_recovery_will_make_of_it(attempts: int, end: str
     ("state", "code"), [("running", "holder_gone"), ("stuck", "expired_unclaimed")]
 )
 def test_a_process_that_another_of_its_name_has_replaced_is_gone(state: str, code: str) -> None:
-    worker = WorkerFactory(name="ann")
-    task = TaskFactory(state=state, holder="ann")
+    worker = make_worker(name="ann")
+    task = make_task(state=state, holder="ann")
     assert diagnose(task).code in ("running_ok", "expired_holder_alive")
 
     assert task.acquired_at is not None
@@ -281,8 +281,8 @@ def test_who_asked_for_a_cancellation_is_named_while_it_runs_and_afterwards() ->
 
 
 def test_remote_workers_serve_the_queues_whose_tasks_they_hold() -> None:
-    held = TaskFactory(state="running", holder="a remote worker")
-    task = TaskFactory()
+    held = make_task(state="running", holder="a remote worker")
+    task = make_task()
     assert (diagnose(task).code, diagnose(task).severity) == ("due", "ok")
     Task.objects.filter(pk=held.pk).update(queue="mail")
     assert diagnose(task).code == "no_worker"
@@ -293,26 +293,24 @@ def test_remote_workers_serve_the_queues_whose_tasks_they_hold() -> None:
 
 
 def test_the_threads_of_workers_without_a_sign_of_life_are_not_free() -> None:
-    WorkerFactory(state="late")
-    found = diagnose(TaskFactory())
+    make_worker(state="late")
+    found = diagnose(make_task())
     # Where no worker serves the queue at all it is critical.
     assert (found.code, found.severity) == ("no_worker", "warning")
-    WorkerFactory()
-    assert diagnose(TaskFactory()).code == "due"
+    make_worker()
+    assert diagnose(make_task()).code == "due"
 
 
 def of_kinds(**columns: Any) -> Worker:
     """A worker as run_worker starts it, that has handlers of every kind."""
     handlers = {"sample.sleep": "thread", "feeds.fetch": "coroutine", "images.resize": "process"}
     slots = {"thread": 4, "coroutine": 100, "process": 1}
-    worker: Worker = WorkerFactory(
-        **{"name": "ann", "handlers": handlers, "slots": slots} | columns
-    )
+    worker = make_worker(**{"name": "ann", "handlers": handlers, "slots": slots} | columns)
     return worker
 
 
 def named(name: str, **options: Any) -> Task:
-    task: Task = TaskFactory(**options)
+    task = make_task(**options)
     Task.objects.filter(pk=task.pk).update(name=name)
     task.refresh_from_db()
     return task
@@ -396,7 +394,7 @@ def test_a_holder_whose_sign_of_life_is_missing_is_not_said_to_have_been_seen() 
 def test_attempts_that_are_used_up_are_counted_in_plain_words(
     spent: int, reported: list[str]
 ) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     Task.objects.filter(pk=task.pk).update(attempts=spent, max_attempts=spent)
     task.refresh_from_db()
     answer = diagnose(task)
@@ -466,8 +464,8 @@ def test_what_was_lost_seldom_or_long_ago_or_failed_by_itself_is_steady(change: 
 def test_a_task_whose_name_no_worker_knows_is_not_said_to_be_postponed(
     state: str, seconds: int, severity: str
 ) -> None:
-    WorkerFactory(handlers={"reports.build": "thread"})
-    WorkerFactory(handlers={"reports.send": "thread"}, queues=["mail"])
+    make_worker(handlers={"reports.build": "thread"})
+    make_worker(handlers={"reports.send": "thread"}, queues=["mail"])
     task = named("reports.bild", state=state)
     Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(seconds=seconds)))
     task.refresh_from_db()
@@ -481,8 +479,8 @@ def test_a_task_whose_name_no_worker_knows_is_not_said_to_be_postponed(
 
 
 def test_the_reason_for_which_a_task_was_put_off_is_named() -> None:
-    WorkerFactory()
-    task = TaskFactory(state="retrying")  # attempt 1 failed
+    make_worker()
+    task = make_task(state="retrying")  # attempt 1 failed
     make_due(task)
     refusal = "its worker had no free slot for it"
     Task.objects.give_back(claimed(task, "ann"), refusal, delay=timedelta(seconds=60))
@@ -503,7 +501,7 @@ def test_the_reason_for_which_a_task_was_put_off_is_named() -> None:
     ("state", "end"), [("retrying", "The last attempt failed."), ("recovered", "was lost.")]
 )
 def test_a_task_that_waits_for_a_retry_says_how_its_attempt_ended(state: str, end: str) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     Task.objects.filter(pk=task.pk).update(scheduled_at=after(timedelta(minutes=5)))
     task.refresh_from_db()
 
@@ -523,7 +521,7 @@ def test_what_does_not_fit_is_named_with_how_often_it_was_given_back() -> None:
 
 
 def test_a_name_like_no_other_gets_no_guess() -> None:
-    WorkerFactory(handlers={"reports.build": "thread"})
+    make_worker(handlers={"reports.build": "thread"})
     answer = diagnose(named("zip"))
 
     assert "Did you mean" not in answer.headline
@@ -532,9 +530,9 @@ def test_a_name_like_no_other_gets_no_guess() -> None:
 
 def test_workers_that_lack_the_handler_of_a_task_are_counted() -> None:
     """As during a deploy: whoever claims it may give it back once more."""
-    WorkerFactory()
-    WorkerFactory(handlers={"something.else": "thread"})
-    for task in (TaskFactory(), TaskFactory(state="scheduled")):
+    make_worker()
+    make_worker(handlers={"something.else": "thread"})
+    for task in (make_task(), make_task(state="scheduled")):
         answer = diagnose(task)
         assert answer.code in ("due", "scheduled")
         assert dict(answer.facts)["No handler in"].startswith("1 of 2 workers")
@@ -549,8 +547,8 @@ def test_a_graver_matter_is_told_before_flapping() -> None:
 
 @pytest.mark.parametrize("column", ["acquired_at", "renewed_at", "created_at"])
 def test_each_moment_that_lies_ahead_betrays_the_clock(column: str) -> None:
-    WorkerFactory(name="ann")
-    task: Task = TaskFactory(state="running", holder="ann")
+    make_worker(name="ann")
+    task = make_task(state="running", holder="ann")
     Task.objects.heartbeat(task)
     Task.objects.filter(pk=task.pk).update(**{column: after(timedelta(seconds=30))})
     task.refresh_from_db()
@@ -559,14 +557,14 @@ def test_each_moment_that_lies_ahead_betrays_the_clock(column: str) -> None:
 
 
 def test_clocks_that_differ_by_a_moment_are_no_news() -> None:
-    WorkerFactory(name="ann")
+    make_worker(name="ann")
     task = running_for_long(acquired_at=after(timedelta(seconds=1)))
 
     assert diagnose(task).code == "running_ok"
 
 
 def test_a_waiting_task_of_a_clock_that_was_set_back_waits_for_its_time() -> None:
-    task: Task = TaskFactory()
+    task = make_task()
     ahead = after(timedelta(minutes=5))
     Task.objects.filter(pk=task.pk).update(created_at=ahead, scheduled_at=ahead)
     task.refresh_from_db()
@@ -585,19 +583,19 @@ def test_a_paused_queue_says_who_paused_it_and_why() -> None:
 
 @pytest.mark.parametrize("state", ["succeeded", "ready", "retrying"])
 def test_a_limit_that_is_not_reached_is_nobodys_reason(state: str) -> None:
-    WorkerFactory()
+    make_worker()
     for key in ("k", "other", ""):
-        TaskFactory(state="running", concurrency_key=key, concurrency_limit=2 if key else None)
-    TaskFactory(state=state, concurrency_key="k", concurrency_limit=2)
+        make_task(state="running", concurrency_key=key, concurrency_limit=2 if key else None)
+    make_task(state=state, concurrency_key="k", concurrency_limit=2)
 
-    task = TaskFactory(concurrency_key="k", concurrency_limit=2)
+    task = make_task(concurrency_key="k", concurrency_limit=2)
 
     assert diagnose(task).code == "due"
 
 
 def test_another_worker_needs_no_message() -> None:
     task = over_celery()
-    WorkerFactory()
+    make_worker()
 
     assert diagnose(task).code == "due"
 
@@ -633,7 +631,7 @@ def test_nothing_is_offered_where_nothing_needs_doing() -> None:
 
 
 def test_many_tasks_are_explained_with_one_look_around() -> None:
-    tasks: list[Any] = [TaskFactory(state="stuck", holder="ann") for _ in range(5)]
+    tasks: list[Any] = [make_task(state="stuck", holder="ann") for _ in range(5)]
 
     tasks.append(flapping())
     with CaptureQueriesContext(connection) as looking:

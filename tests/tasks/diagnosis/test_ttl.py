@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from leasing.diagnosis import ttl
 from tasks.diagnosis.ttl import history_of_queue
 from tasks.models import Task, TaskAttempt
-from tests.factories import TaskFactory
+from tests.factories import make_tasks
 from tests.leasing.conftest import DatabaseClock
 
 
@@ -52,7 +52,7 @@ def test_the_history_of_a_queue_is_that_of_its_attempts(
 
 @pytest.mark.django_db
 def test_attempts_count_that_failed_and_not_those_that_were_cut_short() -> None:
-    failed, lost, returned = TaskFactory.create_batch(3, state="running")
+    failed, lost, returned = make_tasks(3, state="running")
     Task.objects.fail(failed, "no ink")
     Task.objects.give_back(returned, "the worker stops")
     Task.objects.filter(pk=lost.pk).revoke()

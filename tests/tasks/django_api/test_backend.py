@@ -37,7 +37,7 @@ from tasks.django_api.compat import (
 from tasks.django_api.results import DatabaseTaskResult
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskAttempt
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.jobs import mails
 from tests.jobs import tasks as jobs
 from tests.leasing.support import expire
@@ -451,7 +451,7 @@ def test_only_the_identifier_itself_finds_a_result() -> None:
 @pytest.mark.parametrize("name", ["jobs.echo", "gone.for_good"])
 def test_a_row_that_is_no_task_of_djangos_here_is_no_result(handlers: Handlers, name: str) -> None:
     handlers[name] = plain
-    other: Task = TaskFactory(name=name, data={})
+    other = make_task(name=name, data={})
     del handlers[name]
 
     with pytest.raises(TaskResultDoesNotExist, match=name):

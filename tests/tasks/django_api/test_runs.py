@@ -32,7 +32,7 @@ from tasks.execution.attempt import Execution
 from tasks.models import Task
 from tasks.querysets.claimed import ClaimedTask
 from tasks.worker.process import WorkerProcess
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.jobs import mails
 from tests.leasing.support import expire
 from tests.processes import wait_for
@@ -461,7 +461,7 @@ def test_what_a_task_does_to_its_arguments_is_not_what_it_was_given(
 def test_other_handlers_are_none_of_djangos_business(
     heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Task.objects.complete(TaskFactory(state="running"))
+    Task.objects.complete(make_task(state="running"))
 
     assert heard == []
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

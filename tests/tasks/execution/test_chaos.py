@@ -16,7 +16,7 @@ from tasks.execution import chaos, runner
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.models import TaskStatus
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.support import FakeClock, FakeStore, expire
 from tests.tasks.support import Handlers, refusals, row_of
 
@@ -103,7 +103,7 @@ def test_the_result_of_a_stalled_task_is_handed_in_late_and_refused(
 ) -> None:
     monkeypatch.setattr(chaos, "LATENESS", 0)
     monkeypatch.setattr(runner, "close_old_connections", lambda: None)
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     task.sent_at = clock()
 
     def work(ctx: Any, **data: Any) -> str:
@@ -126,7 +126,7 @@ def test_a_task_that_is_spared_runs_as_without_chaos(
     handlers: Handlers, manual_keeper: Keeper, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "close_old_connections", lambda: None)
-    task = TaskFactory(name="jobs.echo", data={"x": 1}, state="running")
+    task = make_task(name="jobs.echo", data={"x": 1}, state="running")
     task.sent_at = clock()
     execution = Execution(task, threading.Event(), keeper=manual_keeper)
 

@@ -12,7 +12,7 @@ from leasing.exceptions import LeaseLost
 from tasks.execution.context import Context
 from tasks.models import Task
 from tasks.querysets.claimed import ClaimedTask
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.tasks.support import ContextOf, row_of, take_over
 
 pytestmark = pytest.mark.django_db
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def ctx(context: ContextOf) -> Context:
     """The context of a task that an earlier attempt has left a checkpoint."""
-    task: Task = TaskFactory(state="running", holder="ann", priority=3)
+    task = make_task(state="running", holder="ann", priority=3)
     Task.objects.checkpoint(task, {"row": 7})
     made = context(task)
     made._given = ClaimedTask.taken(task)

@@ -25,7 +25,7 @@ from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
 from tests.tasks.support import (
@@ -78,7 +78,7 @@ class Running:
 
     def __call__(self, function: Callable[..., Any] | None = None, **options: Any) -> Task:
         """Run a task to its end, with ``function`` as its handler."""
-        task: Task = TaskFactory(name="jobs.echo", state="running", holder="ann", **options)
+        task = make_task(name="jobs.echo", state="running", holder="ann", **options)
         runner.run(self.execution(task))
         assert self._keeper._holds == {}
         task.refresh_from_db()
@@ -248,7 +248,7 @@ def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
     manual_keeper: Keeper, handlers: Handlers, caplog: pytest.LogCaptureFixture, reported: Reported
 ) -> None:
     """As during a deploy: a worker with the old code has claimed a task of the new."""
-    task = TaskFactory(name="jobs.echo", max_attempts=1)
+    task = make_task(name="jobs.echo", max_attempts=1)
     del handlers["jobs.echo"]
     mine = claimed(task, "old")
     running = Running(manual_keeper)
@@ -271,7 +271,7 @@ def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
 def test_once_the_handler_is_there_the_task_is_run(
     manual_keeper: Keeper, handlers: Handlers
 ) -> None:
-    task = TaskFactory(name="jobs.echo", data={"x": 1}, max_attempts=1)
+    task = make_task(name="jobs.echo", data={"x": 1}, max_attempts=1)
     known = registry.find("jobs.echo").function
     del handlers["jobs.echo"]
     running = Running(manual_keeper)
@@ -291,7 +291,7 @@ def test_a_task_whose_data_the_handler_here_does_not_take_waits_and_spends_no_at
     manual_keeper: Keeper, handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As during a deploy: the new code has enqueued with an argument that the old does not know."""
-    task = TaskFactory(name="jobs.echo", data={"report_id": 42, "day": "mon"}, max_attempts=1)
+    task = make_task(name="jobs.echo", data={"report_id": 42, "day": "mon"}, max_attempts=1)
     called: list[int] = []
 
     def build(ctx: Any, report_id: int) -> None:
@@ -435,7 +435,7 @@ def test_a_task_whose_lease_may_be_over_does_not_begin(
     """The machine was suspended, and nobody has told of the loss yet."""
     called: list[Any] = []
     handlers["jobs.echo"] = lambda ctx, **data: called.append(data)
-    task = TaskFactory(name="jobs.echo", state="running", holder="ann")
+    task = make_task(name="jobs.echo", state="running", holder="ann")
     execution = Running(manual_keeper).execution(task)
     clock.advance(60)
 
@@ -575,7 +575,7 @@ def test_that_many_results_wait_is_told_in_one_line(
 ) -> None:
     handlers["jobs.echo"] = lambda ctx, **data: None
     running = Running(manual_keeper)
-    tasks = [TaskFactory(name="jobs.echo", state="running", holder="ann") for _ in range(3)]
+    tasks = [make_task(name="jobs.echo", state="running", holder="ann") for _ in range(3)]
     done = [runner.work(running.execution(task)) for task in tasks]
 
     with away(monkeypatch, "complete_claimed", 1, GONE):
@@ -732,7 +732,7 @@ def test_a_transaction_that_the_handler_left_open_fails_its_attempt_and_no_other
 def test_it_is_noticed_also_after_handlers_that_asked_for_no_connection(
     leave: Callable[[], None],
 ) -> None:
-    task = TaskFactory(name="jobs.echo", state="running", holder="ann")
+    task = make_task(name="jobs.echo", state="running", holder="ann")
     hold = Execution(task, threading.Event()).hold
     said: list[str] = []
 
@@ -763,7 +763,7 @@ def test_it_is_noticed_also_after_handlers_that_asked_for_no_connection(
 @transactional
 def test_a_claimed_task_is_held_from_the_moment_its_claim_was_sent() -> None:
     before = holder_clock()
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     assert before <= task.sent_at <= holder_clock()
     task.sent_at = sent_at = before - 5
 

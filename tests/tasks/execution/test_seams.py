@@ -25,7 +25,7 @@ from tasks.testing import inline
 from tasks.testing.context import FakeContext
 from tasks.worker.process import Until
 from tasks.worker.timeouts import Timekeeper
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.jobs import mails
 from tests.leasing.support import expire
 from tests.processes import wait_for
@@ -48,7 +48,7 @@ def test_every_outcome_of_an_attempt_has_a_sign() -> None:
 
 
 def test_a_task_that_was_cancelled_while_it_ran_has_a_page(admin_client: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.filter(pk=task.pk).cancel(by="ann")
     Task.objects.accept_cancel(task)
 
@@ -80,7 +80,7 @@ def test_a_schedule_whose_data_does_not_fit_is_refused_and_harms_no_page(
 
 def test_a_schedule_that_cannot_be_read_keeps_recovery_from_nothing_else() -> None:
     Schedule.objects.create(name="bad", task_name="sample.sleep", cron="nonsense")
-    task = TaskFactory()
+    task = make_task()
     Task.objects.filter(pk=task.pk).update(cancel_requested_at=task.created_at)
 
     assert {finding.kind for finding in recovery.examine().findings} >= {
@@ -91,7 +91,7 @@ def test_a_schedule_that_cannot_be_read_keeps_recovery_from_nothing_else() -> No
 
 
 def test_a_cancellation_that_recovery_completes_is_told(reported: Reported) -> None:
-    task = TaskFactory()
+    task = make_task()
     Task.objects.filter(pk=task.pk).update(cancel_requested_at=task.created_at)
 
     recovery.examine()
@@ -103,7 +103,7 @@ def test_a_cancellation_that_recovery_completes_is_told(reported: Reported) -> N
 
 
 def test_who_cancelled_and_why_outlives_the_loss_of_the_task() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.filter(pk=task.pk).cancel(by="al", reason="wrong month")
     expire(task)
     Task.objects.recover()
@@ -114,7 +114,7 @@ def test_who_cancelled_and_why_outlives_the_loss_of_the_task() -> None:
 
 
 def test_the_last_attempt_of_a_task_that_was_to_be_cancelled_ends_it_as_cancelled() -> None:
-    task = TaskFactory(state="running", max_attempts=1)
+    task = make_task(state="running", max_attempts=1)
     Task.objects.filter(pk=task.pk).cancel(by="al")
     Task.objects.fail(task, ValueError("no luck"))
 
@@ -123,9 +123,9 @@ def test_the_last_attempt_of_a_task_that_was_to_be_cancelled_ends_it_as_cancelle
 
 def test_many_are_cancelled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
-    TaskFactory.create_batch(3)
-    TaskFactory.create_batch(2, state="running")
-    done = TaskFactory(state="succeeded")
+    make_tasks(3)
+    make_tasks(2, state="running")
+    done = make_task(state="succeeded")
 
     assert Task.objects.all().cancel(by="ann") == 5
     assert Task.objects.cancelled().count() == 3
@@ -135,7 +135,7 @@ def test_many_are_cancelled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_many_are_rescheduled_in_parts_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards they meet the condition as before: only their keys tell which were done."""
     monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
-    tasks = TaskFactory.create_batch(5)
+    tasks = make_tasks(5)
     told: list[int] = []
 
     def hear(task: Task, **_: object) -> None:
@@ -274,7 +274,7 @@ def test_a_stop_lets_a_result_be_stored_that_is_on_its_way(
 
 
 def test_late_writes_of_a_cancelled_task_are_refused() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.filter(pk=task.pk).cancel(by="ann")
     Task.objects.accept_cancel(task)
 

@@ -12,7 +12,7 @@ from leasing.exceptions import InvalidResource, LeaseLost
 from tasks.exceptions import NotSerializable
 from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus, TaskStep
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import ContextOf, RunTask, lose, make_due, refusals, row_of
 
@@ -81,7 +81,7 @@ def test_a_finished_step_is_progress(
 
 
 def test_steps_of_other_tasks_are_others(task: Task, context: ContextOf) -> None:
-    other = TaskFactory(state="running")
+    other = make_task(state="running")
     context(other).step("fetch", Counted("theirs"))
 
     assert context(task).step("fetch", Counted("mine")) == "mine"

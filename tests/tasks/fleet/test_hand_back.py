@@ -19,7 +19,7 @@ from tasks.fleet import hand_back
 from tasks.fleet.hand_back import DeadWorker
 from tasks.models import Task, TaskStatus, Worker
 from tasks.notifier import limiter
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.leasing.support import expire
 from tests.tasks.support import Reported, attempts, grant_to, names_of, row_of, running, take_over
 
@@ -180,7 +180,7 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("looks", [1, 2, 3, 4])
 def test_a_claim_that_was_on_its_way_is_found_by_the_next_look(moments: Clock, looks: int) -> None:
-    task = TaskFactory(state="ready")
+    task = make_task(state="ready")
     moments.between = [*[lambda: None] * (looks - 1), lambda: grant_to(task, "ann")]
 
     hand_back._write(dead_worker(), until=30)
@@ -203,7 +203,7 @@ def test_the_log_says_what_was_handed_back_and_nothing_where_nothing_was(
 
 
 def test_the_worker_is_shown_as_stopped(moments: Clock) -> None:
-    dead, alive = WorkerFactory(name="ann"), WorkerFactory(name="bob")
+    dead, alive = make_worker(name="ann"), make_worker(name="bob")
 
     hand_back._write(dead_worker(), until=30)
 

@@ -20,7 +20,7 @@ from tasks.models import Task, TaskStatus
 from tasks.runtime import marks
 from tasks.runtime.marks import UNSTORED, Marks, size_of
 from tasks.worker.hand_back import give_back
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, end_by_another
 from tests.tasks.workers import PATIENCE, ended, states, working
@@ -143,7 +143,7 @@ def test_who_maps_the_same_file_sees_the_same_marks(tmp_path: Path) -> None:
 def test_a_handler_is_marked_while_it_runs_and_until_its_outcome_is_stored(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     seen: list[set[uuid.UUID]] = []
     handlers["jobs.echo"] = lambda ctx, **data: seen.append(known.begun())
 
@@ -158,7 +158,7 @@ def test_a_handler_is_marked_while_it_runs_and_until_its_outcome_is_stored(
 def test_a_task_without_a_handler_here_is_not_marked(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     del handlers["jobs.echo"]
     execution = execution_of(task)
 
@@ -177,7 +177,7 @@ def test_what_could_not_be_stored_stays_marked_for_as_long_as_its_lease(
     def fail(*args: Any, **options: Any) -> None:
         raise OperationalError("away")
 
-    task: Task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     handlers["jobs.echo"] = lambda ctx, **data: None
     monkeypatch.setattr("tasks.execution.outcome_store.STORE_PAUSES", ())
     monkeypatch.setattr("tasks.execution.outcome_store._store", fail)
@@ -201,7 +201,7 @@ def test_what_was_lost_stays_marked_until_its_lease_has_run_out_everywhere(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
     """The holder stops believing before the database does."""
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
 
     def lose(ctx: Context, **data: Any) -> None:
         ctx._hold.mark_lost("so")
@@ -217,7 +217,7 @@ def test_what_was_lost_stays_marked_until_its_lease_has_run_out_everywhere(
 def test_what_another_has_ended_is_not_marked_any_more(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     handlers["jobs.echo"] = lambda ctx, **data: end_by_another(task)
 
     store_outcomes([runner.work(execution_of(task))])
@@ -235,7 +235,7 @@ def test_a_task_that_its_handler_has_completed_is_not_marked_any_more(
 
     handlers["jobs.echo"] = complete
 
-    runner.work(execution_of(TaskFactory(name="jobs.echo", state="running")))
+    runner.work(execution_of(make_task(name="jobs.echo", state="running")))
 
     assert known.begun() == set()
 
@@ -244,7 +244,7 @@ def test_a_task_that_its_handler_has_completed_is_not_marked_any_more(
 def test_what_is_given_back_is_not_marked_any_more(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
-    execution = execution_of(TaskFactory(state="running"))
+    execution = execution_of(make_task(state="running"))
     execution.carrier = threading.current_thread()
     execution.set_mark()
 
@@ -257,7 +257,7 @@ def test_what_is_given_back_is_not_marked_any_more(
 def test_an_attempt_that_timed_out_is_cleared_once_by_whoever_stores_it(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     executions: list[Execution] = []
     handlers["jobs.echo"] = lambda ctx, **data: runner.time_out(executions[0])
     executions.append(execution_of(task))
@@ -272,7 +272,7 @@ def test_an_attempt_that_timed_out_is_cleared_once_by_whoever_stores_it(
 def test_an_attempt_that_timed_out_before_its_handler_was_called_leaves_no_mark(
     known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
-    task = TaskFactory(name="jobs.echo", state="running")
+    task = make_task(name="jobs.echo", state="running")
     called: list[object] = []
     handlers["jobs.echo"] = lambda ctx, **data: called.append(ctx)
     execution = execution_of(task)
@@ -305,7 +305,7 @@ def test_handlers_of_every_kind_are_marked(
 
     handlers["jobs.thread"], handlers["jobs.coroutine"] = asks, asked
     names = ("jobs.thread", "jobs.coroutine")
-    tasks = {name: TaskFactory(name=name, data={}) for name in names}
+    tasks = {name: make_task(name=name, data={}) for name in names}
     process = Task.objects.enqueue("jobs.compute", {"do": "ignore", "folder": str(tmp_path)})
     with working(stop_timeout=0):
         wait_for(lambda: len(seen) == 2)
@@ -326,7 +326,7 @@ def test_handlers_of_every_kind_are_marked(
 def test_a_worker_whose_map_is_full_claims_nothing(
     known: Marks, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = TaskFactory(name="jobs.echo", data={})
+    task = make_task(name="jobs.echo", data={})
     fill(known, UNSTORED)
     known.begin(ONE_MORE)
     with working() as worker:

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.models import Worker
 from tasks.worker.process import Until
-from tests.factories import WorkerFactory
+from tests.factories import make_worker
 from tests.processes import wait_for
 from tests.tasks.workers import ended, working
 
@@ -20,9 +20,9 @@ def test_a_worker_says_its_parent_and_takes_the_place_of_its_predecessor() -> No
         ("fleet:1:late", 1, "gone"),
         ("fleet:2:beside", 2, "stopped"),
     ):
-        WorkerFactory(name=name, fleet="fleet", fleet_index=index, state=state)
-    WorkerFactory(name="other", fleet="another", fleet_index=1, state="stopped")
-    WorkerFactory(name="bare", state="stopped")
+        make_worker(name=name, fleet="fleet", fleet_index=index, state=state)
+    make_worker(name="other", fleet="another", fleet_index=1, state="stopped")
+    make_worker(name="bare", state="stopped")
 
     with working(name="fleet:1:x", fleet=("fleet", 1, 3), until=Until.ONCE) as worker:
         wait_for(ended(worker))
@@ -34,7 +34,7 @@ def test_a_worker_says_its_parent_and_takes_the_place_of_its_predecessor() -> No
 
 
 def test_a_bare_worker_has_no_parent_and_leaves_rows_alone() -> None:
-    WorkerFactory(name="bare", state="stopped")
+    make_worker(name="bare", state="stopped")
 
     with working(name="ann", until=Until.ONCE) as worker:
         wait_for(ended(worker))

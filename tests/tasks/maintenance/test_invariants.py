@@ -17,7 +17,7 @@ from django.db.models import F
 from leasing.functions import DbNow, after, database_now
 from tasks.maintenance import invariants, recovery
 from tasks.models import Queue, Schedule, Task, TaskStatus, WorkerState
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import OtherSession
 from tests.tasks.support import Reported, attempts, row_of
 
@@ -35,7 +35,7 @@ def _nothing_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _served() -> None:
     """Somebody serves every queue, and has code for everything."""
-    WorkerFactory(name="server")
+    make_worker(name="server")
 
 
 @contextmanager
@@ -60,8 +60,8 @@ def change(task: Task, **columns: Any) -> Task:
 
 
 def running_under_a_worker(state: str) -> Task:
-    worker = WorkerFactory(state=state)
-    task: Task = TaskFactory(state="running", holder=worker.name)
+    worker = make_worker(state=state)
+    task = make_task(state="running", holder=worker.name)
     return task
 
 
@@ -71,35 +71,35 @@ REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
         "expired",
         "its worker died",
         "",
-        lambda: TaskFactory(state="stuck"),
+        lambda: make_task(state="stuck"),
         {"status": "ready"},
     ),
     (
         "expired",
         "its worker died at its last attempt",
         "",
-        lambda: TaskFactory(state="stuck", max_attempts=1),
+        lambda: make_task(state="stuck", max_attempts=1),
         {"status": "failed"},
     ),
     (
         "kept_slot",
         "waiting in a slot",
         "leasing_tasks_task_slot_state",
-        lambda: change(TaskFactory(), slot="k:0"),
+        lambda: change(make_task(), slot="k:0"),
         {"slot": None},
     ),
     (
         "kept_slot",
         "ended in a slot",
         "leasing_tasks_task_slot_state",
-        lambda: change(TaskFactory(state="succeeded"), slot="k:0"),
+        lambda: change(make_task(state="succeeded"), slot="k:0"),
         {"slot": None},
     ),
     (
         "kept_key",
         "ended with a key for no window",
         "leasing_tasks_task_key_period",
-        lambda: change(TaskFactory(state="failed"), unique_key="k"),
+        lambda: change(make_task(state="failed"), unique_key="k"),
         {"unique_key": None},
     ),
     (
@@ -107,7 +107,7 @@ REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
         "ended with a key whose window is over",
         "",
         lambda: change(
-            TaskFactory(state="succeeded"), unique_key="k", unique_for="window", unique_until=PAST
+            make_task(state="succeeded"), unique_key="k", unique_for="window", unique_until=PAST
         ),
         {"unique_key": None},
     ),
@@ -115,42 +115,42 @@ REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
         "kept_key",
         "running with a key for waiting",
         "leasing_tasks_task_key_period",
-        lambda: change(TaskFactory(state="running"), unique_key="k", unique_for="waiting"),
+        lambda: change(make_task(state="running"), unique_key="k", unique_for="waiting"),
         {"unique_key": None},
     ),
     (
         "kept_key",
         "waiting for a retry with a key for the first attempt",
         "leasing_tasks_task_key_period",
-        lambda: change(TaskFactory(state="retrying"), unique_key="k", unique_for="running"),
+        lambda: change(make_task(state="retrying"), unique_key="k", unique_for="running"),
         {"unique_key": None},
     ),
     (
         "open_attempt",
         "ended under an open lease",
         "",
-        lambda: change(TaskFactory(state="succeeded"), released_at=None, expires_at=AHEAD),
+        lambda: change(make_task(state="succeeded"), released_at=None, expires_at=AHEAD),
         {},
     ),
     (
         "open_attempt",
         "waiting under an open lease",
         "",
-        lambda: change(TaskFactory(state="recovered"), expires_at=AHEAD),
+        lambda: change(make_task(state="recovered"), expires_at=AHEAD),
         {},
     ),
     (
         "unseen_cancel",
         "given back before it was seen",
         "",
-        lambda: change(TaskFactory(state="returned"), cancel_requested_at=PAST),
+        lambda: change(make_task(state="returned"), cancel_requested_at=PAST),
         {"status": "cancelled"},
     ),
     (
         "unseen_cancel",
         "waiting for a retry, with a key",
         "",
-        lambda: change(TaskFactory(state="retrying", unique_key="k"), cancel_requested_at=PAST),
+        lambda: change(make_task(state="retrying", unique_key="k"), cancel_requested_at=PAST),
         {"status": "cancelled", "unique_key": None},
     ),
     (
@@ -158,7 +158,7 @@ REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
         "with a key for a window that is not over",
         "",
         lambda: change(
-            TaskFactory(unique_key="k"),
+            make_task(unique_key="k"),
             cancel_requested_at=PAST,
             unique_for="window",
             unique_until=AHEAD,
@@ -172,74 +172,74 @@ REPORTED: list[tuple[str, str, Callable[[], Task]]] = [
     (
         "no_worker",
         "a queue that nobody serves",
-        lambda: change(TaskFactory(), queue="abandoned"),
+        lambda: change(make_task(), queue="abandoned"),
     ),
-    ("unknown_task", "code that nobody has", lambda: change(TaskFactory(), name="forgotten")),
+    ("unknown_task", "code that nobody has", lambda: change(make_task(), name="forgotten")),
     (
         "unknown_task",
         "given back for lack of code",
-        lambda: change(TaskFactory(), name="forgotten", scheduled_at=after(timedelta(seconds=50))),
+        lambda: change(make_task(), name="forgotten", scheduled_at=after(timedelta(seconds=50))),
     ),
     (
         "ignored_cancel",
         "its handler asks nothing",
-        lambda: change(TaskFactory(state="running"), cancel_requested_at=PAST),
+        lambda: change(make_task(state="running"), cancel_requested_at=PAST),
     ),
 ]
 #: Sound rows that only just are not in a state that violates an invariant.
 SOUND: list[tuple[str, Callable[[], Task]]] = [
-    ("ready", lambda: TaskFactory()),
-    ("scheduled", lambda: TaskFactory(state="scheduled")),
-    ("running", lambda: TaskFactory(state="running", holder="server")),
-    ("a holder that is no worker", lambda: TaskFactory(state="running", holder="over-http")),
+    ("ready", lambda: make_task()),
+    ("scheduled", lambda: make_task(state="scheduled")),
+    ("running", lambda: make_task(state="running", holder="server")),
+    ("a holder that is no worker", lambda: make_task(state="running", holder="over-http")),
     ("a worker that is late", lambda: running_under_a_worker(WorkerState.LATE)),
-    ("succeeded", lambda: TaskFactory(state="succeeded")),
-    ("failed", lambda: TaskFactory(state="failed")),
-    ("retrying with a key until it ends", lambda: TaskFactory(state="retrying", unique_key="k")),
-    ("recovered", lambda: TaskFactory(state="recovered")),
-    ("returned", lambda: TaskFactory(state="returned")),
-    ("running in a slot", lambda: change(TaskFactory(state="running"), slot="k:0")),
+    ("succeeded", lambda: make_task(state="succeeded")),
+    ("failed", lambda: make_task(state="failed")),
+    ("retrying with a key until it ends", lambda: make_task(state="retrying", unique_key="k")),
+    ("recovered", lambda: make_task(state="recovered")),
+    ("returned", lambda: make_task(state="returned")),
+    ("running in a slot", lambda: change(make_task(state="running"), slot="k:0")),
     (
         "ended within its window",
         lambda: change(
-            TaskFactory(state="succeeded"), unique_key="k", unique_for="window", unique_until=AHEAD
+            make_task(state="succeeded"), unique_key="k", unique_for="window", unique_until=AHEAD
         ),
     ),
     (
         "waiting with a key for waiting",
-        lambda: change(TaskFactory(unique_key="k"), unique_for="waiting"),
+        lambda: change(make_task(unique_key="k"), unique_for="waiting"),
     ),
     (
         "running with a key for the first attempt",
-        lambda: change(TaskFactory(state="running", unique_key="k"), unique_for="running"),
+        lambda: change(make_task(state="running", unique_key="k"), unique_for="running"),
     ),
     (
         "given back with a key for the first attempt",
-        lambda: change(TaskFactory(state="returned", unique_key="k"), unique_for="running"),
+        lambda: change(make_task(state="returned", unique_key="k"), unique_for="running"),
     ),
     (
         "given back by a clock that was set back since",
         lambda: change(
-            TaskFactory(state="succeeded"),
+            make_task(state="succeeded"),
             released_at=after(timedelta(seconds=60)),
             expires_at=after(timedelta(seconds=50)),
         ),
     ),
     (
         "just asked to stop",
-        lambda: change(TaskFactory(state="running"), cancel_requested_at=DbNow()),
+        lambda: change(make_task(state="running"), cancel_requested_at=DbNow()),
     ),
     (
         "cancelled when asked to",
-        lambda: change(TaskFactory(state="cancelled"), cancel_requested_at=PAST),
+        lambda: change(make_task(state="cancelled"), cancel_requested_at=PAST),
     ),
     (
         "to be run tomorrow, by code that is to be deployed",
-        lambda: change(TaskFactory(state="scheduled"), name="forgotten"),
+        lambda: change(make_task(state="scheduled"), name="forgotten"),
     ),
     (
         "to be run tomorrow, in a queue to be served",
-        lambda: change(TaskFactory(state="scheduled"), queue="abandoned"),
+        lambda: change(make_task(state="scheduled"), queue="abandoned"),
     ),
 ]
 
@@ -278,7 +278,7 @@ def test_what_can_be_repaired_is(
 
 
 def test_a_recovered_task_has_a_raised_token_and_its_lost_attempt() -> None:
-    task = TaskFactory(state="stuck")
+    task = make_task(state="stuck")
     before = row_of(task)["fencing_token"]
 
     recovery.examine()
@@ -288,7 +288,7 @@ def test_a_recovered_task_has_a_raised_token_and_its_lost_attempt() -> None:
 
 
 def test_a_lease_that_was_left_open_is_closed_now() -> None:
-    task = change(TaskFactory(state="succeeded"), released_at=None, expires_at=AHEAD)
+    task = change(make_task(state="succeeded"), released_at=None, expires_at=AHEAD)
 
     recovery.examine()
 
@@ -323,7 +323,7 @@ def test_what_cannot_be_repaired_is_reported_once(
 
 
 def test_many_suspects_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    TaskFactory.create_batch(12)
+    make_tasks(12)
     Task.objects.update(name="forgotten")
     caplog.clear()
 
@@ -338,17 +338,17 @@ def test_names_of_many_handlers_and_queues_are_compared() -> None:
     """As parameters of one statement they would be more than SQLite takes."""
     names = [f"jobs.{number}" for number in range(3_000)]
     queues = [f"queue {number}" for number in range(100)]
-    WorkerFactory(queues=queues, handlers=dict.fromkeys(names, "thread"))
-    change(TaskFactory(), name=names[-1], queue=queues[-1])
-    change(TaskFactory(), name="elsewhere", queue="unserved")
-    lost = [change(TaskFactory(), name="forgotten", queue=queue) for queue in queues[:2]]
+    make_worker(queues=queues, handlers=dict.fromkeys(names, "thread"))
+    change(make_task(), name=names[-1], queue=queues[-1])
+    change(make_task(), name="elsewhere", queue="unserved")
+    lost = [change(make_task(), name="forgotten", queue=queue) for queue in queues[:2]]
 
     assert invariants.UnknownName().find() == lost
     assert invariants.UnknownName().by_name() == {"forgotten": 2}
 
 
 def test_what_was_well_for_a_while_is_reported_again() -> None:
-    task = change(TaskFactory(), name="forgotten")
+    task = change(make_task(), name="forgotten")
     recovery.examine()
     change(task, name="sample.sleep")
     recovery.examine()
@@ -386,29 +386,29 @@ def test_the_guards_are_constraints_of_the_table() -> None:
 
 
 def test_names_are_looked_for_among_the_workers_of_the_queue() -> None:
-    WorkerFactory(queues=["mail"], handlers={"mail.only": "thread"})
-    task = change(TaskFactory(), name="mail.only")
+    make_worker(queues=["mail"], handlers={"mail.only": "thread"})
+    task = change(make_task(), name="mail.only")
 
     assert [each.keys for each in recovery.examine().findings] == [[task.pk]]
 
 
 def test_a_worker_that_is_gone_serves_nothing() -> None:
-    WorkerFactory(queues=["mail"], state=WorkerState.GONE)
-    change(TaskFactory(), queue="mail")
+    make_worker(queues=["mail"], state=WorkerState.GONE)
+    change(make_task(), queue="mail")
 
     assert [each.kind for each in recovery.examine().findings] == ["no_worker"]
 
 
 def test_a_queue_that_is_paused_needs_no_worker() -> None:
-    change(TaskFactory(), queue="mail")
+    change(make_task(), queue="mail")
     Queue.objects.create(name="mail", paused_at=DbNow())
 
     assert recovery.examine().findings == []
 
 
 def test_a_queue_whose_tasks_somebody_holds_is_served() -> None:
-    held = TaskFactory(state="running", holder="a remote worker")
-    for task in (held, TaskFactory()):
+    held = make_task(state="running", holder="a remote worker")
+    for task in (held, make_task()):
         change(task, queue="mail")
 
     assert recovery.examine().findings == []
@@ -457,7 +457,7 @@ def test_a_schedule_that_is_paused_or_planned_is_sound(columns: dict[str, Any]) 
 
 def test_more_than_a_batch_is_repaired_in_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariants, "SWEEP_BATCH", 2)
-    tasks = TaskFactory.create_batch(5)
+    tasks = make_tasks(5)
     Task.objects.update(cancel_requested_at=PAST)
 
     (finding,) = recovery.examine().findings
@@ -468,7 +468,7 @@ def test_more_than_a_batch_is_repaired_in_one_look(monkeypatch: pytest.MonkeyPat
 
 def test_a_row_that_became_sound_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a database without row locks: it was claimed between the look and the update."""
-    task = TaskFactory(unique_key="k")
+    task = make_task(unique_key="k")
     change(task, cancel_requested_at=PAST)
 
     def lock_too_late(rows: Any, skip_locked: bool) -> Any:
@@ -487,7 +487,7 @@ def test_a_row_that_became_sound_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_a_row_that_somebody_has_locked_is_passed_over(other_session: OtherSession) -> None:
-    locked, free = TaskFactory.create_batch(2)
+    locked, free = make_tasks(2)
     Task.objects.update(cancel_requested_at=PAST)
     other_session.begin()
     other_session.run(lambda: Task.objects.select_for_update().get(pk=locked.pk))
@@ -508,7 +508,7 @@ def printed(*options: str) -> str:
 
 
 def test_a_dry_run_prints_what_would_be_done_and_does_nothing() -> None:
-    stuck, gone = TaskFactory(state="stuck"), running_under_a_worker(WorkerState.GONE)
+    stuck, gone = make_task(state="stuck"), running_under_a_worker(WorkerState.GONE)
     before = row_of(stuck), row_of(gone)
 
     text = printed("--dry-run")
@@ -522,7 +522,7 @@ def test_a_dry_run_prints_what_would_be_done_and_does_nothing() -> None:
 
 
 def test_a_look_prints_what_was_done() -> None:
-    TaskFactory.create_batch(12, state="stuck")
+    make_tasks(12, state="stuck")
 
     text = printed()
 
@@ -533,7 +533,7 @@ def test_a_look_prints_what_was_done() -> None:
 
 
 def test_the_report_is_there_as_json() -> None:
-    task = TaskFactory(state="stuck")
+    task = make_task(state="stuck")
 
     report = json.loads(printed("--json", "--dry-run"))
 
@@ -548,19 +548,19 @@ def test_what_goes_with_one_look_is_refused_without_it(option: str) -> None:
 
 
 def test_counters_add_up_over_sweeps_and_looks() -> None:
-    TaskFactory.create_batch(2, state="stuck")
+    make_tasks(2, state="stuck")
     recovery.sweep()
-    change(TaskFactory(state="running"), expires_at=F("acquired_at"))
+    change(make_task(state="running"), expires_at=F("acquired_at"))
     recovery.examine()
 
     assert recovery.totals.repaired == {"expired": 3}
 
 
 def test_where_nothing_is_amiss_one_query_says_so(django_assert_num_queries: Any) -> None:
-    WorkerFactory()
-    TaskFactory(state="running")
-    TaskFactory(state="succeeded")
-    TaskFactory(state="scheduled")
+    make_worker()
+    make_task(state="running")
+    make_task(state="succeeded")
+    make_task(state="scheduled")
 
     with django_assert_num_queries(1):
         assert recovery.examine().findings == []

@@ -22,7 +22,7 @@ from tasks.checks import settings as checks
 from tasks.maintenance import housekeeping
 from tasks.models import OutboxMessage, Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
 from tasks.querysets import operator
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
 from tests.logs import logged
@@ -38,7 +38,7 @@ DAY = timedelta(days=1)
 
 def ended(state: str = "succeeded", days: float = 10, **columns: Any) -> Task:
     """A task that ended so many days ago."""
-    task: Task = TaskFactory(state=state)
+    task = make_task(state=state)
     Task.objects.filter(pk=task.pk).update(processed_at=after(-days * DAY), **columns)
     return task
 
@@ -52,12 +52,13 @@ def test_a_task_is_deleted_once_it_ended_so_long_ago(
     state: str, database_clock: DatabaseClock
 ) -> None:
     database_clock.advance(0.5)
-    task = TaskFactory(state=state)
+    ended_at = make_task(state=state).processed_at
+    assert ended_at is not None
 
-    database_clock.now = task.processed_at + DAY - timedelta(milliseconds=1)
+    database_clock.now = ended_at + DAY - timedelta(milliseconds=1)
     assert Task.objects.prune(DAY) == 0
 
-    database_clock.now = task.processed_at + DAY
+    database_clock.now = ended_at + DAY
     assert Task.objects.prune(DAY) == 1
     assert left() == set()
 
@@ -66,7 +67,7 @@ def test_a_task_is_deleted_once_it_ended_so_long_ago(
 def test_what_has_not_ended_is_kept_however_old_it_is(
     state: str, database_clock: DatabaseClock
 ) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     database_clock.advance(365 * 86_400)
 
     assert Task.objects.prune(timedelta(0)) == 0
@@ -157,7 +158,7 @@ def test_a_task_that_another_row_protects_keeps_no_other(make: Callable[..., Tas
     assert Task.objects.prune(DAY) == 2
 
 
-def test_the_houskeeping_goes_on_past_what_is_protected() -> None:
+def test_the_housekeeping_goes_on_past_what_is_protected() -> None:
     kept = [protected(days=20), protected_by_its_attempt(days=100)]
     ended(), ended("failed", days=99)
 
@@ -209,7 +210,7 @@ def test_a_message_that_is_protected_keeps_no_other() -> None:
 
 
 def test_an_attempt_that_is_protected_keeps_no_task_from_being_given_back() -> None:
-    task = TaskFactory(state="returned")
+    task = make_task(state="returned")
     attempt = task.attempt_set.get()
     Receipt.objects.create(attempt=attempt)
 
@@ -456,7 +457,7 @@ def test_what_cannot_be_meant_is_refused(options: list[str], says: str) -> None:
 
 @pytest.mark.parametrize("state", ENDED)
 def test_an_operator_can_delete_what_has_ended(state: str, reported: Any) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     reported.clear()
 
     assert Task.objects.filter(pk=task.pk).discard(by="root") == 1
@@ -466,7 +467,7 @@ def test_an_operator_can_delete_what_has_ended(state: str, reported: Any) -> Non
 
 @pytest.mark.parametrize("state", NOT_ENDED)
 def test_what_has_not_ended_cannot_be_discarded(state: str, reported: Any) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     reported.clear()
 
     assert Task.objects.discard() == 0
@@ -477,7 +478,7 @@ def test_what_the_database_keeps_from_being_discarded_keeps_no_other(
     monkeypatch: pytest.MonkeyPatch, reported: Any
 ) -> None:
     monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
-    one, another, third, *gone = (TaskFactory(state="failed").pk for _ in range(5))
+    one, another, third, *gone = (make_task(state="failed").pk for _ in range(5))
     kept = {one, another, third}
     delete, tried = operator._delete, list[int]()
     reported.clear()
@@ -500,8 +501,8 @@ def test_verbs_over_many_tasks_are_many_transactions(
     monkeypatch: pytest.MonkeyPatch, reported: Any
 ) -> None:
     monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
-    tasks = TaskFactory.create_batch(5, state="failed")
-    TaskFactory(state="succeeded")
+    tasks = make_tasks(5, state="failed")
+    make_task(state="succeeded")
     reported.clear()
 
     with CaptureQueriesContext(connection) as queries:

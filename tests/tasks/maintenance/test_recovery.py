@@ -16,7 +16,7 @@ from leasing.functions import after
 from leasing.runtime import services
 from tasks.maintenance import invariants, recovery
 from tasks.models import Task, TaskStatus
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.logs import logged
 from tests.tasks.support import attempts, row_of
@@ -25,7 +25,7 @@ from tests.tasks.support import attempts, row_of
 @pytest.mark.django_db
 def test_a_sweep_goes_on_until_nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariants, "SWEEP_BATCH", 2)
-    TaskFactory.create_batch(5, state="stuck")
+    make_tasks(5, state="stuck")
 
     assert recovery.sweep() == 5
     assert not Task.objects.stuck().exists()
@@ -35,8 +35,8 @@ def test_a_sweep_goes_on_until_nothing_is_stuck(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.django_db
 @pytest.mark.parametrize("stuck", [0, 3])
 def test_one_sweep_can_be_asked_for(stuck: int) -> None:
-    tasks = TaskFactory.create_batch(stuck, state="stuck")
-    running = TaskFactory(state="running")
+    tasks = make_tasks(stuck, state="stuck")
+    running = make_task(state="running")
     out = StringIO()
 
     call_command("run_recovery", "--once", stdout=out)
@@ -54,11 +54,11 @@ def test_the_next_sweep_is_when_the_next_deadline_is_over_or_before_long(
     settings.TASK_QUEUE = {"SWEEP_EVERY": 3}
     assert recovery._sweep() == (0, 3)
 
-    TaskFactory(state="running", ttl=30)
+    make_task(state="running", ttl=30)
     assert recovery._sweep() == (0, 3)
-    TaskFactory(state="running", ttl=2)
+    make_task(state="running", ttl=2)
     assert recovery._sweep()[1] == pytest.approx(2 + recovery.SPREAD)
-    TaskFactory(state="running", progress_timeout=1)
+    make_task(state="running", progress_timeout=1)
     assert recovery._sweep()[1] == pytest.approx(1 + recovery.SPREAD)
 
     database_clock.advance(1)
@@ -94,7 +94,7 @@ def test_whoever_waits_for_recovered_tasks_is_told_of_them(
 def test_a_sweep_that_takes_long_goes_on_in_the_next_tick(
     database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TaskFactory.create_batch(5, state="stuck")
+    make_tasks(5, state="stuck")
     monkeypatch.setattr(invariants, "SWEEP_BATCH", 2)
     monkeypatch.setattr(recovery, "LONGEST_TICK", 0.0)
     controller = recovery.service()
@@ -106,7 +106,7 @@ def test_a_sweep_that_takes_long_goes_on_in_the_next_tick(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_slow_sweep_that_recovers_nothing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    TaskFactory(state="stuck")
+    make_task(state="stuck")
     batches = Mock(return_value=0)  # another process has the rows locked
     monkeypatch.setattr(recovery, "in_batches", batches)
     monkeypatch.setattr(recovery, "LONGEST_TICK", 0.0)
@@ -116,7 +116,7 @@ def test_a_slow_sweep_that_recovers_nothing_pauses(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.django_db
 def test_a_sweep_that_finds_nothing_is_one_query(django_assert_num_queries: Any) -> None:
-    TaskFactory(state="running")
+    make_task(state="running")
 
     with django_assert_num_queries(1):
         assert recovery.sweep() == 0
@@ -124,7 +124,7 @@ def test_a_sweep_that_finds_nothing_is_one_query(django_assert_num_queries: Any)
 
 @pytest.mark.django_db
 def test_a_sweep_takes_what_makes_no_progress_too() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     long_ago = after(timedelta(seconds=-60))
     Task.objects.update(progress_timeout=timedelta(seconds=30), progressed_at=long_ago)
 

@@ -32,7 +32,7 @@ from tasks.maintenance.counting import (
 from tasks.maintenance.sampling import Sampler
 from tasks.models import Queue, Sample, Task, TaskAttempt
 from tasks.registry import Kind
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, expire
 
@@ -93,12 +93,12 @@ def sampled() -> list[tuple[int, str]]:
 
 
 def test_each_end_of_a_task_is_counted_where_it_came(clock: Clock) -> None:
-    Task.objects.complete(run(TaskFactory()), {})
-    Task.objects.fail(run(TaskFactory()), GiveUp("no"))
-    Task.objects.fail(run(TaskFactory()), ValueError("again"))
-    Task.objects.filter(pk=TaskFactory().pk).cancel()
-    Task.objects.give_back(run(TaskFactory()), "stopped")
-    expire(run(TaskFactory()))
+    Task.objects.complete(run(make_task()), {})
+    Task.objects.fail(run(make_task()), GiveUp("no"))
+    Task.objects.fail(run(make_task()), ValueError("again"))
+    Task.objects.filter(pk=make_task().pk).cancel()
+    Task.objects.give_back(run(make_task()), "stopped")
+    expire(run(make_task()))
     Task.objects.recover()
 
     found = counted(clock)
@@ -110,9 +110,9 @@ def test_each_end_of_a_task_is_counted_where_it_came(clock: Clock) -> None:
 
 
 def test_what_another_slot_had_is_not_counted_again(clock: Clock) -> None:
-    Task.objects.fail(run(TaskFactory()), ValueError("again"))
-    Task.objects.complete(run(TaskFactory()), {})
-    expire(run(TaskFactory()))
+    Task.objects.fail(run(make_task()), ValueError("again"))
+    Task.objects.complete(run(make_task()), {})
+    expire(run(make_task()))
     Task.objects.recover()
     Lease.objects.release(Lease.objects.acquire("crane", holder="ann"))
 
@@ -126,14 +126,14 @@ def test_a_slot_begins_with_its_first_moment_and_ends_before_the_next(
     clock: Clock,
 ) -> None:
     clock.advance(8)
-    Task.objects.complete(run(TaskFactory()), {})
+    Task.objects.complete(run(make_task()), {})
 
     assert counted(clock)["completed"] == 1
     assert count(Slot.before(clock.now)).get("default", {}).get("completed") is None
 
 
 def test_a_task_that_was_claimed_twice_counts_twice(clock: Clock) -> None:
-    task = TaskFactory()
+    task = make_task()
     Task.objects.give_back(run(task), "stopped")
     run(Task.objects.get(pk=task.pk))
 
@@ -141,7 +141,7 @@ def test_a_task_that_was_claimed_twice_counts_twice(clock: Clock) -> None:
 
 
 def test_an_attempt_that_failed_for_good_is_no_retry(clock: Clock) -> None:
-    task = TaskFactory(max_attempts=2)
+    task = make_task(max_attempts=2)
     Task.objects.fail(run(task), ValueError("again"))
     Task.objects.filter(pk=task.pk).update(scheduled_at=clock.now)
     Task.objects.fail(run(Task.objects.get(pk=task.pk)), ValueError("over"))
@@ -152,8 +152,8 @@ def test_an_attempt_that_failed_for_good_is_no_retry(clock: Clock) -> None:
 
 
 def test_queues_are_counted_apart(clock: Clock, queues: None) -> None:
-    Task.objects.complete(run(TaskFactory(queue="mail")), {})
-    TaskFactory()
+    Task.objects.complete(run(make_task(queue="mail")), {})
+    make_task()
 
     assert counted(clock, "mail")["completed"] == 1
     assert "completed" not in counted(clock)
@@ -171,8 +171,8 @@ def test_named_leases_are_counted_by_their_events(clock: Clock) -> None:
 
 
 def test_a_wait_ends_with_the_claim_and_begins_when_it_was_due(clock: Clock) -> None:
-    late: Task = TaskFactory()
-    later: Task = TaskFactory(scheduled_at=clock.now + timedelta(seconds=3))
+    late = make_task()
+    later = make_task(scheduled_at=clock.now + timedelta(seconds=3))
     clock.advance(4)
     run(late)
     run(later)
@@ -183,8 +183,8 @@ def test_a_wait_ends_with_the_claim_and_begins_when_it_was_due(clock: Clock) -> 
 
 
 def test_what_failed_meanwhile_or_was_taken_back_tells_no_wait(clock: Clock) -> None:
-    Task.objects.fail(run(TaskFactory()), ValueError("due in the future"))
-    taken = run(TaskFactory())
+    Task.objects.fail(run(make_task()), ValueError("due in the future"))
+    taken = run(make_task())
     clock.advance(5)
     Task.objects.filter(pk=taken.pk).revoke()
     run(Task.objects.get(pk=taken.pk))
@@ -196,7 +196,7 @@ def test_of_many_claims_some_tell_the_wait_evenly(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.maintenance.counting.WAITS", 2)
-    made: list[Any] = TaskFactory.create_batch(4)
+    made: list[Any] = make_tasks(4)
     for task in made:
         run(task)
     clock.advance(1)
@@ -216,10 +216,10 @@ def test_depths_tell_what_is_due_from_what_is_not_and_look_at_so_many(
     monkeypatch: pytest.MonkeyPatch, queues: None
 ) -> None:
     monkeypatch.setattr("tasks.maintenance.counting.COUNT_CAP", 3)
-    TaskFactory.create_batch(2)
-    TaskFactory.create_batch(9, state="scheduled")
-    TaskFactory(kind=Kind.COROUTINE.number)
-    TaskFactory(state="running", queue="mail")
+    make_tasks(2)
+    make_tasks(9, state="scheduled")
+    make_task(kind=Kind.COROUTINE.number)
+    make_task(state="running", queue="mail")
 
     with CaptureQueriesContext(connection) as captured:
         found = depths(["default", "mail"])
@@ -231,7 +231,7 @@ def test_depths_tell_what_is_due_from_what_is_not_and_look_at_so_many(
 
 
 def test_a_task_that_ends_while_its_claim_is_counted_counts_once(clock: Clock) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     slot = Slot.before(clock.now + timedelta(seconds=Sample.SLOT))
     sent: list[str] = []
 
@@ -254,9 +254,9 @@ def test_counting_asks_as_often_however_much_there_is(clock: Clock) -> None:
         assert all("OFFSET" not in query["sql"] for query in captured)
         return len(captured)
 
-    run(TaskFactory())
+    run(make_task())
     few = queries()
-    made: list[Any] = TaskFactory.create_batch(10)
+    made: list[Any] = make_tasks(10)
     for task in made:
         Task.objects.fail(run(task), ValueError("again"))
 
@@ -287,7 +287,7 @@ def test_a_successor_makes_up_for_what_nobody_wrote_but_not_for_depths(
     clock: Clock,
 ) -> None:
     sampling.take()
-    Task.objects.complete(run(TaskFactory()), {})
+    Task.objects.complete(run(make_task()), {})
     clock.advance(30)
 
     assert sampling.take() == 3
@@ -310,7 +310,7 @@ def test_writing_a_slot_again_changes_nothing_and_keeps_what_workers_added(
     tally = sampling.Tally(keeper)
     keeper.renewals = 4
     tally.add()
-    Task.objects.complete(run(TaskFactory()), {})
+    Task.objects.complete(run(make_task()), {})
     slot = Slot.before(clock.now + timedelta(seconds=10))
     clock.advance(10)
 
@@ -371,7 +371,7 @@ def test_samples_are_kept_for_a_day_or_as_the_settings_say(
 
 
 HAPPENINGS: dict[str, tuple[str, Callable[[], object]]] = {
-    "enqueued": ("enqueued", TaskFactory),
+    "enqueued": ("enqueued", make_task),
     "claimed": ("claimed", lambda: run(Task.objects.get())),
     "completed": ("completed", lambda: Task.objects.complete(run(Task.objects.get()), {})),
     "failed": ("failed", lambda: Task.objects.fail(run(Task.objects.get()), GiveUp("no"))),
@@ -389,7 +389,7 @@ HAPPENINGS: dict[str, tuple[str, Callable[[], object]]] = {
 @pytest.mark.parametrize("what", HAPPENINGS)
 def test_a_slot_in_which_anything_happened_is_not_quiet(what: str, clock: Clock) -> None:
     if what != "enqueued":
-        task: Task = TaskFactory()
+        task = make_task()
         if what == "running":
             claimed(task, "ann")
         clock.advance(30)
@@ -429,7 +429,7 @@ def test_that_somebody_samples_is_nothing_that_happened(clock: Clock) -> None:
 def test_quiet_slots_are_a_question_and_an_insert(
     slots: int, clock: Clock, django_assert_num_queries: Any
 ) -> None:
-    Task.objects.complete(run(TaskFactory()), {})
+    Task.objects.complete(run(make_task()), {})
     clock.advance(30)
     sampling.take()
     clock.advance(10 * slots)
@@ -487,8 +487,8 @@ def test_the_sampler_renews_its_lease_in_time_and_not_each_turn(
     ("happened", "slots"),
     [
         (lambda: None, 2),
-        (TaskFactory, 1),
-        (lambda: Task.objects.complete(run(TaskFactory()), {}), 1),
+        (make_task, 1),
+        (lambda: Task.objects.complete(run(make_task()), {}), 1),
     ],
 )
 def test_a_turn_ends_shortly_after_the_next_slot_is_over_or_two_if_nothing_happens(
@@ -504,7 +504,7 @@ def test_a_turn_ends_shortly_after_the_next_slot_is_over_or_two_if_nothing_happe
 
 
 def test_a_task_that_waits_for_long_keeps_the_turns_short(clock: Clock, holders: FakeClock) -> None:
-    TaskFactory()
+    make_task()
     clock.advance(63)
 
     assert Sampler().turn() == pytest.approx(7 + sampling.LATE)
@@ -595,7 +595,7 @@ def test_a_sampler_whose_lease_cannot_be_released_ends_all_the_same(
 
 
 def test_attempts_of_long_ago_are_not_looked_at(clock: Clock) -> None:
-    Task.objects.fail(run(TaskFactory()), ValueError("again"))
+    Task.objects.fail(run(make_task()), ValueError("again"))
     clock.advance(100)
 
     with CaptureQueriesContext(connection) as captured:

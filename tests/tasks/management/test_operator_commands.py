@@ -15,7 +15,7 @@ from leasing.functions import after, database_now
 from leasing.models import AuditEntry
 from tasks.models import Queue, Schedule, Task
 from tasks.sample import SLEEP
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.tasks.support import Handlers
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("queues")]
@@ -49,10 +49,10 @@ def entry() -> AuditEntry:
 
 
 def test_queues_are_listed_with_what_waits_and_who_serves_them() -> None:
-    WorkerFactory(name="ann", queues=["default"])
-    TaskFactory()
-    TaskFactory(state="scheduled", queue="mail")
-    TaskFactory(state="running")
+    make_worker(name="ann", queues=["default"])
+    make_task()
+    make_task(state="scheduled", queue="mail")
+    make_task(state="running")
     Queue.objects.pause("mail", by="olga", reason="SMTP is down")
 
     default, mail = cells(said("queues", "list"))
@@ -111,8 +111,8 @@ def test_a_list_without_rows_says_so(listing: list[str], none: str) -> None:
 
 def test_workers_are_listed_by_state_with_what_they_hold() -> None:
     for name, state in (("ann", "live"), ("bea", "late"), ("cid", "gone"), ("dan", "stopped")):
-        WorkerFactory(name=name, state=state)
-    task = TaskFactory(state="running", holder="ann")
+        make_worker(name=name, state=state)
+    task = make_task(state="running", holder="ann")
 
     rows = cells(said("workers", "list"))
     assert [row[:3] for row in rows] == [
@@ -132,7 +132,7 @@ def test_workers_are_listed_by_state_with_what_they_hold() -> None:
 def test_a_check_of_a_worker_exits_with_0_only_while_it_is_live(
     state: str, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    WorkerFactory(name="ann", state=state)
+    make_worker(name="ann", state=state)
     if state == "live":
         call_command(*command, "check", "ann")
     else:
@@ -146,14 +146,14 @@ def test_a_check_of_a_parent_exits_with_0_only_while_all_of_its_workers_are_live
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for index, state in ((1, "stopped"), (2, "live"), (1, "live")):
-        WorkerFactory(fleet="web", fleet_index=index, state=state)
-    WorkerFactory(fleet="mail", fleet_index=1, state="gone")
+        make_worker(fleet="web", fleet_index=index, state=state)
+    make_worker(fleet="mail", fleet_index=1, state="gone")
 
     call_command("workers", "check", "web")
     assert capsys.readouterr().out == "Of web worker 1 is live, worker 2 is live.\n"
     assert [each["fleet_index"] for each in told("workers", "check", "web")] == [1, 2]
 
-    WorkerFactory(fleet="web", fleet_index=3, state="late")
+    make_worker(fleet="web", fleet_index=3, state="late")
     with pytest.raises(SystemExit) as ended:
         call_command("workers", "check", "web")
     assert ended.value.code == 1
@@ -168,7 +168,7 @@ def test_a_check_of_a_parent_leaves_out_what_was_killed_together_with_its_predec
         *(("web", 1, "gone"), ("web", 2, "late"), ("web", 1, "live"), ("web", 2, "live")),
         *(("mail", 1, "live"), ("web", 3, "live")),
     ):
-        WorkerFactory(fleet=fleet, fleet_index=index, state=state)
+        make_worker(fleet=fleet, fleet_index=index, state=state)
 
     call_command("workers", "check", "web")
 
@@ -299,7 +299,7 @@ def test_an_enqueue_that_cannot_be_meant_is_refused(options: list[str], named: s
 
 
 def test_a_task_that_is_not_there_exits_with_1_and_the_others_are_changed() -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     with pytest.raises(CommandError, match=r"There is no task:98, task:99\.") as refused:
         said("tasks", "retry", task.pk, 99, 98)
     assert refused.value.returncode == 1
@@ -315,8 +315,8 @@ def test_nothing_to_act_on_exits_with_1_and_leaves_no_entry(options: list[str]) 
 
 
 def test_what_stays_as_it_is_is_told_with_the_reason() -> None:
-    failed, running = TaskFactory(state="failed"), TaskFactory(state="running")
-    other = TaskFactory(state="failed", queue="mail")
+    failed, running = make_task(state="failed"), make_task(state="running")
+    other = make_task(state="failed", queue="mail")
     text = said("tasks", "retry", failed.pk, running.pk, "--reason", "fixed")
     assert text == "1 task retried. Not changed: 1 running\n"
     assert (entry().skipped, entry().reason) == ({"running": 1}, "fixed")
@@ -325,8 +325,8 @@ def test_what_stays_as_it_is_is_told_with_the_reason() -> None:
 
 
 def test_a_task_has_the_state_that_the_pages_show() -> None:
-    stuck, waiting = TaskFactory(state="stuck"), TaskFactory(state="scheduled")
-    stalled = TaskFactory(state="running")
+    stuck, waiting = make_task(state="stuck"), make_task(state="scheduled")
+    stalled = make_task(state="running")
     Task.objects.filter(pk=stalled.pk).update(
         progress_timeout=timedelta(seconds=9), progressed_at=after(timedelta(seconds=-10))
     )

@@ -18,7 +18,7 @@ from tasks.diagnosis import diagnose
 from tasks.exceptions import UnknownQueue
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import Reported, grant_to, row_of
 
@@ -66,7 +66,7 @@ def test_it_lists_what_is_asked_for_the_newest_first(options: list[str], states:
         "failed": {"name": "jobs.echo", "data": {}},
     }
     made = {
-        TaskFactory(state=state, **more.get(state, {})).pk: state
+        make_task(state=state, **more.get(state, {})).pk: state
         for state in ("ready", "scheduled", "running", "stuck", "failed")
     }
 
@@ -80,7 +80,7 @@ def test_the_names_of_a_handler_are_one(renamed: list[int], name: str) -> None:
 
 
 def test_the_list_is_a_table_that_steers_no_terminal() -> None:
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     Task.objects.filter(pk=task.pk).update(name="\x1b[2Jboo")
 
     head, line = tasks("list").splitlines()
@@ -98,7 +98,7 @@ def test_an_empty_list_says_so() -> None:
 
 @pytest.mark.parametrize("command", ["show", "explain", "retry", "reschedule"])
 def test_a_task_is_named_as_every_output_prints_it(command: str) -> None:
-    task = TaskFactory(state="ready" if command == "reschedule" else "failed")
+    task = make_task(state="ready" if command == "reschedule" else "failed")
     options = ["--in", "60"] if command == "reschedule" else []
 
     by_name = tasks(command, f"task:{task.pk}", *options)
@@ -129,15 +129,15 @@ def test_an_unknown_queue_or_handler_is_refused_with_code_2(options: list[str], 
 
 
 def test_tasks_of_a_queue_or_handler_that_was_removed_are_still_found() -> None:
-    task = TaskFactory()
+    task = make_task()
     Task.objects.filter(pk=task.pk).update(queue="former", name="jobs.former")
 
     assert listed("--queue", "former") == listed("--name", "jobs.former") == [task.pk]
 
 
 def test_it_explains_a_task_and_tells_its_attempts() -> None:
-    WorkerFactory(name="bob")
-    task = TaskFactory(state="retrying", holder="ann")
+    make_worker(name="bob")
+    task = make_task(state="retrying", holder="ann")
 
     text = tasks("show", task.pk)
 
@@ -154,7 +154,7 @@ def test_it_explains_a_task_and_tells_its_attempts() -> None:
 
 
 def test_it_shows_the_result_of_a_task_that_succeeded() -> None:
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     assert "task_output" not in tasks("show", task.pk)
 
     Task.objects.complete(task, {"pages": 5, "api_key": "hunter2"})
@@ -164,7 +164,7 @@ def test_it_shows_the_result_of_a_task_that_succeeded() -> None:
 
 
 def test_it_explains_a_task_as_json() -> None:
-    task = TaskFactory(state="retrying", holder="ann")
+    task = make_task(state="retrying", holder="ann")
 
     facts = json.loads(tasks("show", task.pk, "--json"))
 
@@ -181,14 +181,14 @@ def test_it_explains_a_task_as_json() -> None:
 
 
 def test_a_task_that_never_ran_has_no_deadline() -> None:
-    assert json.loads(tasks("show", TaskFactory().pk, "--json"))["expires_at"] is None
+    assert json.loads(tasks("show", make_task().pk, "--json"))["expires_at"] is None
 
 
 # Acting
 
 
 def test_what_has_failed_is_retried_by_its_id(reported: Reported) -> None:
-    one, two = TaskFactory.create_batch(2, state="failed")
+    one, two = make_tasks(2, state="failed")
     reported.clear()
 
     assert count(tasks("retry", one.pk, "--by", "root")) == 1
@@ -197,7 +197,7 @@ def test_what_has_failed_is_retried_by_its_id(reported: Reported) -> None:
 
 
 def test_only_what_was_retried_is_told(reported: Reported) -> None:
-    failed, waiting = TaskFactory(state="failed"), TaskFactory()
+    failed, waiting = make_task(state="failed"), make_task()
     reported.clear()
 
     assert count(tasks("retry", failed.pk, waiting.pk)) == 1
@@ -205,14 +205,14 @@ def test_only_what_was_retried_is_told(reported: Reported) -> None:
 
 
 def test_whoever_runs_it_is_named(reported: Reported) -> None:
-    tasks("retry", TaskFactory(state="failed").pk)
+    tasks("retry", make_task(state="failed").pk)
 
     assert reported[-1][2] == {"by": getpass.getuser()}
 
 
 def test_all_that_the_filters_let_by_is_retried_when_it_is_meant() -> None:
-    failed = TaskFactory.create_batch(3, state="failed", queue="mail")
-    other = TaskFactory(state="failed")
+    failed = make_tasks(3, state="failed", queue="mail")
+    other = make_task(state="failed")
 
     with pytest.raises(CommandError, match=r"\b3\b.* --yes .*\bretry\b"):
         tasks("retry", "--queue", "mail")
@@ -225,21 +225,21 @@ def test_all_that_the_filters_let_by_is_retried_when_it_is_meant() -> None:
 
 @pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "reschedule"])
 def test_nothing_is_done_to_all_tasks_by_mistake(verb: str) -> None:
-    TaskFactory(state="failed")
+    make_task(state="failed")
 
     with pytest.raises(CommandError, match="--state"):
         tasks(verb, "--yes")
 
 
 def test_ids_and_filters_narrow_each_other() -> None:
-    one, two = TaskFactory(state="failed"), TaskFactory(state="failed", queue="mail")
+    one, two = make_task(state="failed"), make_task(state="failed", queue="mail")
 
     assert count(tasks("retry", one.pk, two.pk, "--queue", "mail")) == 1
     assert row_of(one)["status"] == "failed"
 
 
 def test_what_has_ended_is_deleted() -> None:
-    ended, waiting = TaskFactory(state="succeeded"), TaskFactory()
+    ended, waiting = make_task(state="succeeded"), make_task()
 
     assert count(tasks("discard", ended.pk, waiting.pk)) == 1
     assert listed() == [waiting.pk]
@@ -253,7 +253,7 @@ def test_cancelling_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> None
         return 1
 
     monkeypatch.setattr(TaskQuerySet, "cancel", cancel, raising=False)
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
 
     assert count(tasks("cancel", task.pk, "--reason", "why", "--by", "ann")) == 1
     assert asked == [([task.pk], {"by": "ann", "reason": "why"})]
@@ -274,7 +274,7 @@ def test_cancelling_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_waiting_tasks_are_moved(options: list[str], queue: str, seconds: float) -> None:
-    task = TaskFactory(state="scheduled")
+    task = make_task(state="scheduled")
     now = database_now("default")
     later = (now + timedelta(hours=2)).isoformat()
 
@@ -287,7 +287,7 @@ def test_waiting_tasks_are_moved(options: list[str], queue: str, seconds: float)
 
 
 def test_a_time_without_a_zone_is_of_the_current_one() -> None:
-    task = TaskFactory()
+    task = make_task()
 
     with timezone.override("America/New_York"):
         tasks("reschedule", task.pk, "--at", "2030-06-01 12:00")
@@ -323,7 +323,7 @@ def test_what_cannot_be_meant_is_refused(options: list[str], named: str) -> None
 
 @pytest.mark.parametrize("state", ["ready", "scheduled", "retrying", "recovered", "returned"])
 def test_a_waiting_task_can_be_moved(state: str, reported: Reported) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     before = row_of(task)
     reported.clear()
 
@@ -335,7 +335,7 @@ def test_a_waiting_task_can_be_moved(state: str, reported: Reported) -> None:
 
 @pytest.mark.parametrize("state", ["running", "stuck", "succeeded", "failed", "cancelled"])
 def test_what_does_not_wait_is_not_moved(state: str, reported: Reported) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     before = row_of(task)
     reported.clear()
 
@@ -345,7 +345,7 @@ def test_what_does_not_wait_is_not_moved(state: str, reported: Reported) -> None
 
 def test_a_task_that_is_claimed_meanwhile_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.querysets.operator.lock", lambda rows: rows)
-    task = TaskFactory()
+    task = make_task()
 
     with just_before_the_update(lambda: grant_to(task, "bob")):
         assert Task.objects.reschedule(queue="mail") == 0
@@ -363,7 +363,7 @@ def test_where_to_must_be_said_and_known() -> None:
 
 
 def test_a_task_that_was_cancelled_and_is_retried_is_not_cancelled_again() -> None:
-    task = TaskFactory(state="cancelled")
+    task = make_task(state="cancelled")
     Task.objects.filter(pk=task.pk).update(
         cancel_requested_at=timezone.now(), cancel_requested_by="ann"
     )
@@ -377,7 +377,7 @@ def test_a_task_that_was_cancelled_and_is_retried_is_not_cancelled_again() -> No
 def test_explain_gives_the_answers_and_what_can_be_done(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    task = TaskFactory()
+    task = make_task()
     call_command("tasks", "explain", str(task.pk))
 
     reported = capsys.readouterr().out
@@ -392,7 +392,7 @@ def test_explain_gives_the_answers_and_what_can_be_done(
 
 
 def test_explain_tells_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     call_command("tasks", "explain", str(task.pk), "--json")
 
     reported = json.loads(capsys.readouterr().out)
@@ -402,7 +402,7 @@ def test_explain_tells_programs_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_secrets_in_a_payload_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    task = TaskFactory()
+    task = make_task()
     Task.objects.filter(pk=task.pk).update(task_data={"password": "hunter2"})
     for options in ([], ["--json"]):
         call_command("tasks", "show", str(task.pk), *options)

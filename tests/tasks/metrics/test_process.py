@@ -25,7 +25,7 @@ from tasks.outbox import RELAY, publish
 from tasks.registry import Kind
 from tasks.runtime import probes
 from tasks.sample import SLEEP
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
 from tests.metrics import Scrape, Value, check_names
@@ -84,7 +84,7 @@ def test_a_claim_tells_how_long_its_tasks_were_due(
     database_clock: DatabaseClock, value: Value
 ) -> None:
     for seconds in (7, 5):
-        TaskFactory(scheduled_at=database_clock.now)
+        make_task(scheduled_at=database_clock.now)
         database_clock.advance(seconds)
 
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_a_claim_tells_how_long_its_tasks_were_due(
 def test_a_task_that_was_taken_back_does_not_tell_of_its_first_wait_again(
     database_clock: DatabaseClock, value: Value
 ) -> None:
-    TaskFactory(scheduled_at=database_clock.now)
+    make_task(scheduled_at=database_clock.now)
     Task.objects.take("ann", ttl=30)
     database_clock.advance(5)
     Task.objects.revoke()
@@ -111,7 +111,7 @@ def test_a_task_that_was_taken_back_does_not_tell_of_its_first_wait_again(
 
 
 def test_the_claims_of_remote_workers_are_counted_the_same(value: Value) -> None:
-    TaskFactory()
+    make_task()
 
     Task.objects.claim("ann")
 
@@ -123,12 +123,12 @@ def test_the_claims_of_remote_workers_are_counted_the_same(value: Value) -> None
 
 
 def test_attempts_are_counted_by_how_they_ended(value: Value) -> None:
-    Task.objects.complete(TaskFactory(state="running"))
-    Task.objects.fail(TaskFactory(state="running"), "no luck")
-    Task.objects.fail(TaskFactory(state="running"), GiveUp("no hope"))
-    Task.objects.accept_cancel(TaskFactory(state="running"), by="bob")
-    Task.objects.give_back(TaskFactory(state="running"), "stopped")
-    Task.objects.snooze(TaskFactory(state="running"), 60)
+    Task.objects.complete(make_task(state="running"))
+    Task.objects.fail(make_task(state="running"), "no luck")
+    Task.objects.fail(make_task(state="running"), GiveUp("no hope"))
+    Task.objects.accept_cancel(make_task(state="running"), by="bob")
+    Task.objects.give_back(make_task(state="running"), "stopped")
+    Task.objects.snooze(make_task(state="running"), 60)
 
     outcomes = ("succeeded", "attempt_failed", "failed", "cancelled", "returned", "snoozed")
     assert executions(value) == dict.fromkeys(outcomes, 1)
@@ -136,8 +136,8 @@ def test_attempts_are_counted_by_how_they_ended(value: Value) -> None:
 
 
 def test_what_ends_while_it_waits_is_no_attempt(value: Value) -> None:
-    TaskFactory()
-    TaskFactory(state="retrying")
+    make_task()
+    make_task(state="retrying")
 
     assert Task.objects.cancel(by="bob") == 2
 
@@ -147,7 +147,7 @@ def test_what_ends_while_it_waits_is_no_attempt(value: Value) -> None:
 @pytest.mark.usefixtures("form")
 def test_results_that_are_stored_together_are_counted_each(value: Value) -> None:
     for _ in range(3):
-        TaskFactory()
+        make_task()
     claimed = Task.objects.take("ann", limit=3)
 
     assert Task.objects.complete_claimed([(each, None) for each in claimed]) == []
@@ -159,7 +159,7 @@ def test_results_that_are_stored_together_are_counted_each(value: Value) -> None
 def test_counting_makes_no_model_instances() -> None:
     Task.objects.enqueue_many("jobs.echo", [{}])  # whose statement is made of an instance, once
     Task.objects.all().delete()
-    TaskFactory()
+    make_task()
     made: list[object] = []
 
     def note(instance: object, **named: object) -> None:
@@ -179,7 +179,7 @@ def test_counting_makes_no_model_instances() -> None:
 
 
 def test_a_task_without_code_here_has_no_name_of_its_own(value: Value) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.filter(pk=task.pk).update(name="whatever/somebody/wrote")
     task.refresh_from_db()
 
@@ -194,7 +194,7 @@ def test_a_task_without_code_here_has_no_name_of_its_own(value: Value) -> None:
 def test_recovery_tells_how_long_a_task_was_without_a_holder(
     database_clock: DatabaseClock, value: Value
 ) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     database_clock.advance(10)
     Task.objects.heartbeat(task)
     database_clock.advance(34)
@@ -209,7 +209,7 @@ def test_recovery_tells_how_long_a_task_was_without_a_holder(
 
 
 def test_a_task_that_dies_with_its_holder_is_lost_and_failed(value: Value) -> None:
-    expire(TaskFactory(state="running", max_attempts=1))
+    expire(make_task(state="running", max_attempts=1))
 
     Task.objects.recover()
 
@@ -220,10 +220,10 @@ def test_a_task_that_dies_with_its_holder_is_lost_and_failed(value: Value) -> No
 def test_what_else_takes_a_task_back_is_counted_apart(
     database_clock: DatabaseClock, value: Value
 ) -> None:
-    TaskFactory(state="running", ttl=300, progress_timeout=30)
+    make_task(state="running", ttl=300, progress_timeout=30)
     database_clock.advance(31)
     Task.objects.recover_stalled()
-    TaskFactory(state="running", ttl=300)
+    make_task(state="running", ttl=300)
     Task.objects.revoke("enough", "root")
 
     found = {
@@ -306,12 +306,12 @@ def test_queues_are_counted_in_the_database(settings: Settings) -> None:
     settings.TASK_QUEUE = {"QUEUES": ("default", "mail", "idle")}
     states = ("ready", "ready", "scheduled", "running", "stuck", "succeeded", "failed", "given_up")
     for state in states:
-        TaskFactory(state=state)
-    first = TaskFactory(queue="mail")
+        make_task(state=state)
+    first = make_task(queue="mail")
     make_due(first)
     Task.objects.filter(pk=first.pk).update(scheduled_at=after(timedelta(seconds=-90)))
     Queue.objects.pause("mail")
-    WorkerFactory(queues=["default"])
+    make_worker(queues=["default"])
 
     said = read()
 
@@ -335,11 +335,11 @@ def test_queues_are_counted_in_the_database(settings: Settings) -> None:
 
 @pytest.mark.usefixtures("found")
 def test_the_oldest_heartbeat_is_that_of_what_runs(database_clock: DatabaseClock) -> None:
-    renewed = TaskFactory(state="running", ttl=300)
+    renewed = make_task(state="running", ttl=300)
     database_clock.advance(20)
     Task.objects.heartbeat(renewed)
     database_clock.advance(3)
-    TaskFactory(state="running", ttl=300)
+    make_task(state="running", ttl=300)
     database_clock.advance(4)
 
     assert read().sum("tasks_oldest_heartbeat_age_seconds", queue="default") == 7
@@ -348,7 +348,7 @@ def test_the_oldest_heartbeat_is_that_of_what_runs(database_clock: DatabaseClock
 @pytest.mark.usefixtures("found")
 def test_every_attempt_that_the_ledgers_have_is_counted_once(value: Value) -> None:
     for _ in range(4):
-        TaskFactory()
+        make_task()
     first, second, third, fourth = Task.objects.take("ann", limit=4)
     Task.objects.complete_claimed([(first, None)])
     Task.objects.fail(second.task, "no luck")

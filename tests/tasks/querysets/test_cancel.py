@@ -13,7 +13,7 @@ from tasks.exceptions import TaskCancelled
 from tasks.execution.attempt import Execution
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, expire, just_before_the_update
 from tests.tasks.support import (
@@ -41,7 +41,7 @@ def rows(*tasks: Task) -> TaskQuerySet:
 def test_a_task_that_waits_is_cancelled_at_once(
     state: str, database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    task = TaskFactory(state=state, unique_key="once")
+    task = make_task(state=state, unique_key="once")
     reported.clear()
 
     assert rows(task).cancel(by="ann", reason="wrong month") == 1
@@ -60,7 +60,7 @@ def test_a_task_that_waits_is_cancelled_at_once(
 def test_a_task_that_runs_is_asked_to_stop_and_goes_on_meanwhile(
     database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    task = TaskFactory(state="running", holder="bob")
+    task = make_task(state="running", holder="bob")
     before = row_of(task)
     reported.clear()
     asked_at = database_clock.now
@@ -80,7 +80,7 @@ def test_a_task_that_runs_is_asked_to_stop_and_goes_on_meanwhile(
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
 def test_what_has_ended_is_not_cancelled(state: str, reported: Reported) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     before = row_of(task)
     reported.clear()
 
@@ -90,7 +90,7 @@ def test_what_has_ended_is_not_cancelled(state: str, reported: Reported) -> None
 
 
 def test_only_the_tasks_that_are_meant_are_cancelled() -> None:
-    ready, running, other = TaskFactory(), TaskFactory(state="running"), TaskFactory()
+    ready, running, other = make_task(), make_task(state="running"), make_task()
 
     assert rows(ready, running).cancel() == 2
 
@@ -99,7 +99,7 @@ def test_only_the_tasks_that_are_meant_are_cancelled() -> None:
 
 
 def test_the_holder_hears_of_it_with_its_heartbeat() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     rows(task).cancel(by="ann")
 
     assert task.cancel_requested_at is None
@@ -113,7 +113,7 @@ def test_the_holder_hears_of_it_with_its_heartbeat() -> None:
 def test_a_handler_hears_of_it_with_the_next_renewal_and_at_its_next_look(
     manual_keeper: Keeper, clock: FakeClock, by: str, said: str
 ) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     task.sent_at = clock()
     execution = Execution(task, threading.Event(), keeper=manual_keeper)
     context = execution.context()
@@ -136,7 +136,7 @@ def test_a_handler_hears_of_it_with_the_next_renewal_and_at_its_next_look(
 def test_a_task_that_is_lost_while_it_is_to_be_cancelled_is_lost_for_its_own_reason(
     manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     task.sent_at = clock()
     execution = Execution(task, threading.Event(), keeper=manual_keeper)
     rows(task).cancel(by="ann")
@@ -154,7 +154,7 @@ def test_a_task_that_is_lost_while_it_is_to_be_cancelled_is_lost_for_its_own_rea
 def test_the_holder_of_a_task_ends_it_as_cancelled(
     database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    task = TaskFactory(state="running", holder="bob", unique_key="once", max_attempts=1)
+    task = make_task(state="running", holder="bob", unique_key="once", max_attempts=1)
     rows(task).cancel(by="ann", reason="wrong month")
     reported.clear()
 
@@ -169,7 +169,7 @@ def test_the_holder_of_a_task_ends_it_as_cancelled(
 
 
 def test_a_handler_may_end_its_task_as_cancelled_when_nobody_asked() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
 
     Task.objects.accept_cancel(task, by="its handler")
 
@@ -181,7 +181,7 @@ def test_a_handler_may_end_its_task_as_cancelled_when_nobody_asked() -> None:
 def test_who_no_longer_holds_the_task_cannot_end_it_as_cancelled(
     meanwhile: Callable[[Task], None],
 ) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     meanwhile(task)
     before = row_of(task)
 
@@ -211,7 +211,7 @@ BACK: dict[str, tuple[Callable[[Task], object], str]] = {
 def test_a_task_that_was_asked_to_stop_is_never_tried_again(how: str, reported: Reported) -> None:
     end, outcome = BACK[how]
     most = 1 if "last" in how else 5
-    task = TaskFactory(state="running", unique_key="once", max_attempts=most)
+    task = make_task(state="running", unique_key="once", max_attempts=most)
     rows(task).cancel(by="ann")
     reported.clear()
 
@@ -228,7 +228,7 @@ def test_a_task_that_was_asked_to_stop_is_never_tried_again(how: str, reported: 
 @pytest.mark.parametrize("how", BACK)
 def test_a_task_that_nobody_asked_to_stop_keeps_its_key_and_is_tried_again(how: str) -> None:
     end, _ = BACK[how]
-    task = TaskFactory(state="running", unique_key="once", max_attempts=5)
+    task = make_task(state="running", unique_key="once", max_attempts=5)
 
     end(task)
 
@@ -237,7 +237,7 @@ def test_a_task_that_nobody_asked_to_stop_keeps_its_key_and_is_tried_again(how: 
 
 
 def test_a_handler_that_completes_all_the_same_has_completed() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     rows(task).cancel(by="ann")
 
     Task.objects.complete(task, "done")
@@ -246,7 +246,7 @@ def test_a_handler_that_completes_all_the_same_has_completed() -> None:
 
 
 def test_a_cancelled_task_that_is_retried_is_cancelled_no_more() -> None:
-    task = TaskFactory()
+    task = make_task()
     rows(task).cancel(by="ann")
     assert rows(task).retry(by="bob") == 1
 
@@ -258,7 +258,7 @@ def test_a_cancelled_task_that_is_retried_is_cancelled_no_more() -> None:
 
 
 def test_saving_a_stale_instance_takes_no_request_back() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     rows(task).cancel(by="ann")
 
     task.save()
@@ -271,7 +271,7 @@ def test_what_changes_between_the_lock_and_the_update_is_left_alone(
     state: str, meanwhile: str, reported: Reported
 ) -> None:
     """As could happen on a database without row locks."""
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
 
     def change() -> None:
         if meanwhile == "claimed":

@@ -20,7 +20,7 @@ from tasks.exceptions import ClaimAnswered, ClaimUnderWay, UnknownQueue
 from tasks.models import ClaimKey, Task, TaskStatus
 from tasks.querysets import recovery
 from tasks.sample import SLEEP
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import (
     OtherSession,
@@ -40,7 +40,7 @@ def claim_all(**options: Any) -> list[int]:
 
 
 def test_a_claimed_task_is_leased_to_its_holder(database_clock: DatabaseClock) -> None:
-    ready = TaskFactory()
+    ready = make_task()
 
     (task,) = Task.objects.claim("ann", ttl=7)
 
@@ -55,7 +55,7 @@ def test_a_claimed_task_is_leased_to_its_holder(database_clock: DatabaseClock) -
 
 
 def test_what_claim_returns_is_what_the_database_has() -> None:
-    TaskFactory()
+    make_task()
 
     (task,) = Task.objects.claim("ann")
 
@@ -64,7 +64,7 @@ def test_what_claim_returns_is_what_the_database_has() -> None:
 
 def test_the_setting_decides_how_long_a_claim_lasts(settings: Settings) -> None:
     settings.LEASING = {"TTL": 12}
-    TaskFactory()
+    make_task()
 
     (task,) = Task.objects.claim("ann")
 
@@ -73,7 +73,7 @@ def test_the_setting_decides_how_long_a_claim_lasts(settings: Settings) -> None:
 
 def test_with_nothing_ready_nothing_is_claimed(reported: Reported) -> None:
     for state in ("scheduled", "running", "stuck", "succeeded", "failed", "cancelled"):
-        TaskFactory(state=state)
+        make_task(state=state)
     before = list(Task.objects.order_by("pk").values())
     reported.clear()
 
@@ -84,7 +84,7 @@ def test_with_nothing_ready_nothing_is_claimed(reported: Reported) -> None:
 
 
 def test_a_task_is_claimed_once() -> None:
-    task = TaskFactory()
+    task = make_task()
 
     assert claim_all() == [task.pk]
     assert claim_all() == []
@@ -95,7 +95,7 @@ def test_higher_priority_goes_first_then_the_longest_due_then_the_first_stored(
 ) -> None:
     def enqueue(priority: int, seconds_ago: int) -> int:
         moment = database_clock.now - timedelta(seconds=seconds_ago)
-        task: Task = TaskFactory(priority=priority, scheduled_at=moment)
+        task = make_task(priority=priority, scheduled_at=moment)
         return task.pk
 
     last = enqueue(-1, 100)
@@ -107,13 +107,13 @@ def test_higher_priority_goes_first_then_the_longest_due_then_the_first_stored(
 
 
 def test_the_order_holds_one_by_one_too() -> None:
-    low, high = TaskFactory(priority=1), TaskFactory(priority=2)
+    low, high = make_task(priority=1), make_task(priority=2)
 
     assert [Task.objects.claim("ann")[0].pk for _ in range(2)] == [high.pk, low.pk]
 
 
 def test_a_task_is_not_claimed_before_its_time(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=5), priority=9)
+    task = make_task(scheduled_at=database_clock.now + timedelta(seconds=5), priority=9)
 
     database_clock.advance(5 - 0.000001)
     assert claim_all() == []
@@ -124,15 +124,15 @@ def test_a_task_is_not_claimed_before_its_time(database_clock: DatabaseClock) ->
 
 @pytest.mark.parametrize("state", ["scheduled", "running", "stuck", "succeeded", "failed"])
 def test_what_cannot_be_claimed_stands_in_nobodys_way(state: str) -> None:
-    TaskFactory(state=state, priority=9)
-    ready = TaskFactory()
+    make_task(state=state, priority=9)
+    ready = make_task()
 
     assert [task.pk for task in Task.objects.claim("ann")] == [ready.pk]
 
 
 @pytest.mark.parametrize(("limit", "claimed"), [(1, 1), (2, 2), (9, 3), (0, 0)])
 def test_no_more_are_claimed_than_asked_for(limit: int, claimed: int) -> None:
-    tasks = TaskFactory.create_batch(3)
+    tasks = make_tasks(3)
 
     assert [task.pk for task in Task.objects.claim("ann", limit=limit)] == [
         task.pk for task in tasks[:claimed]
@@ -141,7 +141,7 @@ def test_no_more_are_claimed_than_asked_for(limit: int, claimed: int) -> None:
 
 
 def test_each_task_of_a_batch_has_a_grant_of_its_own() -> None:
-    TaskFactory.create_batch(5)
+    make_tasks(5)
 
     tasks = Task.objects.claim("ann", limit=5)
 
@@ -152,7 +152,7 @@ def test_each_task_of_a_batch_has_a_grant_of_its_own() -> None:
 
 
 def test_tokens_rise_from_claim_to_claim() -> None:
-    task: Task = TaskFactory(state="running")
+    task = make_task(state="running")
     tokens = [task.fencing_token]
     for _ in range(3):
         Task.objects.give_back(task, "again")
@@ -163,7 +163,7 @@ def test_tokens_rise_from_claim_to_claim() -> None:
 
 
 def test_an_attempt_is_counted_at_each_claim_and_the_start_is_the_first() -> None:
-    first = TaskFactory(state="running")
+    first = make_task(state="running")
     Task.objects.fail(first, "no luck")
     make_due(first)
 
@@ -176,13 +176,13 @@ def test_an_attempt_is_counted_at_each_claim_and_the_start_is_the_first() -> Non
 
 
 def test_the_last_attempt_allowed_can_be_claimed() -> None:
-    task = TaskFactory(max_attempts=1)
+    task = make_task(max_attempts=1)
 
     assert claim_all() == [task.pk]
 
 
 def test_what_was_renewed_and_released_begins_anew() -> None:
-    task: Task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.heartbeat(task)
     Task.objects.give_back(task, "again")
 
@@ -196,9 +196,9 @@ def test_what_was_renewed_and_released_begins_anew() -> None:
 
 @pytest.mark.usefixtures("queues")
 def test_only_the_queues_asked_for_are_served() -> None:
-    TaskFactory(queue="default", priority=9)
-    mail = TaskFactory(queue="mail")
-    report = TaskFactory(queue="reports")
+    make_task(queue="default", priority=9)
+    mail = make_task(queue="mail")
+    report = make_task(queue="reports")
 
     assert claim_all(queues=["mail"]) == [mail.pk]
     assert claim_all(queues=["mail", "reports"]) == [report.pk]
@@ -206,7 +206,7 @@ def test_only_the_queues_asked_for_are_served() -> None:
 
 @pytest.mark.usefixtures("queues")
 def test_by_default_all_queues_are_served() -> None:
-    tasks = [TaskFactory(queue=queue) for queue in ("default", "mail", "reports")]
+    tasks = [make_task(queue=queue) for queue in ("default", "mail", "reports")]
 
     assert sorted(claim_all()) == [task.pk for task in tasks]
 
@@ -214,7 +214,7 @@ def test_by_default_all_queues_are_served() -> None:
 @pytest.mark.usefixtures("queues")
 def test_a_limit_counts_over_all_queues() -> None:
     for queue in ("default", "mail", "reports"):
-        TaskFactory.create_batch(2, queue=queue)
+        make_tasks(2, queue=queue)
 
     assert len(Task.objects.claim("ann", limit=3)) == 3
     assert Task.objects.running().count() == 3
@@ -230,7 +230,7 @@ def test_a_full_queue_does_not_starve_the_others() -> None:
     """The queue that is looked at first is drawn by lot: that one loses 50 times running has a
     chance of less than one in a million million."""
     for queue in ("mail", "reports"):
-        TaskFactory.create_batch(50, queue=queue, priority=int(queue == "mail"))
+        make_tasks(50, queue=queue, priority=int(queue == "mail"))
 
     served = Counter(
         task.queue
@@ -268,7 +268,7 @@ def test_a_ttl_out_of_bounds_is_refused(ttl: Any) -> None:
 
 
 def test_a_claim_inside_a_transaction_is_refused() -> None:
-    before = row_of(TaskFactory())
+    before = row_of(make_task())
 
     with pytest.raises(LeaseInTransaction), transaction.atomic():
         Task.objects.claim("ann")
@@ -281,7 +281,7 @@ def test_a_claim_inside_a_transaction_is_refused() -> None:
 
 def test_what_someone_else_got_first_is_not_claimed() -> None:
     """As on a database without row locks: both have read the row, the other was faster."""
-    mine, theirs = TaskFactory(), TaskFactory()
+    mine, theirs = make_task(), make_task()
 
     with just_before_the_update(lambda: grant_to(theirs, "bob")):
         assert claim_all() == [mine.pk]
@@ -292,7 +292,7 @@ def test_what_someone_else_got_first_is_not_claimed() -> None:
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_rows_that_someone_has_locked_are_passed_over(other_session: OtherSession) -> None:
-    locked, free = TaskFactory(priority=9), TaskFactory()
+    locked, free = make_task(priority=9), make_task()
     other_session.begin()
     other_session.run(lambda: Task.objects.select_for_update().get(pk=locked.pk))
 
@@ -305,7 +305,7 @@ def test_rows_that_someone_has_locked_are_passed_over(other_session: OtherSessio
 def test_claiming_many_costs_as_many_statements_as_claiming_one(
     django_assert_num_queries: Any,
 ) -> None:
-    TaskFactory.create_batch(21)
+    make_tasks(21)
     # Else SAVEPOINT, SELECT of what comes first, SELECT, UPDATE, SELECT, RELEASE
     count = 1 if connection.vendor == "postgresql" else 6
     with django_assert_num_queries(count):
@@ -317,7 +317,7 @@ def test_claiming_many_costs_as_many_statements_as_claiming_one(
 
 @pytest.mark.usefixtures("on_postgresql", "queues")
 def test_an_idle_look_at_many_queues_is_one_query(django_assert_num_queries: Any) -> None:
-    TaskFactory(state="scheduled")
+    make_task(state="scheduled")
     with django_assert_num_queries(1):
         assert Task.objects.take("ann", limit=20) == []
 
@@ -341,7 +341,7 @@ def test_stuck_tasks_are_recovered_first_when_none_has_looked_for_them_lately(
     last_swept: Any, settings: Settings, seconds_ago: float | None, reported: Reported
 ) -> None:
     settings.TASK_QUEUE = {"SWEEP_EVERY": 5, "BACKOFF": {"base": 0, "cap": 0}}
-    stuck = TaskFactory(state="stuck", holder="gone")
+    stuck = make_task(state="stuck", holder="gone")
     reported.clear()
     last_swept(seconds_ago)
 
@@ -356,7 +356,7 @@ def test_a_process_that_has_just_swept_does_not_sweep_again(
     last_swept: Any, settings: Settings
 ) -> None:
     settings.TASK_QUEUE = {"SWEEP_EVERY": 60}
-    TaskFactory(state="stuck")
+    make_task(state="stuck")
     last_swept(3)
 
     assert Task.objects.claim("ann") == []
@@ -365,7 +365,7 @@ def test_a_process_that_has_just_swept_does_not_sweep_again(
 def test_a_claim_that_finds_no_deadline_passed_recovers_nothing(
     last_swept: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TaskFactory(state="running")
+    make_task(state="running")
     last_swept(None)
     recover = Mock()
     monkeypatch.setattr(recovery, "take_from_holders", recover)
@@ -378,7 +378,7 @@ def test_a_claim_that_finds_no_deadline_passed_recovers_nothing(
 def test_a_claim_that_is_refused_inside_a_transaction_has_not_swept_either(
     last_swept: Any,
 ) -> None:
-    before = row_of(TaskFactory(state="stuck"))
+    before = row_of(make_task(state="stuck"))
     last_swept(None)
 
     with transaction.atomic(), pytest.raises(LeaseInTransaction):
@@ -389,7 +389,7 @@ def test_a_claim_that_is_refused_inside_a_transaction_has_not_swept_either(
 
 def test_sweeps_at_claims_look_in_every_queue(last_swept: Any, settings: Settings) -> None:
     settings.TASK_QUEUE = {"QUEUES": ("default", "mail")}
-    stuck = TaskFactory(state="stuck", queue="mail")
+    stuck = make_task(state="stuck", queue="mail")
     last_swept(None)
 
     assert Task.objects.claim("ann", queues=["default"]) == []
@@ -397,7 +397,7 @@ def test_sweeps_at_claims_look_in_every_queue(last_swept: Any, settings: Setting
 
 
 def test_a_claim_tells_of_each_task(reported: Reported) -> None:
-    tasks = TaskFactory.create_batch(2)
+    tasks = make_tasks(2)
     reported.clear()
 
     Task.objects.claim("ann", limit=2)
@@ -406,8 +406,8 @@ def test_a_claim_tells_of_each_task(reported: Reported) -> None:
 
 
 def test_a_claim_of_part_of_the_tasks_takes_only_those() -> None:
-    TaskFactory(name=SLEEP, data=DATA)
-    echo = TaskFactory(name="jobs.echo", data={})
+    make_task(name=SLEEP, data=DATA)
+    echo = make_task(name="jobs.echo", data={})
 
     (task,) = Task.objects.filter(name="jobs.echo").claim("ann")
 
@@ -418,7 +418,7 @@ def test_a_claim_of_part_of_the_tasks_takes_only_those() -> None:
 @pytest.mark.usefixtures("portable")
 def test_a_row_taken_over_between_update_and_answer_is_not_answered() -> None:
     """The answer is read back by the grant: a key alone would hand out another's task."""
-    mine, lost = TaskFactory(), TaskFactory()
+    mine, lost = make_task(), make_task()
     taken: list[Task] = []
 
     def meanwhile(execute: Any, sql: str, *rest: Any) -> Any:
@@ -437,15 +437,15 @@ def test_a_row_taken_over_between_update_and_answer_is_not_answered() -> None:
 def test_a_row_that_has_come_by_the_same_grant_is_not_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    other = TaskFactory(state="running")
-    mine = TaskFactory()
+    other = make_task(state="running")
+    mine = make_task()
     monkeypatch.setattr("uuid.uuid4", lambda: other.grant_id)
 
     assert [task.pk for task in Task.objects.claim("ann")] == [mine.pk]
 
 
 def test_trust_in_a_claim_counts_from_before_its_statement() -> None:
-    TaskFactory()
+    make_task()
     sent: list[float] = []
 
     def note(execute: Any, *args: Any) -> Any:
@@ -466,7 +466,7 @@ def test_a_task_that_may_not_wait_is_claimed_for_a_free_slot_alone(
     request_id: uuid.UUID | None,
 ) -> None:
     many, once, other_once, ran, last = (
-        TaskFactory(max_attempts=attempts) for attempts in (3, 1, 1, 3, 3)
+        make_task(max_attempts=attempts) for attempts in (3, 1, 1, 3, 3)
     )
     Task.objects.filter(pk=ran.pk).update(attempts=1)
 
@@ -477,8 +477,8 @@ def test_a_task_that_may_not_wait_is_claimed_for_a_free_slot_alone(
 
 
 def test_without_a_free_slot_only_what_may_wait_is_claimed() -> None:
-    TaskFactory(max_attempts=1)
-    many = TaskFactory(max_attempts=2)
+    make_task(max_attempts=1)
+    many = make_task(max_attempts=2)
 
     assert [task.pk for task in Task.objects.claim("ann", limit=2, free=0)] == [many.pk]
 
@@ -487,7 +487,7 @@ def test_a_free_slot_is_for_what_comes_first_of_every_queue_and_kind(settings: S
     settings.TASK_QUEUE = {**settings.TASK_QUEUE, "QUEUES": ("default", "mail")}
     options = [("default", 0), ("mail", 1), ("default", 1), ("mail", 0)]
     tasks = [
-        TaskFactory(max_attempts=1, queue=queue, kind=kind, priority=place)
+        make_task(max_attempts=1, queue=queue, kind=kind, priority=place)
         for place, (queue, kind) in enumerate(options)
     ]
 
@@ -497,10 +497,8 @@ def test_a_free_slot_is_for_what_comes_first_of_every_queue_and_kind(settings: S
 
 
 def test_a_task_with_a_key_is_claimed_for_a_free_slot_too() -> None:
-    once, keyed = (
-        TaskFactory(max_attempts=1, **key)
-        for key in ({}, {"concurrency_key": "crane:1", "concurrency_limit": 1})
-    )
+    once = make_task(max_attempts=1)
+    keyed = make_task(max_attempts=1, concurrency_key="crane:1", concurrency_limit=1)
 
     assert [task.pk for task in Task.objects.claim("ann", limit=2, free=1)] == [once.pk]
     assert [task.pk for task in Task.objects.claim("ann", limit=2, free=1)] == [keyed.pk]
@@ -510,7 +508,7 @@ def test_a_task_with_a_key_is_claimed_for_a_free_slot_too() -> None:
 
 
 def test_a_claim_that_is_repeated_returns_the_same_tasks_under_the_same_grants() -> None:
-    TaskFactory.create_batch(3)
+    make_tasks(3)
     request = uuid.uuid4()
 
     first = Task.objects.claim("ann", limit=2, request_id=request)
@@ -525,7 +523,7 @@ def test_a_claim_that_is_repeated_returns_the_same_tasks_under_the_same_grants()
 
 
 def test_another_request_claims_others() -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
 
     claimed = [
         *Task.objects.claim("ann", request_id=uuid.uuid4()),
@@ -536,7 +534,7 @@ def test_another_request_claims_others() -> None:
 
 
 def test_a_repeated_claim_returns_what_it_still_holds() -> None:
-    TaskFactory.create_batch(3)
+    make_tasks(3)
     request = uuid.uuid4()
     done, late = Task.objects.claim("ann", limit=2, request_id=request)
     Task.objects.complete(done, None)
@@ -548,7 +546,7 @@ def test_a_repeated_claim_returns_what_it_still_holds() -> None:
 
 @pytest.mark.parametrize("end", ["complete", "fail", "give back", "expire"])
 def test_a_request_whose_tasks_have_ended_claims_nothing_more(end: str) -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     request = uuid.uuid4()
     (task,) = Task.objects.claim("ann", request_id=request)
     if end == "expire":
@@ -567,7 +565,7 @@ def test_a_request_whose_tasks_have_ended_claims_nothing_more(end: str) -> None:
 def test_a_request_that_claimed_nothing_may_claim_until_that_is_noted() -> None:
     request = uuid.uuid4()
     assert not Task.objects.claim("ann", request_id=request)
-    TaskFactory()
+    make_task()
 
     (claimed,) = Task.objects.claim("ann", request_id=request)
     (again,) = Task.objects.note_empty_claim("ann", request)
@@ -578,7 +576,7 @@ def test_a_request_that_claimed_nothing_may_claim_until_that_is_noted() -> None:
 def test_a_request_that_was_answered_with_nothing_claims_nothing_more() -> None:
     request = uuid.uuid4()
     assert not Task.objects.note_empty_claim("ann", request)
-    TaskFactory()
+    make_task()
 
     with pytest.raises(ClaimAnswered):
         Task.objects.claim("ann", request_id=request)
@@ -620,7 +618,7 @@ def test_an_old_key_that_another_claim_is_about_to_delete_is_left_to_it(
 
 
 def test_requests_whose_ids_begin_alike_are_not_taken_for_one() -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     moment = uuid.uuid4().bytes[:8]
     one, two = (uuid.UUID(bytes=moment + uuid.uuid4().bytes[8:]) for _ in range(2))
 
@@ -634,7 +632,7 @@ def test_requests_whose_ids_begin_alike_are_not_taken_for_one() -> None:
 def test_a_claim_that_may_be_repeated_takes_no_statement_for_each_task(
     on_postgresql: None, django_assert_max_num_queries: Any
 ) -> None:
-    TaskFactory.create_batch(20)
+    make_tasks(20)
     Task.objects.claim("ann", limit=1, request_id=uuid.uuid4())
 
     with django_assert_max_num_queries(8):
@@ -647,7 +645,7 @@ def test_a_claim_that_may_be_repeated_takes_no_statement_for_each_task(
 def test_a_claim_is_refused_while_the_same_request_still_claims(
     other_session: OtherSession, on_postgresql: None
 ) -> None:
-    TaskFactory()
+    make_task()
     request = uuid.uuid4()
     other_session.begin()
     other_session.run(lock_names, "default", [f"leasing_tasks.claim:{request}"])
@@ -662,7 +660,7 @@ def test_a_claim_is_refused_while_the_same_request_still_claims(
 def test_a_claim_that_is_repeated_meanwhile_finds_the_first_under_any_isolation_level(
     other_session: OtherSession, on_postgresql: None
 ) -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     request = uuid.uuid4()
     first: list[Task] = []
 

@@ -15,7 +15,7 @@ from leasing.keeper import keeper
 from leasing.testing import ManualKeeper
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskStatus
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import refusals, row_of, take_over
 
@@ -41,7 +41,7 @@ every_end = pytest.mark.parametrize("end", ENDS.values(), ids=list(ENDS))
 def test_a_task_that_its_holder_ends_leaves_the_block(
     end: Callable[[Task], Any], clocks: ManualKeeper
 ) -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     with Task.objects.claim("ann", limit=2) as claimed:
         end(claimed[0])
         ended = row_of(claimed[0])
@@ -56,7 +56,7 @@ def test_a_task_that_its_holder_ends_leaves_the_block(
 
 @every_end
 def test_a_renewal_under_way_takes_no_end_for_a_loss(end: Callable[[Task], Any]) -> None:
-    TaskFactory()
+    make_task()
     with Task.objects.claim("ann") as claimed:
         (hold,) = claimed.holds
         with just_before_the_update(lambda: hold._held.mark_lost("it was already processed")):
@@ -65,7 +65,7 @@ def test_a_renewal_under_way_takes_no_end_for_a_loss(end: Callable[[Task], Any])
 
 
 def test_a_task_leaves_the_block_by_another_instance_of_its_row(clocks: ManualKeeper) -> None:
-    TaskFactory()
+    make_task()
     with Task.objects.claim("ann") as claimed:
         Task.objects.complete(Task.objects.get(pk=claimed[0].pk))
         clocks.advance(60)
@@ -74,7 +74,7 @@ def test_a_task_leaves_the_block_by_another_instance_of_its_row(clocks: ManualKe
 
 
 def test_a_task_whose_end_is_refused_stays_in_the_block(clocks: ManualKeeper) -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     with Task.objects.claim("ann", limit=2) as claimed:
         first, second = claimed
         with pytest.raises(NotSerializable):
@@ -88,7 +88,7 @@ def test_a_task_whose_end_is_refused_stays_in_the_block(clocks: ManualKeeper) ->
 
 
 def test_a_task_that_was_lost_is_still_told_at_the_end(clocks: ManualKeeper) -> None:
-    TaskFactory()
+    make_task()
     with pytest.raises(LeaseLost), Task.objects.claim("ann") as claimed:
         take_over(claimed[0])
         with pytest.raises(LeaseLost):
@@ -98,7 +98,7 @@ def test_a_task_that_was_lost_is_still_told_at_the_end(clocks: ManualKeeper) -> 
 
 @pytest.mark.django_db(transaction=True)
 def test_an_end_that_is_rolled_back_leaves_the_task_in_the_block() -> None:
-    TaskFactory()
+    make_task()
     with Task.objects.claim("ann") as claimed:
         (hold,) = claimed.holds
         with suppress(KeyError), transaction.atomic():
@@ -122,7 +122,7 @@ def test_a_coroutine_ends_its_tasks_inside_the_block() -> None:
         async with claim as claimed:
             await sync_to_async(Task.objects.complete)(claimed[0])
 
-    TaskFactory()
+    make_task()
     async_to_sync(story)()
 
     assert Task.objects.succeeded().exists()

@@ -18,7 +18,7 @@ from tasks.models import Queue, Task, TaskStatus
 from tasks.querysets import completions, ends
 from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.sql import complete as one_statement
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import (
@@ -61,7 +61,7 @@ def output_of(each: ClaimedTask) -> Any:
 
 @pytest.mark.usefixtures("unheard")
 def test_what_is_taken_is_what_the_database_has(database_clock: DatabaseClock) -> None:
-    TaskFactory(name="jobs.echo", timeout=timedelta(seconds=90), data={"n": 1, "é": [None]})
+    make_task(name="jobs.echo", timeout=timedelta(seconds=90), data={"n": 1, "é": [None]})
     before = clock()
 
     (claimed,) = take(ttl=7)
@@ -85,7 +85,7 @@ def test_no_instance_is_made_where_nobody_but_the_log_listens(
 ) -> None:
     if "portable" in request.fixturenames or connection.vendor != "postgresql":
         pytest.skip("the portable form makes them")
-    TaskFactory.create_batch(3)
+    make_tasks(3)
     caplog.set_level(level, "tasks")
     with instances_made() as made:
         claimed = take()
@@ -103,7 +103,7 @@ def test_no_instance_is_made_where_nobody_but_the_log_listens(
 
 
 def test_who_listens_hears_of_claims_and_completions(reported: Reported) -> None:
-    tasks = TaskFactory.create_batch(2)
+    tasks = make_tasks(2)
     reported.clear()
 
     Task.objects.complete_claimed([(each, None) for each in take()])
@@ -115,7 +115,7 @@ def test_who_listens_hears_of_claims_and_completions(reported: Reported) -> None
 def test_higher_priority_comes_first_also_of_several_queues(database_clock: DatabaseClock) -> None:
     def enqueue(queue: str, priority: int, seconds_ago: int) -> int:
         moment = database_clock.now - timedelta(seconds=seconds_ago)
-        task: Task = TaskFactory(queue=queue, priority=priority, scheduled_at=moment)
+        task = make_task(queue=queue, priority=priority, scheduled_at=moment)
         return task.pk
 
     last = enqueue("mail", 0, 10)
@@ -128,8 +128,8 @@ def test_higher_priority_comes_first_also_of_several_queues(database_clock: Data
 
 @pytest.mark.usefixtures("queues", "unheard")
 def test_a_paused_queue_is_passed_over_and_the_others_are_not() -> None:
-    TaskFactory(queue="mail")
-    open_ = TaskFactory(queue="reports")
+    make_task(queue="mail")
+    open_ = make_task(queue="reports")
     Queue.objects.pause("mail")
 
     assert [each.id for each in take()] == [open_.pk]
@@ -138,7 +138,7 @@ def test_a_paused_queue_is_passed_over_and_the_others_are_not() -> None:
 @pytest.mark.usefixtures("queues", "unheard")
 def test_a_limit_counts_over_all_queues_taken_from() -> None:
     for queue in ("default", "mail", "reports"):
-        TaskFactory.create_batch(2, queue=queue)
+        make_tasks(2, queue=queue)
 
     assert [len(take(limit)) for limit in (0, 3, 9)] == [0, 3, 3]
 
@@ -161,7 +161,7 @@ def test_tasks_with_a_key_are_seated_and_the_others_go_on() -> None:
 @pytest.mark.usefixtures("unheard")
 def test_a_part_of_the_tasks_is_taken_each_time_from_those_of_its_own_filter() -> None:
     """Statements are kept by what they were compiled from."""
-    tasks = TaskFactory.create_batch(2)
+    tasks = make_tasks(2)
     for task, name in zip(tasks, ["jobs.100%s", "jobs.<ttl>"], strict=True):
         Task.objects.filter(pk=task.pk).update(name=name)
 
@@ -183,7 +183,7 @@ def test_taking_inside_a_transaction_is_refused() -> None:
 @pytest.mark.usefixtures("unheard")
 def test_each_output_is_stored_with_its_task(database_clock: DatabaseClock) -> None:
     outputs = [{"n": 1}, None, [2, "é%s'\\"], 0, "null", {"a": None}]
-    TaskFactory.create_batch(len(outputs))
+    make_tasks(len(outputs))
     claimed = take()
 
     assert Task.objects.complete_claimed(reversed(list(zip(claimed, outputs, strict=True)))) == []
@@ -199,7 +199,7 @@ def test_each_output_is_stored_with_its_task(database_clock: DatabaseClock) -> N
 @pytest.mark.usefixtures("unheard")
 @pytest.mark.parametrize("broken", [take_over, end_by_another, take_back])
 def test_whose_term_is_over_is_refused_alone(broken: Any) -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     late, good = take()
     broken(copy_of(late.task))
     before = row_of(late.task)
@@ -213,7 +213,7 @@ def test_whose_term_is_over_is_refused_alone(broken: Any) -> None:
 
 @pytest.mark.usefixtures("unheard")
 def test_a_late_completion_is_noted_on_its_attempt() -> None:
-    TaskFactory()
+    make_task()
     (late,) = take()
     Task.objects.revoke()
 
@@ -224,7 +224,7 @@ def test_a_late_completion_is_noted_on_its_attempt() -> None:
 
 @pytest.mark.usefixtures("unheard")
 def test_who_comes_between_is_refused() -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     late, good = take()
 
     with just_before_the_update(lambda: take_over(late.task)):
@@ -234,8 +234,8 @@ def test_who_comes_between_is_refused() -> None:
 
 
 def test_each_task_of_a_claim_has_a_random_grant_of_its_own() -> None:
-    TaskFactory.create_batch(3, concurrency_key="x", concurrency_limit=2)
-    TaskFactory.create_batch(40)
+    make_tasks(3, concurrency_key="x", concurrency_limit=2)
+    make_tasks(40)
 
     taken = take()
 
@@ -257,7 +257,7 @@ def test_mixed_up_grants_complete_nothing() -> None:
 
 @pytest.mark.usefixtures("unheard")
 def test_of_one_named_twice_the_first_output_counts() -> None:
-    TaskFactory()
+    make_task()
     (one,) = take()
 
     refused = Task.objects.complete_claimed([(one, "first"), (one, "second")])
@@ -269,7 +269,7 @@ def test_of_one_named_twice_the_first_output_counts() -> None:
 @pytest.mark.usefixtures("unheard")
 @pytest.mark.parametrize("bad", [object(), float("nan"), "\0", "\ud800", {1: {"\0": 1}}])
 def test_an_output_that_is_not_json_sinks_no_neighbour(bad: Any) -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     one, other = take()
 
     ((refused, error),) = Task.objects.complete_claimed([(one, bad), (other, "well")])
@@ -292,7 +292,7 @@ def test_what_the_database_refuses_together_is_tried_one_by_one(
 
     monkeypatch.setattr(one_statement, "complete", refuse)
     monkeypatch.setattr(ends, "_complete", refuse_many)
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     claimed = take()
 
     assert Task.objects.complete_claimed([(each, each.id) for each in claimed]) == []
@@ -305,7 +305,7 @@ def test_outputs_too_large_for_one_statement_are_stored_all_the_same(
 ) -> None:
     outputs = ["x" * 10, "y" * 30, "z" * 10]
     monkeypatch.setattr(completions, "LARGEST", len(json.dumps(outputs[0])) * 2)
-    TaskFactory.create_batch(3)
+    make_tasks(3)
     claimed = take()
 
     assert Task.objects.complete_claimed(zip(claimed, outputs, strict=True)) == []

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from tasks.models import Task
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.leasing.locks import someone_waits
 from tests.leasing.support import OtherSession
 from tests.processes import wait_for
@@ -23,7 +23,7 @@ pytestmark = [
 
 def test_results_lock_their_rows_in_the_order_of_their_keys_before_they_write() -> None:
     """Or two workers could each wait for the other."""
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     first, second = Task.objects.take("ann", limit=2)
 
     def complete() -> None:
@@ -43,7 +43,7 @@ def test_results_lock_their_rows_in_the_order_of_their_keys_before_they_write() 
 
 
 def test_no_result_waits_for_whoever_has_taken_the_task_of_another_result() -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     late, good = Task.objects.take("ann", limit=2)
     take_over(late.task)
 
@@ -62,7 +62,7 @@ def test_no_result_waits_for_whoever_has_taken_the_task_of_another_result() -> N
 
 @pytest.mark.usefixtures("form")
 def test_a_claim_passes_over_what_is_locked() -> None:
-    locked, other, barred, more = TaskFactory.create_batch(4)
+    locked, other, barred, more = make_tasks(4)
     claimed: list[list[int]] = []
 
     def take() -> None:
@@ -83,7 +83,7 @@ def test_a_claim_passes_over_what_is_locked() -> None:
 
 @pytest.mark.usefixtures("portable")
 def test_a_claim_locks_no_row_by_which_its_tasks_are_chosen(other_session: OtherSession) -> None:
-    task = TaskFactory(state="recovered")
+    task = make_task(state="recovered")
     other_session.begin()
     other_session.run(lambda: list(task.attempt_set.select_for_update()))
 

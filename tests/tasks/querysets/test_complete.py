@@ -11,7 +11,7 @@ from django.db import transaction
 from leasing.exceptions import LeaseLost
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskStatus
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
 from tests.tasks.querysets.test_enqueue import EVIL, GOOD
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 def test_a_completed_task_has_its_output_and_nobody_holds_it(
     database_clock: DatabaseClock,
 ) -> None:
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     database_clock.advance(3)
 
     answer = Task.objects.complete(task, {"pages": 12})
@@ -36,7 +36,7 @@ def test_a_completed_task_has_its_output_and_nobody_holds_it(
 
 
 def test_who_did_it_stays_to_be_seen_and_the_token_does_not_rise() -> None:
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     before = row_of(task)
 
     Task.objects.complete(task)
@@ -57,7 +57,7 @@ def test_who_did_it_stays_to_be_seen_and_the_token_does_not_rise() -> None:
 
 
 def test_a_task_that_succeeds_at_once_leaves_no_attempt_behind(reported: Reported) -> None:
-    task = TaskFactory(state="succeeded")
+    task = make_task(state="succeeded")
 
     assert attempts(task) == []
     assert names_of(reported) == ["enqueued", "claimed", "completed"]
@@ -65,7 +65,7 @@ def test_a_task_that_succeeds_at_once_leaves_no_attempt_behind(reported: Reporte
 
 @pytest.mark.parametrize("output", [*GOOD.values(), None, 0, False, "", [], "text", [1, None]])
 def test_the_output_may_be_any_json(output: Any) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
 
     Task.objects.complete(task, output)
 
@@ -81,7 +81,7 @@ NO_OUTPUT = [
 
 @pytest.mark.parametrize("output", NO_OUTPUT)
 def test_what_is_not_json_is_refused_and_the_task_runs_on(output: Any) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     before = row_of(task)
 
     with pytest.raises(NotSerializable, match="output"):
@@ -93,7 +93,7 @@ def test_what_is_not_json_is_refused_and_the_task_runs_on(output: Any) -> None:
 def test_a_late_completion_counts_while_nobody_else_had_the_task(
     database_clock: DatabaseClock,
 ) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     database_clock.advance(100)
 
     Task.objects.complete(task, {"late": True})
@@ -104,7 +104,7 @@ def test_a_late_completion_counts_while_nobody_else_had_the_task(
 
 
 def test_a_caller_may_insist_on_the_deadline(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     database_clock.advance(29.999999)
     Task.objects.complete(task, unexpired=True)
     assert row_of(task)["status"] == TaskStatus.SUCCEEDED
@@ -113,7 +113,7 @@ def test_a_caller_may_insist_on_the_deadline(database_clock: DatabaseClock) -> N
 def test_a_completion_refused_for_the_deadline_is_noted_on_the_attempt_it_lost(
     database_clock: DatabaseClock,
 ) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     database_clock.advance(30)
 
     with pytest.raises(LeaseLost, match="it expired at"):
@@ -126,7 +126,7 @@ def test_a_completion_refused_for_the_deadline_is_noted_on_the_attempt_it_lost(
 
 def test_of_two_completions_by_the_same_grant_one_is_accepted(reported: Reported) -> None:
     """As when the answer to the first was lost on the way."""
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     again = copy_of(task)
     Task.objects.complete(task, {"first": True})
 
@@ -138,7 +138,7 @@ def test_of_two_completions_by_the_same_grant_one_is_accepted(reported: Reported
 
 
 def test_a_completion_tells_once_with_the_task_as_it_now_is(reported: Reported) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     reported.clear()
 
     Task.objects.complete(task)
@@ -153,11 +153,11 @@ def test_a_completion_tells_once_with_the_task_as_it_now_is(reported: Reported) 
 def test_work_and_completion_can_be_one_commit(
     reported: Reported, other_session: OtherSession
 ) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     reported.clear()
 
     with transaction.atomic():
-        TaskFactory(unique_key="written by the handler")
+        make_task(unique_key="written by the handler")
         Task.objects.complete(task)
         seen_before = other_session.run(Task.objects.succeeded().exists)
         reported_before = list(reported)
@@ -170,7 +170,7 @@ def test_work_and_completion_can_be_one_commit(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_rollback_takes_the_completion_with_it(reported: Reported) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     before = row_of(task)
     reported.clear()
 
@@ -185,20 +185,20 @@ def test_a_rollback_takes_the_completion_with_it(reported: Reported) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_refusal_leaves_the_callers_transaction_in_order() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     expire(task)
     Task.objects.recover()
 
     with transaction.atomic():
         with pytest.raises(LeaseLost):
             Task.objects.complete(task)
-        TaskFactory()
+        make_task()
 
     assert Task.objects.count() == 2
 
 
 def test_a_completed_task_can_never_be_stuck(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(state="succeeded", ttl=30)
+    task = make_task(state="succeeded", ttl=30)
     database_clock.advance(1000)
 
     assert not Task.objects.stuck().exists()

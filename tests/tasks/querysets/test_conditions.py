@@ -19,7 +19,7 @@ from tasks import querysets, signals
 from tasks.exceptions import GiveUp
 from tasks.models import Task
 from tasks.querysets.claimed import ClaimedTask
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.support import expire, just_before_the_update
 from tests.tasks.support import (
     Reported,
@@ -138,7 +138,7 @@ def of_each(names: Collection[str]) -> pytest.MarkDecorator:
 @pytest.fixture
 def task(request: pytest.FixtureRequest) -> Task:
     """A running task."""
-    created: Task = TaskFactory(state="running", holder="ann", max_attempts=request.param)
+    created = make_task(state="running", holder="ann", max_attempts=request.param)
     return created
 
 
@@ -196,7 +196,7 @@ def test_a_deadline_that_has_passed_is_no_obstacle_to_the_timeless(name: str, ta
 @of_each(VERBS)
 def test_no_verb_touches_another_row(name: str, task: Task) -> None:
     """Not even one that has come by the same grant, which no verb ever gives twice."""
-    other = TaskFactory(state="running")
+    other = make_task(state="running")
     Task.objects.filter(pk=other.pk).update(grant_id=task.grant_id)
     before = row_of(other)
 
@@ -211,7 +211,7 @@ def test_every_verb_locks_its_row_before_it_judges(
     name: str, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement that waited for a lock would judge by a time that is over."""
-    TaskFactory(state="running")
+    make_task(state="running")
     locked = []
     lock = dialects.lock
 

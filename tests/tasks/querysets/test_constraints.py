@@ -14,7 +14,7 @@ from django.db.models import F, UniqueConstraint
 from leasing.functions import DbNow, after
 from tasks.generator import start_generator
 from tasks.models import GeneratorDesiredState, Task, TaskAttempt
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -130,7 +130,7 @@ UNIQUE = [each for each in Task._meta.constraints if isinstance(each, UniqueCons
 def test_an_impossible_state_cannot_be_written(
     constraint: str, state: str, update: dict[str, Any]
 ) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
 
     with (
         pytest.raises(IntegrityError, match=rf"leasing_tasks_task_{constraint}\b"),
@@ -153,7 +153,7 @@ def test_an_impossible_state_cannot_be_written(
     ],
 )
 def test_a_key_may_be_kept_in_its_time(state: str, update: dict[str, Any]) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
 
     assert Task.objects.filter(pk=task.pk).update(unique_key="k", **update) == 1
 
@@ -173,7 +173,7 @@ def unique_of(name: str) -> Any:
 
 @pytest.mark.parametrize(("column", "state"), ONCE.items())
 def test_what_one_task_has_no_other_has(column: str, state: str) -> None:
-    one, other, *_ = TaskFactory.create_batch(3, state=state)
+    one, other, *_ = make_tasks(3, state=state)
     Task.objects.filter(pk=one.pk).update(**{column: "a"})
 
     with pytest.raises(IntegrityError), transaction.atomic():
@@ -201,8 +201,8 @@ def test_a_row_stands_in_few_indexes() -> None:
 
 
 def test_two_tasks_that_have_not_ended_never_share_a_key() -> None:
-    TaskFactory(unique_key="k")
-    other = TaskFactory()
+    make_task(unique_key="k")
+    other = make_task()
 
     with pytest.raises(IntegrityError), transaction.atomic():
         Task.objects.filter(pk=other.pk).update(unique_key="k")
@@ -210,7 +210,7 @@ def test_two_tasks_that_have_not_ended_never_share_a_key() -> None:
 
 @pytest.mark.parametrize("column", ["attempts", "max_attempts", "duplicates", "grants"])
 def test_counts_are_never_negative(column: str) -> None:
-    task = TaskFactory()
+    task = make_task()
 
     with pytest.raises(IntegrityError), transaction.atomic():
         Task.objects.filter(pk=task.pk).update(**{column: -1})
@@ -220,7 +220,7 @@ def test_counts_are_never_negative(column: str) -> None:
 
 
 def test_a_grant_has_one_attempt() -> None:
-    record = TaskAttempt.objects.get(task=TaskFactory(state="retrying"))
+    record = TaskAttempt.objects.get(task=make_task(state="retrying"))
     record.pk, record._state.adding = None, True
 
     with pytest.raises(IntegrityError), transaction.atomic():
@@ -235,7 +235,7 @@ def test_a_grant_has_one_attempt() -> None:
     ],
 )
 def test_a_refusal_is_noted_whole_or_not(update: dict[str, Any]) -> None:
-    TaskFactory(state="recovered")
+    make_task(state="recovered")
 
     with (
         pytest.raises(IntegrityError, match="leasing_tasks_attempt_refusal"),
@@ -245,7 +245,7 @@ def test_a_refusal_is_noted_whole_or_not(update: dict[str, Any]) -> None:
 
 
 def test_attempts_go_with_their_task() -> None:
-    task = TaskFactory(state="recovered")
+    task = make_task(state="recovered")
 
     task.delete()
 

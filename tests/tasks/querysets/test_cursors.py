@@ -16,7 +16,7 @@ from tasks.querysets import worker
 from tasks.querysets.sql import claim as postgres
 from tasks.querysets.sql import claim_text, cursors
 from tasks.querysets.sql import statements as kept
-from tests.factories import TaskFactory
+from tests.factories import make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import take_back
 
@@ -40,7 +40,7 @@ def holders_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def enqueue(count: int = 1, **options: Any) -> list[int]:
-    return [task.pk for task in TaskFactory.create_batch(count, **options)]
+    return [task.pk for task in make_tasks(count, **options)]
 
 
 def take(limit: int, **options: Any) -> list[int]:

@@ -24,7 +24,7 @@ from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet, duplicates
 from tasks.querysets.sql import insert
 from tasks.sample import SLEEP, sleep
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
 from tests.tasks.support import Handlers, Reported, row_of
@@ -483,7 +483,7 @@ def test_another_key_is_another_task_and_its_count_its_own() -> None:
     "state", ["ready", "scheduled", "running", "stuck", "retrying", "recovered", "returned"]
 )
 def test_a_key_is_taken_for_as_long_as_its_task_has_not_ended(state: str) -> None:
-    first = TaskFactory(state=state, unique_key="k")
+    first = make_task(state=state, unique_key="k")
 
     assert Task.objects.enqueue(SLEEP, DATA, unique_key="k").pk == first.pk
 
@@ -498,7 +498,7 @@ def test_a_task_that_ends_frees_its_key() -> None:
         lambda task: expire(task) or Task.objects.recover(),  # type: ignore[func-returns-value]
         lambda task: Task.objects.revoke(),
     ):
-        task = TaskFactory(state="running", unique_key="k", max_attempts=1)
+        task = make_task(state="running", unique_key="k", max_attempts=1)
         end(task)
         assert row_of(task)["unique_key"] is None
         ended.add(task.pk)
@@ -527,7 +527,7 @@ def test_a_duplicate_leaves_the_callers_transaction_in_order() -> None:
 
 @pytest.mark.django_db
 def test_a_key_that_is_freed_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = TaskFactory(state="running", unique_key="k")
+    first = make_task(state="running", unique_key="k")
     look = TaskQuerySet._everything
 
     def after_it_ended(rows: TaskQuerySet) -> TaskQuerySet:
@@ -565,7 +565,7 @@ def test_an_insert_that_is_refused_for_other_reasons_says_so(
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_sequence_that_is_behind_its_table_is_told_of() -> None:
     """Neither is a key to blame, nor is nothing stored without a word."""
-    first, *_ = [TaskFactory() for _ in range(duplicates.TRIES + 1)]
+    first, *_ = [make_task() for _ in range(duplicates.TRIES + 1)]
     put_back = "SELECT setval(pg_get_serial_sequence(%s, 'id'), %s, false)"
     with connection.cursor() as cursor:
         cursor.execute(put_back, [Task._meta.db_table, first.pk])

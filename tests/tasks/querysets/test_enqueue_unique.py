@@ -20,7 +20,7 @@ from tasks.exceptions import GiveUp, KeyBusy
 from tasks.models import Task, TaskStep, UniqueFor
 from tasks.querysets import duplicates
 from tasks.querysets.sql import insert
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, just_before_the_update
 from tests.tasks.support import Reported, grant_to, lose, row_of
@@ -42,7 +42,7 @@ def has_key(task: Task) -> bool:
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_new_key_is_looked_for_once_and_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain INSERT would wait for who writes to the task that has the key."""
-    TaskFactory(unique_key="other")
+    make_task(unique_key="other")
     monkeypatch.setattr(insert, "serves", lambda model, connection: False)
 
     with CaptureQueriesContext(connection) as queries:
@@ -76,7 +76,7 @@ KEEPS: dict[Any, set[str]] = {
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("unique_for", KEEPS, ids=str)
 def test_a_key_lasts_as_long_as_was_asked(unique_for: Any, end: str) -> None:
-    stored = TaskFactory(unique_key="k", unique_for=unique_for)
+    stored = make_task(unique_key="k", unique_for=unique_for)
     assert again().pk == stored.pk
 
     (task,) = Task.objects.claim("ann")
@@ -89,7 +89,7 @@ def test_a_key_lasts_as_long_as_was_asked(unique_for: Any, end: str) -> None:
 @pytest.mark.parametrize("end", ["recover", "revoke"])
 @pytest.mark.parametrize(("unique_for", "keeps"), [("finished", False), (HOUR, True)])
 def test_the_last_attempt_ends_the_key_too(unique_for: Any, keeps: bool, end: str) -> None:
-    task = TaskFactory(unique_key="k", unique_for=unique_for, max_attempts=1, state="running")
+    task = make_task(unique_key="k", unique_for=unique_for, max_attempts=1, state="running")
 
     ENDS[end](task)
 
@@ -98,7 +98,7 @@ def test_the_last_attempt_ends_the_key_too(unique_for: Any, keeps: bool, end: st
 
 
 def test_a_retry_by_an_operator_keeps_the_window() -> None:
-    task = TaskFactory(unique_key="k", unique_for=HOUR, state="failed")
+    task = make_task(unique_key="k", unique_for=HOUR, state="failed")
 
     Task.objects.retry()
 
@@ -109,7 +109,7 @@ def test_a_retry_by_an_operator_keeps_the_window() -> None:
 def test_after_its_window_the_next_enqueue_takes_the_key_over(
     state: str, database_clock: DatabaseClock
 ) -> None:
-    task = TaskFactory(unique_key="k", unique_for=HOUR, state=state, ttl=80_000)
+    task = make_task(unique_key="k", unique_for=HOUR, state=state, ttl=80_000)
     assert row_of(task)["unique_until"] == database_clock.now + HOUR
 
     database_clock.advance(HOUR.total_seconds() - 0.000001)
@@ -124,7 +124,7 @@ def test_after_its_window_the_next_enqueue_takes_the_key_over(
 
 
 def test_a_window_that_is_over_is_not_kept_by_an_end(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(unique_key="k", unique_for=HOUR, state="running", ttl=80_000)
+    task = make_task(unique_key="k", unique_for=HOUR, state="running", ttl=80_000)
     database_clock.advance(3600)
 
     Task.objects.complete(task)
@@ -134,8 +134,8 @@ def test_a_window_that_is_over_is_not_kept_by_an_end(database_clock: DatabaseClo
 
 def test_no_other_key_is_freed_with_one_that_is_overdue(database_clock: DatabaseClock) -> None:
     """Neither another's of the same age, nor one whose time is no window."""
-    mine = TaskFactory(unique_key="k", unique_for=1)
-    other = TaskFactory(unique_key="other", unique_for=1)
+    mine = make_task(unique_key="k", unique_for=1)
+    other = make_task(unique_key="other", unique_for=1)
     database_clock.advance(2)
 
     again()
@@ -149,7 +149,7 @@ def test_no_other_key_is_freed_with_one_that_is_overdue(database_clock: Database
 def test_of_two_that_take_over_at_once_one_does(
     other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = TaskFactory(unique_key="k", unique_for=HOUR, state="succeeded")
+    old = make_task(unique_key="k", unique_for=HOUR, state="succeeded")
     Task.objects.filter(pk=old.pk).update(unique_until=after(timedelta(seconds=-1)))
     waits = threading.Event()
 
@@ -172,7 +172,7 @@ def test_of_two_that_take_over_at_once_one_does(
 
 
 def test_skip_leaves_the_present_task_as_it_is(reported: Reported) -> None:
-    task = TaskFactory(name=ECHO, data={"n": 1}, unique_key="k")
+    task = make_task(name=ECHO, data={"n": 1}, unique_key="k")
     before = row_of(task)
     reported.clear()
 
@@ -199,7 +199,7 @@ def test_a_new_key_costs_an_insert_and_no_look(
 def test_a_duplicate_costs_an_insert_of_nothing_a_look_and_a_count(
     django_assert_num_queries: Any,
 ) -> None:
-    TaskFactory(unique_key="k")
+    make_task(unique_key="k")
 
     with django_assert_num_queries(6):  # INSERT, SELECT; SAVEPOINT, SELECT, UPDATE, RELEASE
         again()
@@ -211,8 +211,8 @@ def test_a_waiting_task_becomes_what_was_asked_for_last(
     mode: str, reported: Reported, database_clock: DatabaseClock
 ) -> None:
     later = database_clock.now + HOUR
-    other = TaskFactory(unique_key="another")
-    task = TaskFactory(unique_key="k", unique_for=7200, scheduled_at=later)
+    other = make_task(unique_key="another")
+    task = make_task(unique_key="k", unique_for=7200, scheduled_at=later)
     before, bystander = row_of(task), row_of(other)
     reported.clear()
 
@@ -247,7 +247,7 @@ def test_a_waiting_task_becomes_what_was_asked_for_last(
 
 
 def test_a_replacement_without_a_time_is_due_now(database_clock: DatabaseClock) -> None:
-    TaskFactory(unique_key="k", state="scheduled")
+    make_task(unique_key="k", state="scheduled")
 
     assert again(on_duplicate="replace").scheduled_at == database_clock.now
 
@@ -256,8 +256,8 @@ def test_a_replacement_without_a_time_is_due_now(database_clock: DatabaseClock) 
 def test_a_task_that_began_and_is_replaced_forgets_what_it_had_done(
     state: str, attempts: int
 ) -> None:
-    task = TaskFactory(unique_key="k", state=state, max_attempts=5)
-    other = TaskFactory(state="running")
+    task = make_task(unique_key="k", state=state, max_attempts=5)
+    other = make_task(state="running")
     Task.objects.filter(pk=task.pk).update(checkpoint={"at": 3}, checkpoints=1, progress={"n": 1})
     for each in (task, other):
         TaskStep.objects.create(task=each, name="charge")
@@ -274,7 +274,7 @@ def test_a_task_that_began_and_is_replaced_forgets_what_it_had_done(
 def test_what_does_not_wait_is_left_alone_and_counts_a_duplicate(
     state: str, mode: str, reported: Reported
 ) -> None:
-    task = TaskFactory(unique_key="k", unique_for=HOUR, state=state)
+    task = make_task(unique_key="k", unique_for=HOUR, state=state)
     before = row_of(task)
     reported.clear()
 
@@ -286,7 +286,7 @@ def test_what_does_not_wait_is_left_alone_and_counts_a_duplicate(
 
 def test_a_task_that_is_claimed_before_it_can_be_replaced_is_left_alone() -> None:
     """As on a database without row locks: it waited when it was looked at."""
-    task = TaskFactory(unique_key="k")
+    task = make_task(unique_key="k")
 
     with just_before_the_update(lambda: grant_to(task, "bob")):
         present = again(on_duplicate="replace")
@@ -321,7 +321,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_a_member_of_the_choices_is_as_good_as_its_name() -> None:
-    assert TaskFactory(unique_key="k", unique_for=UniqueFor.WAITING).unique_for == "waiting"
+    assert make_task(unique_key="k", unique_for=UniqueFor.WAITING).unique_for == "waiting"
 
 
 # Whose row is locked
@@ -337,7 +337,7 @@ LOCKS: dict[str, Callable[[Task], object]] = {
 def test_a_duplicate_is_counted_without_waiting_for_its_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    TaskFactory(unique_key="k")
+    make_task(unique_key="k")
     ways: list[dict[str, Any]] = []
 
     def noted(rows: Any, **how: Any) -> Any:
@@ -363,7 +363,7 @@ def keep_locked(session: OtherSession, task: Task) -> None:
 def test_a_duplicate_does_not_wait_for_a_handler_that_has_its_row_locked(
     lock: str, mode: str, other_session: OtherSession, reported: Reported
 ) -> None:
-    task = TaskFactory(unique_key="k", state="running")
+    task = make_task(unique_key="k", state="running")
 
     with transaction.atomic():
         LOCKS[lock](task)
@@ -383,7 +383,7 @@ def test_a_duplicate_does_not_wait_either_where_each_instance_that_is_saved_is_t
     key: str, other_session: OtherSession, request: pytest.FixtureRequest
 ) -> None:
     keys: dict[str, Any] = {key: "k"}
-    task = TaskFactory(name=ECHO, data={"n": 2}, state="running", **keys)
+    task = make_task(name=ECHO, data={"n": 2}, state="running", **keys)
 
     def hear(**said: object) -> None:
         """Be there: then Django's own save stores the tasks."""
@@ -403,7 +403,7 @@ def test_a_duplicate_does_not_wait_either_where_each_instance_that_is_saved_is_t
 def test_a_duplicate_is_counted_once_a_lock_that_is_soon_over_is(
     other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = TaskFactory(unique_key="k")
+    task = make_task(unique_key="k")
     monkeypatch.setattr(duplicates, "pause_shortly", other_session.commit)
     keep_locked(other_session, task)
 
@@ -415,7 +415,7 @@ def test_a_duplicate_is_counted_once_a_lock_that_is_soon_over_is(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_duplicate_by_its_idempotency_key_waits_for_nobody(other_session: OtherSession) -> None:
-    task = TaskFactory(name=ECHO, data={"n": 2}, idempotency_key="i", state="running")
+    task = make_task(name=ECHO, data={"n": 2}, idempotency_key="i", state="running")
 
     with transaction.atomic():
         Task.objects.checkpoint(task, {"page": 3})
@@ -432,7 +432,7 @@ WANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def with_key(**terms: Any) -> Task:
     """A task that has the key, which is overdue if it has it for a time."""
-    task: Task = TaskFactory(unique_key="k", **terms)
+    task = make_task(unique_key="k", **terms)
     if terms:
         Task.objects.filter(pk=task.pk).update(unique_until=after(timedelta(seconds=-1)))
     return task
@@ -478,7 +478,7 @@ def test_an_enqueue_waits_a_little_for_the_row_that_it_needs(
 def test_a_task_that_ends_while_an_enqueue_waits_to_replace_it_is_left_alone(
     other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = TaskFactory(unique_key="k", unique_for=HOUR)
+    task = make_task(unique_key="k", unique_for=HOUR)
     other_session.begin()
     other_session.run(lambda: Task.objects.filter(pk=task.pk).cancel())
     monkeypatch.setattr(duplicates, "pause_shortly", other_session.commit)

@@ -13,7 +13,7 @@ from leasing.exceptions import LeaseLost
 from tasks import retry
 from tasks.exceptions import GiveUp
 from tasks.models import AttemptOutcome, Task, TaskStatus
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.logs import logged
 from tests.tasks.support import Reported, attempt, attempts, make_due, names_of, row_of
@@ -29,7 +29,7 @@ def test_a_failed_attempt_is_tried_again_after_a_pause(
     database_clock: DatabaseClock, settings: Settings
 ) -> None:
     settings.TASK_QUEUE = {"BACKOFF": {"base": 5.0, "cap": 60.0}}
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     database_clock.advance(3)
 
     answer = Task.objects.fail(task, Refused("the printer is on fire"))
@@ -48,7 +48,7 @@ def test_the_pause_doubles_with_each_attempt_up_to_the_cap(
     database_clock: DatabaseClock, settings: Settings
 ) -> None:
     settings.TASK_QUEUE = {"BACKOFF": {"base": 1.0, "cap": 6.0}}
-    task = TaskFactory()
+    task = make_task()
     pauses = []
     for _ in range(5):
         mine = claimed(task, "ann")
@@ -69,7 +69,7 @@ def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
         return low
 
     monkeypatch.setattr(retry, "draw", lowest)
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
 
     Task.objects.fail(task, "no luck")
 
@@ -80,7 +80,7 @@ def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
 def test_the_last_attempt_that_fails_leaves_a_failed_task(
     database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    task: Task = TaskFactory(state="running", max_attempts=2)
+    task = make_task(state="running", max_attempts=2)
     Task.objects.fail(task, "no luck")
     make_due(task)
     (task,) = Task.objects.claim("bob")
@@ -98,7 +98,7 @@ def test_the_last_attempt_that_fails_leaves_a_failed_task(
 
 
 def test_a_task_is_tried_as_often_as_allowed_and_no_more() -> None:
-    task = TaskFactory(max_attempts=3)
+    task = make_task(max_attempts=3)
     tried = 0
     while Task.objects.ready().exists():
         (mine,) = Task.objects.claim("ann")
@@ -111,7 +111,7 @@ def test_a_task_is_tried_as_often_as_allowed_and_no_more() -> None:
 
 
 def test_giving_up_is_not_tried_again(reported: Reported) -> None:
-    task = TaskFactory(state="running", max_attempts=5)
+    task = make_task(state="running", max_attempts=5)
     reported.clear()
 
     Task.objects.fail(task, GiveUp("the card was stolen"))
@@ -122,7 +122,7 @@ def test_giving_up_is_not_tried_again(reported: Reported) -> None:
 
 
 def test_a_failure_is_told_with_its_error(reported: Reported) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     reported.clear()
 
     Task.objects.fail(task, "no luck")
@@ -131,7 +131,7 @@ def test_a_failure_is_told_with_its_error(reported: Reported) -> None:
 
 
 def test_a_success_after_failures_keeps_their_history() -> None:
-    task: Task = TaskFactory(state="retrying")
+    task = make_task(state="retrying")
     make_due(task)
     (task,) = Task.objects.claim("bob")
 
@@ -158,7 +158,7 @@ def raised() -> Exception:
 def test_the_attempt_says_who_tried_when_and_what_went_wrong(
     database_clock: DatabaseClock,
 ) -> None:
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     before = row_of(task)
     database_clock.advance(2)
 
@@ -176,7 +176,7 @@ def test_the_attempt_says_who_tried_when_and_what_went_wrong(
 
 
 def test_an_error_may_be_text_and_has_no_traceback_then(caplog: pytest.LogCaptureFixture) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
 
     Task.objects.fail(task, "HTTP 502")
 
@@ -220,7 +220,7 @@ class Broken(Exception):
     ],
 )
 def test_every_error_can_be_stored(error: Any, text: str) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
 
     Task.objects.fail(task, error)
 
@@ -229,7 +229,7 @@ def test_every_error_can_be_stored(error: Any, text: str) -> None:
 
 
 def test_of_an_endless_error_both_ends_are_kept() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
 
     Task.objects.fail(task, ValueError("begin" + "x" * 1_000_000 + "end"))
 
@@ -244,7 +244,7 @@ def test_of_an_endless_error_both_ends_are_kept() -> None:
 
 
 def test_a_caller_may_insist_on_the_deadline(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     database_clock.advance(29.999999)
     Task.objects.fail(task, "no luck", unexpired=True)
     assert attempts(task) == [(1, "failed")]
@@ -253,7 +253,7 @@ def test_a_caller_may_insist_on_the_deadline(database_clock: DatabaseClock) -> N
 def test_a_failure_refused_for_the_deadline_is_noted_on_the_attempt_it_lost(
     database_clock: DatabaseClock,
 ) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     database_clock.advance(30)
 
     with pytest.raises(LeaseLost, match="it expired at"):
@@ -265,7 +265,7 @@ def test_a_failure_refused_for_the_deadline_is_noted_on_the_attempt_it_lost(
 def test_a_late_failure_counts_while_nobody_else_had_the_task(
     database_clock: DatabaseClock,
 ) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     database_clock.advance(100)
 
     Task.objects.fail(task, "no luck")
@@ -275,7 +275,7 @@ def test_a_late_failure_counts_while_nobody_else_had_the_task(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_rollback_takes_the_failure_and_its_record_with_it(reported: Reported) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     before = row_of(task)
     reported.clear()
 

@@ -8,7 +8,7 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from tasks.models import AttemptOutcome, Task, TaskStatus
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import Reported, attempt, attempts, make_due, row_of
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db
 def test_a_task_given_back_is_ready_at_once_and_no_attempt_is_spent(
     database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     before = row_of(task)
     database_clock.advance(3)
     reported.clear()
@@ -36,7 +36,7 @@ def test_a_task_given_back_is_ready_at_once_and_no_attempt_is_spent(
 
 
 def test_its_history_says_who_gave_it_back_and_why(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     grant_id = task.grant_id
 
     Task.objects.give_back(task, "its worker was stopped")
@@ -48,7 +48,7 @@ def test_its_history_says_who_gave_it_back_and_why(database_clock: DatabaseClock
 
 
 def test_it_may_have_to_wait_for_a_while(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
 
     Task.objects.give_back(task, "no handler", delay=timedelta(seconds=60))
 
@@ -57,7 +57,7 @@ def test_it_may_have_to_wait_for_a_while(database_clock: DatabaseClock) -> None:
 
 
 def test_the_last_attempt_is_refunded_too() -> None:
-    task = TaskFactory(max_attempts=1)
+    task = make_task(max_attempts=1)
     for _ in range(3):
         Task.objects.give_back(claimed(task, "ann"), "again")
 
@@ -67,7 +67,7 @@ def test_the_last_attempt_is_refunded_too() -> None:
 
 
 def test_attempts_that_failed_stay_counted() -> None:
-    task = TaskFactory(state="retrying")
+    task = make_task(state="retrying")
     make_due(task)
 
     Task.objects.give_back(claimed(task, "bob"), "again")
@@ -77,7 +77,7 @@ def test_attempts_that_failed_stay_counted() -> None:
 
 
 def test_a_task_returned_again_and_again_does_not_fill_its_history() -> None:
-    task, other = TaskFactory(), TaskFactory(state="returned")
+    task, other = make_task(), make_task(state="returned")
     Task.objects.give_back(claimed(task, "ann"), "no handler")
     Task.objects.give_back(claimed(task, "ann"), "its worker was stopped")
     Task.objects.fail(claimed(task, "ann"), "no handler")
@@ -100,9 +100,9 @@ def test_a_task_returned_again_and_again_does_not_fill_its_history() -> None:
 def test_the_history_says_nothing_of_attempts_that_had_not_begun(
     others: int, reported: Reported
 ) -> None:
-    task = TaskFactory(state="returned")
+    task = make_task(state="returned")
     told = row_of(task)["attempts"], attempts(task)
-    mine = [claimed(task, "ann"), *TaskFactory.create_batch(others, state="running")]
+    mine = [claimed(task, "ann"), *make_tasks(others, state="running")]
     reported.clear()
 
     given, refused = Task.objects.give_back_many(mine, "its worker was stopped", begun=False)
@@ -115,7 +115,7 @@ def test_the_history_says_nothing_of_attempts_that_had_not_begun(
 
 
 def test_releasing_the_row_gives_the_task_back() -> None:
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
 
     Task.objects.release(task)
 
@@ -124,7 +124,7 @@ def test_releasing_the_row_gives_the_task_back() -> None:
 
 
 def test_what_was_given_back_cannot_be_given_back_again() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.give_back(task, "again")
     before = row_of(task)
 
@@ -137,7 +137,7 @@ def test_what_was_given_back_cannot_be_given_back_again() -> None:
 def test_a_task_whose_deadline_has_passed_can_be_given_back_while_nobody_took_it(
     database_clock: DatabaseClock,
 ) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     database_clock.advance(100)
 
     Task.objects.give_back(task, "late, but here it is")

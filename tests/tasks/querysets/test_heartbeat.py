@@ -10,7 +10,7 @@ from django.db import transaction
 
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from tasks.models import Task, TaskStatus
-from tests.factories import TaskFactory
+from tests.factories import grant_id_of, make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
 from tests.tasks.support import Reported, end_well, lose, row_of, take_back, take_over
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 def test_a_heartbeat_moves_the_deadline_to_the_ttl_from_now(
     database_clock: DatabaseClock,
 ) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     before = row_of(task)
     database_clock.advance(10)
 
@@ -35,7 +35,7 @@ def test_a_heartbeat_moves_the_deadline_to_the_ttl_from_now(
 
 
 def test_a_heartbeat_never_brings_the_deadline_nearer(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     deadline = task.expires_at
     database_clock.advance(-5)
 
@@ -45,7 +45,7 @@ def test_a_heartbeat_never_brings_the_deadline_nearer(database_clock: DatabaseCl
 
 
 def test_a_heartbeat_at_the_deadline_comes_too_late(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     database_clock.advance(30 - 0.000001)
     Task.objects.heartbeat(task)
 
@@ -59,7 +59,7 @@ def test_a_heartbeat_at_the_deadline_comes_too_late(database_clock: DatabaseCloc
 
 
 def test_a_heartbeat_is_told(reported: Reported) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     reported.clear()
 
     Task.objects.heartbeat(task)
@@ -68,7 +68,7 @@ def test_a_heartbeat_is_told(reported: Reported) -> None:
 
 
 def test_a_heartbeat_inside_a_transaction_is_refused() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     before = row_of(task)
 
     with pytest.raises(LeaseInTransaction), transaction.atomic():
@@ -78,7 +78,7 @@ def test_a_heartbeat_inside_a_transaction_is_refused() -> None:
 
 
 def test_the_holders_name_proves_nothing() -> None:
-    old = TaskFactory(state="running", holder="ann")
+    old = make_task(state="running", holder="ann")
     lose(old)
     (new,) = Task.objects.claim("ann")
     before = row_of(new)
@@ -90,9 +90,9 @@ def test_the_holders_name_proves_nothing() -> None:
 
 
 def test_of_many_only_those_still_held_are_renewed_and_the_others_told_why() -> None:
-    mine, late, over, ended, back = TaskFactory.create_batch(5, state="running")
-    gone = TaskFactory(state="running")
-    grants = {task.pk: task.grant_id for task in (mine, late, over, ended, back, gone)}
+    mine, late, over, ended, back = make_tasks(5, state="running")
+    gone = make_task(state="running")
+    grants = {task.pk: grant_id_of(task) for task in (mine, late, over, ended, back, gone)}
     expire(late)
     take_over(over)
     end_well(ended)
@@ -120,16 +120,16 @@ def test_of_many_only_those_still_held_are_renewed_and_the_others_told_why() -> 
 
 
 def test_many_renews_nothing_beside_what_it_was_asked_for() -> None:
-    mine, other = TaskFactory(state="running"), TaskFactory(state="running")
+    mine, other = make_task(state="running"), make_task(state="running")
     before = row_of(other)
 
-    Task.objects.all().renew_many({mine.pk: mine.grant_id})
+    Task.objects.all().renew_many({mine.pk: grant_id_of(mine)})
 
     assert row_of(other) == before
 
 
-def test_a_key_and_the_grant_of_another_prove_nothing() -> None:
-    one, two = TaskFactory(state="running"), TaskFactory(state="running")
+def test_a_key_and_the_grant_id_of_another_prove_nothing() -> None:
+    one, two = make_task(state="running"), make_task(state="running")
     before = row_of(one), row_of(two)
 
     answer = Task.objects.all().renew_many({one.pk: uuid.uuid4(), two.pk: uuid.uuid4()})

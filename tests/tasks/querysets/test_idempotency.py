@@ -17,7 +17,7 @@ from tasks.exceptions import NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task
 from tasks.payload import is_same_json
 from tasks.querysets import duplicates
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
 from tests.tasks.support import Reported, row_of
@@ -38,7 +38,7 @@ def send(data: Any = DATA, **options: Any) -> Task:
 def test_the_same_enqueue_again_is_the_same_task_ended_or_not(
     state: str, reported: Reported
 ) -> None:
-    task = TaskFactory(name=ECHO, data=DATA, idempotency_key="i", state=state)
+    task = make_task(name=ECHO, data=DATA, idempotency_key="i", state=state)
     before = row_of(task)
     reported.clear()
 
@@ -122,7 +122,7 @@ def test_data_is_compared_as_it_is_stored() -> None:
 @pytest.mark.django_db
 def test_a_task_that_is_pruned_meanwhile_is_stored_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no task without a unique key is taken for the one that was in the way."""
-    TaskFactory()
+    make_task()
     first = send()
     look = duplicates._same_enqueue
 
@@ -360,7 +360,7 @@ def test_keys_are_not_for_many() -> None:
 
 
 def test_recovery_is_no_second_enqueue(db: None) -> None:
-    task = TaskFactory(name=ECHO, data=DATA, idempotency_key="i", state="running")
+    task = make_task(name=ECHO, data=DATA, idempotency_key="i", state="running")
     expire(task)
     Task.objects.recover()
 

@@ -10,14 +10,14 @@ import pytest
 from leasing.models import Lease
 from tasks.models import Schedule, Task
 from tasks.sample import SLEEP
-from tests.factories import LeaseFactory, TaskFactory
+from tests.factories import make_lease, make_task
 from tests.leasing.support import OtherSession, after_a_query_before, under_repeatable_read
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("on_postgresql")]
 
 
 def task_in(state: str) -> Callable[[], Task]:
-    return lambda: TaskFactory(state=state)
+    return lambda: make_task(state=state)
 
 
 def schedule() -> Schedule:
@@ -38,9 +38,9 @@ VERBS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "recover": (task_in("stuck"), lambda task: Task.objects.recover()),
     "retry": (task_in("failed"), lambda task: mine(task).retry()),
     # What one statement has passed over, because the row was locked.
-    "release": (LeaseFactory, lambda lease: Lease.objects.home()._release(lease)),
-    "revoke": (LeaseFactory, lambda lease: mine(lease).revoke()),
-    "raise tokens": (LeaseFactory, lambda lease: Lease.objects.all().raise_tokens()),
+    "release": (make_lease, lambda lease: Lease.objects.home()._release(lease)),
+    "revoke": (make_lease, lambda lease: mine(lease).revoke()),
+    "raise tokens": (make_lease, lambda lease: Lease.objects.all().raise_tokens()),
     "pause a schedule": (schedule, lambda schedule: mine(schedule).pause()),
     "run a schedule": (schedule, lambda schedule: mine(schedule).run_now()),
 }

@@ -14,7 +14,7 @@ from tasks import registry
 from tasks.models import Task
 from tasks.querysets.claim_request import ClaimRequest
 from tasks.registry import Handler, Kind
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
 from tests.tasks.support import Handlers, row_of
@@ -38,7 +38,7 @@ def known(handlers: Handlers) -> None:
 
 def in_order(*kinds: int, **options: Any) -> list[int]:
     """Store a task of each of ``kinds``, and return their keys."""
-    return [TaskFactory(kind=kind, **options).pk for kind in kinds]
+    return [make_task(kind=kind, **options).pk for kind in kinds]
 
 
 def take(*requests: ClaimRequest) -> list[int]:
@@ -81,8 +81,8 @@ def test_a_task_that_is_replaced_by_one_of_another_handler_has_its_kind() -> Non
 def test_a_task_that_waits_again_has_the_kind_that_its_handler_has_by_now(
     again: Callable[..., Any],
 ) -> None:
-    moved = TaskFactory(name="jobs.fetch", kind=THREAD, state="running")
-    unknown = TaskFactory(kind=PROCESS, state="running")
+    moved = make_task(name="jobs.fetch", kind=THREAD, state="running")
+    unknown = make_task(kind=PROCESS, state="running")
     Task.objects.filter(pk=unknown.pk).update(name="jobs.gone")
     unknown.name = "jobs.gone"
 
@@ -103,7 +103,7 @@ def test_a_task_that_waits_again_has_the_kind_that_its_handler_has_by_now(
 def test_a_task_that_an_operator_sets_ready_has_the_kind_that_its_handler_has_by_now(
     state: str, again: Callable[[], int]
 ) -> None:
-    moved, back, unknown = TaskFactory.create_batch(3, state=state)
+    moved, back, unknown = make_tasks(3, state=state)
     Task.objects.filter(pk=moved.pk).update(name="jobs.fetch")
     Task.objects.filter(pk=back.pk).update(name="jobs.echo", kind=PROCESS)
     Task.objects.filter(pk=unknown.pk).update(name="jobs.gone", kind=PROCESS)
@@ -241,11 +241,11 @@ def test_a_kind_that_ran_out_is_looked_for_from_the_beginning_and_no_other() -> 
 
 @pytest.mark.usefixtures("form", "unheard")
 def test_only_a_first_attempt_that_is_not_the_last_is_taken_to_wait_for_a_slot() -> None:
-    once = TaskFactory.create_batch(2, max_attempts=1)
-    tried = TaskFactory(state="running")
+    once = make_tasks(2, max_attempts=1)
+    tried = make_task(state="running")
     Task.objects.give_back(tried, "again")
     Task.objects.filter(pk=tried.pk).update(attempts=1)
-    fresh = TaskFactory.create_batch(3, max_attempts=2)
+    fresh = make_tasks(3, max_attempts=2)
     request = ClaimRequest(9, [THREAD], free=2)
 
     first, second, *rest = sorted([*once, tried, *fresh], key=lambda t: (t.scheduled_at, t.pk))
@@ -262,11 +262,11 @@ def test_only_a_first_attempt_that_is_not_the_last_is_taken_to_wait_for_a_slot()
 @pytest.mark.usefixtures("form", "unheard")
 def test_what_begins_soon_is_taken_too_unless_a_task_that_has_run_is_among_it() -> None:
     """It may have killed the worker that had it, and would cost the others their only attempt."""
-    TaskFactory.create_batch(2, max_attempts=1)
-    tried = TaskFactory(state="running")
+    make_tasks(2, max_attempts=1)
+    tried = make_task(state="running")
     Task.objects.give_back(tried, "again")
     Task.objects.filter(pk=tried.pk).update(attempts=1)
-    TaskFactory.create_batch(4, max_attempts=1)
+    make_tasks(4, max_attempts=1)
 
     taken = [
         len(take(ClaimRequest(room, [THREAD], free=1, soon=soon)))
@@ -341,7 +341,7 @@ def test_a_second_look_for_one_kind_forgets_nothing_of_what_another_was_refused(
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("state", ["scheduled", "running", "succeeded", "cancelled"])
 def test_by_its_key_a_task_is_taken_only_while_it_is_ready(state: str) -> None:
-    other, one = TaskFactory(), TaskFactory(state=state)
+    other, one = make_task(), make_task(state=state)
 
     assert Task.objects.take_one(one.pk, "ann", queue="default") is None
 

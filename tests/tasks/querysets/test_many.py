@@ -18,7 +18,7 @@ from tasks.exceptions import GiveUp, InvalidOutput
 from tasks.models import Task, TaskStatus
 from tasks.querysets import ends
 from tasks.retry import Fixed
-from tests.factories import TaskFactory
+from tests.factories import make_tasks
 from tests.jobs.tasks import echo
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
@@ -113,7 +113,7 @@ def test_rows_are_locked_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("on_postgresql")
 def test_what_one_statement_completes_is_locked_in_the_order_of_keys() -> None:
     """Two that complete the same tasks could wait for each other."""
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     claimed = Task.objects.take("ann", limit=2)
 
     with CaptureQueriesContext(connection) as queries:

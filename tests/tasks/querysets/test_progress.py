@@ -20,7 +20,7 @@ from tasks.execution import progress
 from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
@@ -113,7 +113,7 @@ def test_the_last_word_is_written_at_once(task: Task, context: ContextOf) -> Non
 
 def test_a_short_progress_timeout_shortens_the_wait(context: ContextOf, clock: FakeClock) -> None:
     """Pending progress must not look like silence there."""
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.filter(pk=task.pk).update(progress_timeout=timedelta(seconds=0.75))
     task.refresh_from_db()
     ctx = context(task)

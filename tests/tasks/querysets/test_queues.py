@@ -8,7 +8,7 @@ from django.test import Client
 
 from tasks.exceptions import UnknownQueue
 from tasks.models import Queue, Task, Worker
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
 from tests.pages import Page, get, signed_in
@@ -25,7 +25,7 @@ def claim(**options: object) -> list[int]:
 @pytest.mark.django_db
 @pytest.mark.usefixtures("queues")
 def test_nothing_of_a_paused_queue_is_claimed_until_it_is_resumed(reported: Reported) -> None:
-    mail, other = TaskFactory(queue="mail"), TaskFactory()
+    mail, other = make_task(queue="mail"), make_task()
     reported.clear()
 
     assert Queue.objects.pause("mail", by="olga", reason="the server is down")
@@ -42,7 +42,7 @@ def test_nothing_of_a_paused_queue_is_claimed_until_it_is_resumed(reported: Repo
 
 @pytest.mark.django_db
 def test_what_runs_when_its_queue_is_paused_runs_on() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Queue.objects.pause("default")
 
     Task.objects.heartbeat(task)
@@ -107,7 +107,7 @@ def test_a_pause_is_told_when_it_has_committed(reported: Reported) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_pause_counts_from_its_commit(other_session: OtherSession) -> None:
-    first, second = TaskFactory(priority=9), TaskFactory()
+    first, second = make_task(priority=9), make_task()
     other_session.begin()
     other_session.run(lambda: Queue.objects.pause("default"))
     assert [task.pk for task in Task.objects.claim("ann")] == [first.pk]

@@ -17,7 +17,7 @@ from leasing.models import LeaseState
 from tasks import retry
 from tasks.models import AttemptOutcome, Task, TaskStatus
 from tasks.querysets import recovery
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire, just_before_the_update
 from tests.tasks.support import (
@@ -38,8 +38,8 @@ pytestmark = pytest.mark.django_db
 
 def test_many_tasks_of_one_holder_take_no_more_statements_than_few() -> None:
     def statements(count: int) -> int:
-        tasks = TaskFactory.create_batch(count, state="running", holder="ann")
-        other = TaskFactory(state="running", holder="bob")
+        tasks = make_tasks(count, state="running", holder="ann")
+        other = make_task(state="running", holder="bob")
         for task in (*tasks, other):
             expire(task)
         with CaptureQueriesContext(connection) as queries:
@@ -55,7 +55,7 @@ def test_many_tasks_of_one_holder_take_no_more_statements_than_few() -> None:
 def test_a_stuck_task_is_ready_again_under_a_raised_token(
     database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    task = TaskFactory(state="running", holder="ann", ttl=30)
+    task = make_task(state="running", holder="ann", ttl=30)
     database_clock.advance(31)
     before = row_of(task)
     reported.clear()
@@ -79,7 +79,7 @@ def test_a_stuck_task_is_ready_again_under_a_raised_token(
 
 
 def test_a_task_is_stuck_from_its_deadline_on(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
 
     database_clock.now = task.expires_at - timedelta(microseconds=1)
     assert (list(Task.objects.stuck()), list(Task.objects.lapsed())) == ([], [])
@@ -96,7 +96,7 @@ def test_each_lost_task_waits_a_pause_of_its_own_as_if_it_had_failed(
     settings.TASK_QUEUE = {"BACKOFF": {"base": 10.0, "cap": 600.0}}
     draws = iter([0.1, 0.5, 1.0])
     monkeypatch.setattr(retry, "draw", lambda low, high: next(draws) * high)
-    tasks = TaskFactory.create_batch(3, state="running", ttl=30)
+    tasks = make_tasks(3, state="running", ttl=30)
     Task.objects.filter(pk=tasks[2].pk).update(attempts=4)
     database_clock.advance(31)
 
@@ -107,7 +107,7 @@ def test_each_lost_task_waits_a_pause_of_its_own_as_if_it_had_failed(
 
 
 def test_a_recovered_task_can_be_claimed_once_its_pause_is_over() -> None:
-    task = TaskFactory(state="recovered")
+    task = make_task(state="recovered")
 
     (again,) = Task.objects.claim("bob")
 
@@ -115,7 +115,7 @@ def test_a_recovered_task_can_be_claimed_once_its_pause_is_over() -> None:
 
 
 def test_the_lost_attempt_is_written_down() -> None:
-    task = TaskFactory(state="stuck", holder="ann")
+    task = make_task(state="stuck", holder="ann")
     before = row_of(task)
     start = database_now("default")
 
@@ -132,7 +132,7 @@ def test_the_lost_attempt_is_written_down() -> None:
 def test_a_task_that_was_lost_in_its_last_attempt_is_failed(
     database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    task = TaskFactory(state="running", holder="ann", max_attempts=1, unique_key="k")
+    task = make_task(state="running", holder="ann", max_attempts=1, unique_key="k")
     database_clock.advance(31)
     before = row_of(task)
     reported.clear()
@@ -148,7 +148,7 @@ def test_a_task_that_was_lost_in_its_last_attempt_is_failed(
 
 
 def test_a_task_that_keeps_killing_its_worker_ends() -> None:
-    task = TaskFactory(max_attempts=3)
+    task = make_task(max_attempts=3)
     for _ in range(3):
         make_due(task)
         expire(claimed(task, "victim"))
@@ -173,7 +173,7 @@ def test_a_task_that_keeps_killing_its_worker_ends() -> None:
     ],
 )
 def test_what_is_not_stuck_is_left_alone(state: str) -> None:
-    stuck, task = TaskFactory(state="stuck"), TaskFactory(state=state)
+    stuck, task = make_task(state="stuck"), make_task(state=state)
     before = row_of(task), attempts(task)
 
     assert Task.objects.recover() == 1
@@ -183,7 +183,7 @@ def test_what_is_not_stuck_is_left_alone(state: str) -> None:
 
 
 def test_no_more_are_recovered_at_once_than_asked_for() -> None:
-    tasks = TaskFactory.create_batch(5, state="stuck")
+    tasks = make_tasks(5, state="stuck")
 
     assert [Task.objects.recover(2) for _ in range(4)] == [2, 2, 1, 0]
     assert [len(attempts(task)) for task in tasks] == [1] * 5
@@ -191,7 +191,7 @@ def test_no_more_are_recovered_at_once_than_asked_for() -> None:
 
 def test_a_grant_takes_its_own_row_only() -> None:
     """No grant is ever given twice; if one were, the key would still tell the rows apart."""
-    one, two = TaskFactory.create_batch(2, state="stuck")
+    one, two = make_tasks(2, state="stuck")
     Task.objects.filter(pk=two.pk).update(grant_id=one.grant_id)
     before = row_of(two)
 
@@ -202,7 +202,7 @@ def test_a_grant_takes_its_own_row_only() -> None:
 
 
 def test_living_and_dying_tasks_are_recovered_side_by_side() -> None:
-    again, failed = TaskFactory(state="stuck"), TaskFactory(state="stuck", max_attempts=1)
+    again, failed = make_task(state="stuck"), make_task(state="stuck", max_attempts=1)
 
     assert Task.objects.recover() == 2
 
@@ -211,7 +211,7 @@ def test_living_and_dying_tasks_are_recovered_side_by_side() -> None:
 
 
 def test_each_task_says_who_lost_it() -> None:
-    tasks = [TaskFactory(state="stuck", holder=holder) for holder in ("ann", "bob")]
+    tasks = [make_task(state="stuck", holder=holder) for holder in ("ann", "bob")]
 
     Task.objects.recover()
 
@@ -220,14 +220,14 @@ def test_each_task_says_who_lost_it() -> None:
 
 
 def test_recovering_a_part_leaves_the_rest() -> None:
-    one, two = TaskFactory.create_batch(2, state="stuck")
+    one, two = make_tasks(2, state="stuck")
 
     assert Task.objects.filter(pk=one.pk).recover() == 1
     assert row_of(two)["status"] == TaskStatus.RUNNING
 
 
 def test_the_lease_of_a_recovered_task_is_expired(database_clock: DatabaseClock) -> None:
-    task = TaskFactory(state="recovered")
+    task = make_task(state="recovered")
 
     assert task.lease_state(database_clock.now) == LeaseState.EXPIRED
     assert task in Task.objects.expired()
@@ -235,7 +235,7 @@ def test_the_lease_of_a_recovered_task_is_expired(database_clock: DatabaseClock)
 
 @pytest.mark.django_db(transaction=True)
 def test_what_is_rolled_back_is_told_to_nobody(reported: Reported) -> None:
-    task = TaskFactory(state="stuck")
+    task = make_task(state="stuck")
     reported.clear()
 
     with pytest.raises(ZeroDivisionError), transaction.atomic():
@@ -251,7 +251,7 @@ def test_what_is_rolled_back_is_told_to_nobody(reported: Reported) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_task_that_someone_has_locked_is_passed_over(other_session: OtherSession) -> None:
     """Its holder may be completing it: recovery neither waits for it nor takes it."""
-    locked, free = TaskFactory.create_batch(2, state="stuck")
+    locked, free = make_tasks(2, state="stuck")
     other_session.begin()
     other_session.run(lambda: Task.objects.select_for_update().get(pk=locked.pk))
 
@@ -264,7 +264,7 @@ def test_a_task_that_someone_has_locked_is_passed_over(other_session: OtherSessi
 def test_a_hundred_tasks_cost_few_statements_beside_their_errors(
     django_assert_max_num_queries: Any,
 ) -> None:
-    TaskFactory.create_batch(30, state="stuck")
+    make_tasks(30, state="stuck")
 
     with django_assert_max_num_queries(30 + 12):
         assert Task.objects.recover() == 30
@@ -284,7 +284,7 @@ CHANGES: list[tuple[str, Callable[[Task], None]]] = [
 def others(request: pytest.FixtureRequest) -> int:
     """Return the number of other stuck tasks, to which nothing happens."""
     count = 2 if request.param == "among others" else 0
-    TaskFactory.create_batch(count, state="stuck", queue="default")
+    make_tasks(count, state="stuck", queue="default")
     return count
 
 
@@ -299,7 +299,7 @@ def _no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_task_that_changed_since_it_was_read_is_not_recovered(
     change: Callable[[Task], None], max_attempts: int, others: int, reported: Reported
 ) -> None:
-    task = TaskFactory(state="stuck", max_attempts=max_attempts)
+    task = make_task(state="stuck", max_attempts=max_attempts)
     after: dict[str, Any] = {}
     reported.clear()
 
@@ -317,7 +317,7 @@ def test_a_task_that_changed_since_it_was_read_is_not_recovered(
 
 @pytest.mark.usefixtures("_no_locks")
 def test_what_another_sweep_has_just_recovered_is_recovered_once(reported: Reported) -> None:
-    task = TaskFactory(state="stuck")
+    task = make_task(state="stuck")
     reported.clear()
 
     with just_before_the_update(lambda: take_back(task)):
@@ -333,7 +333,7 @@ def test_what_another_sweep_has_just_recovered_is_recovered_once(reported: Repor
 def test_an_operator_can_take_a_task_from_a_holder_that_is_well(
     database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    task = TaskFactory(state="running", holder="ann", ttl=30)
+    task = make_task(state="running", holder="ann", ttl=30)
     before = row_of(task)
     database_clock.advance(5)
     reported.clear()
@@ -352,7 +352,7 @@ def test_an_operator_can_take_a_task_from_a_holder_that_is_well(
 
 
 def test_revoking_the_last_attempt_leaves_a_failed_task() -> None:
-    task = TaskFactory(state="running", max_attempts=1)
+    task = make_task(state="running", max_attempts=1)
 
     assert Task.objects.revoke() == 1
 
@@ -362,7 +362,7 @@ def test_revoking_the_last_attempt_leaves_a_failed_task() -> None:
 
 @pytest.mark.parametrize("state", ["ready", "scheduled", "succeeded", "failed", "cancelled"])
 def test_what_nobody_holds_cannot_be_revoked(state: str) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     before = row_of(task)
 
     assert Task.objects.revoke() == 0
@@ -370,7 +370,7 @@ def test_what_nobody_holds_cannot_be_revoked(state: str) -> None:
 
 
 def test_only_what_was_chosen_is_revoked() -> None:
-    one, two = TaskFactory.create_batch(2, state="running")
+    one, two = make_tasks(2, state="running")
 
     assert Task.objects.filter(pk=one.pk).revoke() == 1
     assert row_of(two)["status"] == TaskStatus.RUNNING
@@ -381,7 +381,7 @@ def test_only_what_was_chosen_is_revoked() -> None:
 def test_a_task_that_changed_since_the_operator_saw_it_is_not_revoked(
     change: Callable[[Task], None],
 ) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     after: dict[str, Any] = {}
 
     def meanwhile() -> None:
@@ -402,7 +402,7 @@ def test_a_task_that_changed_since_the_operator_saw_it_is_not_revoked(
 def test_an_operator_can_set_ready_again_what_has_ended_badly(
     state: str, database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     before = row_of(task)
     database_clock.advance(60)
     reported.clear()
@@ -419,7 +419,7 @@ def test_an_operator_can_set_ready_again_what_has_ended_badly(
 
 
 def test_a_retry_adds_an_attempt_only_where_they_were_used_up() -> None:
-    failed, given_up = TaskFactory(state="failed"), TaskFactory(state="given_up", max_attempts=5)
+    failed, given_up = make_task(state="failed"), make_task(state="given_up", max_attempts=5)
 
     Task.objects.retry()
 
@@ -428,7 +428,7 @@ def test_a_retry_adds_an_attempt_only_where_they_were_used_up() -> None:
 
 
 def test_the_history_survives_a_retry() -> None:
-    task: Task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     Task.objects.retry()
     (task,) = Task.objects.claim("bob")
     Task.objects.fail(task, "no luck")
@@ -441,7 +441,7 @@ def test_the_history_survives_a_retry() -> None:
     "state", ["ready", "scheduled", "running", "stuck", "succeeded", "retrying"]
 )
 def test_what_has_not_ended_badly_is_not_retried(state: str, reported: Reported) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     before = row_of(task)
     reported.clear()
 
@@ -452,7 +452,7 @@ def test_what_has_not_ended_badly_is_not_retried(state: str, reported: Reported)
 
 
 def test_only_what_was_chosen_is_retried() -> None:
-    one, two = TaskFactory.create_batch(2, state="failed")
+    one, two = make_tasks(2, state="failed")
 
     assert Task.objects.filter(pk=one.pk).retry() == 1
     assert row_of(two)["status"] == TaskStatus.FAILED
@@ -460,7 +460,7 @@ def test_only_what_was_chosen_is_retried() -> None:
 
 @pytest.mark.usefixtures("_no_locks")
 def test_a_task_that_was_retried_and_claimed_meanwhile_is_left_to_its_holder() -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
 
     def meanwhile() -> None:
         Task.objects.filter(pk=task.pk).retry()

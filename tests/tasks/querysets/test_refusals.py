@@ -16,7 +16,7 @@ from leasing.models import LeaseEvent
 from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskAttempt
 from tasks.querysets import TaskQuerySet
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
 from tests.tasks.support import Reported, attempt, copy_of, lose, refusals, row_of
@@ -36,7 +36,7 @@ ANY = pytest.mark.parametrize(("verb", "write"), LATE.values(), ids=LATE)
 @pytest.fixture
 def lost() -> Task:
     """A task as the holder has it that lost it; recovered since, and ready."""
-    task: Task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     mine = copy_of(task)
     lose(task)
     return mine
@@ -93,7 +93,7 @@ def test_after_another_completed_it_it_is_refused_and_noted(
 
 
 def test_after_the_last_attempt_was_lost_it_is_refused_and_noted() -> None:
-    task = TaskFactory(state="running", max_attempts=1)
+    task = make_task(state="running", max_attempts=1)
     expire(task)
     Task.objects.recover()
     before = row_of(task)
@@ -106,7 +106,7 @@ def test_after_the_last_attempt_was_lost_it_is_refused_and_noted() -> None:
 
 
 def test_after_an_operator_revoked_it_it_is_refused_and_noted() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     mine = copy_of(task)
     Task.objects.revoke("wrong printer", "root")
 
@@ -117,7 +117,7 @@ def test_after_an_operator_revoked_it_it_is_refused_and_noted() -> None:
 
 
 def test_after_its_row_was_deleted_it_is_refused() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     mine = copy_of(task)
     Task.objects.all().delete()
 
@@ -128,7 +128,7 @@ def test_after_its_row_was_deleted_it_is_refused() -> None:
 def test_only_the_attempt_of_its_grant_is_noted(lost: Task) -> None:
     second = copy_of(claimed(lost, "bob"))
     expire(second)
-    other = TaskFactory(state="stuck")
+    other = make_task(state="stuck")
     Task.objects.recover()
 
     with pytest.raises(LeaseLost):
@@ -139,7 +139,7 @@ def test_only_the_attempt_of_its_grant_is_noted(lost: Task) -> None:
 
 
 def test_a_grant_of_another_task_is_not_mistaken(lost: Task) -> None:
-    other = TaskFactory(state="stuck")
+    other = make_task(state="stuck")
     Task.objects.recover()
     TaskAttempt._base_manager.filter(task=other).update(grant_id=lost.grant_id)
 
@@ -163,7 +163,7 @@ def test_the_first_refusal_is_the_one_that_is_kept(lost: Task) -> None:
 
 def test_a_failed_attempt_can_be_late_too() -> None:
     """Two answers of one holder: the first failed the attempt, the second is refused."""
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     again = copy_of(task)
     Task.objects.fail(task, "no luck")
 
@@ -196,7 +196,7 @@ def test_a_rollback_by_the_caller_does_not_erase_the_note(lost: Task, notes: Kee
 def test_a_write_that_comes_after_the_deadline_takes_the_task_back_to_be_noted(
     reported: Reported,
 ) -> None:
-    task, other = TaskFactory(state="stuck"), TaskFactory(state="stuck")
+    task, other = make_task(state="stuck"), make_task(state="stuck")
     before = row_of(other)
     reported.clear()
 
@@ -226,7 +226,7 @@ def test_a_late_write_takes_nothing_from_whoever_came_after(lost: Task) -> None:
 
 
 def test_a_write_refused_while_the_deadline_lies_ahead_takes_nothing() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     forged = copy_of(task)
     forged.grant_id = uuid.uuid4()
     before = row_of(task)
@@ -238,7 +238,7 @@ def test_a_write_refused_while_the_deadline_lies_ahead_takes_nothing() -> None:
 
 
 def test_a_late_write_takes_its_own_row_only() -> None:
-    task, other = TaskFactory(state="stuck"), TaskFactory(state="stuck")
+    task, other = make_task(state="stuck"), make_task(state="stuck")
     Task.objects.filter(pk=other.pk).update(grant_id=task.grant_id)
     before = row_of(other)
 
@@ -252,7 +252,7 @@ def test_a_task_that_is_well_again_when_the_refusal_is_noted_is_not_taken(
     database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that was set back, between the judgement and the note."""
-    task = TaskFactory(state="running", ttl=30)
+    task = make_task(state="running", ttl=30)
     database_clock.advance(30)
     why_over = TaskQuerySet.why_over
 

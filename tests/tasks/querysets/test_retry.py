@@ -11,7 +11,7 @@ from django.db import IntegrityError
 
 from tasks.exceptions import GiveUp
 from tasks.models import Task
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import Reported, names_of, row_of
 
@@ -30,12 +30,12 @@ def again(key: str = "k") -> Task:
 
 
 def failed(key: str | None = "k", **options: Any) -> Task:
-    return TaskFactory(state="failed", unique_key=key, **options)
+    return make_task(state="failed", unique_key=key, **options)
 
 
 def ended(how: str, **options: Any) -> Task:
     """A task with the key "k" that has ended, in its first attempt or before."""
-    task: Task = TaskFactory(unique_key="k", **options)
+    task = make_task(unique_key="k", **options)
     if how == "cancelled":
         rows(task).cancel()
     elif how == "given back and cancelled":

@@ -15,7 +15,7 @@ from django.db import IntegrityError, transaction
 
 from leasing.querysets.leasable import LEASE_FIELDS
 from tasks.models import Task, TaskStatus
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.tasks.support import row_of
 
 pytestmark = pytest.mark.django_db
@@ -74,7 +74,7 @@ MEANWHILE = pytest.mark.parametrize(
     ],
 )
 def test_a_status_that_was_assigned_is_refused_with_the_verb(state: str, status: str) -> None:
-    task = Task.objects.get(pk=TaskFactory(state=state).pk)
+    task = Task.objects.get(pk=make_task(state=state).pk)
     before = row_of(task)
     task.status = status
 
@@ -91,10 +91,10 @@ def test_a_status_that_was_read_again_is_none_that_was_assigned(
     state: str, fields: list[str]
 ) -> None:
     """The other columns are those of before."""
-    stale = TaskFactory()
+    stale = make_task()
     partly = Task.objects.only("priority").get(pk=stale.pk)
     Task.objects.filter(pk=stale.pk).update(
-        **{name: value for name, value in row_of(TaskFactory(state=state)).items() if name != "id"}
+        **{name: value for name, value in row_of(make_task(state=state)).items() if name != "id"}
     )
 
     stale.refresh_from_db(fields=fields)
@@ -126,7 +126,7 @@ def test_a_status_that_was_read_again_is_none_that_was_assigned(
 def test_saving_a_stale_task_changes_nothing_that_a_verb_wrote(
     happens: Callable[[Task], None], save: Callable[[Task], Any]
 ) -> None:
-    stale = TaskFactory(unique_key="k", concurrency_key="c")
+    stale = make_task(unique_key="k", concurrency_key="c")
     happens(stale)
     before = row_of(stale)
 
@@ -136,7 +136,7 @@ def test_saving_a_stale_task_changes_nothing_that_a_verb_wrote(
 
 
 def test_a_finished_task_that_was_saved_is_not_claimed_again() -> None:
-    stale = TaskFactory()
+    stale = make_task()
     succeed(stale)
 
     stale.priority = 5
@@ -147,7 +147,7 @@ def test_a_finished_task_that_was_saved_is_not_claimed_again() -> None:
 
 
 def test_what_the_producer_said_is_saved() -> None:
-    task = TaskFactory()
+    task = make_task()
     begin(task)
 
     task.priority, task.task_data = 7, {"sleep_duration_seconds": 2}
@@ -165,7 +165,7 @@ def test_every_other_column_is_kept_from_saving() -> None:
 
 
 def test_columns_named_for_saving_are_saved() -> None:
-    stale = TaskFactory()
+    stale = make_task()
     succeed(stale)
 
     stale.priority = 7
@@ -203,7 +203,7 @@ def test_columns_named_for_saving_are_saved() -> None:
 def test_naming_a_column_of_the_verbs_is_refused(
     write: Callable[[Task, str], Any], column: str
 ) -> None:
-    stale = TaskFactory()
+    stale = make_task()
     succeed(stale)
     before = row_of(stale)
 
@@ -225,7 +225,7 @@ def test_naming_a_column_of_the_verbs_is_refused(
 )
 def test_a_task_that_is_saved_by_hand_is_told_the_verb(column: str, verbs: str) -> None:
     with pytest.raises(FieldError) as refusal:
-        TaskFactory().save(update_fields=["priority", column])
+        make_task().save(update_fields=["priority", column])
 
     assert str(refusal.value) == (
         f"Only lease methods write {column} of a stored task: {verbs}. A queryset's update() can, "
@@ -242,7 +242,7 @@ def test_a_task_is_created_with_whatever_is_said_then() -> None:
 
 
 def test_columns_of_the_producer_are_written_in_bulk() -> None:
-    stale = TaskFactory()
+    stale = make_task()
     succeed(stale)
     before = row_of(stale)
     stale.priority = 7
@@ -257,7 +257,7 @@ def test_columns_of_the_producer_are_written_in_bulk() -> None:
 
 
 def test_an_update_by_hand_writes_any_column() -> None:
-    task = TaskFactory()
+    task = make_task()
 
     Task.objects.filter(pk=task.pk).update(attempts=1)
 
@@ -267,7 +267,7 @@ def test_an_update_by_hand_writes_any_column() -> None:
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("state", ["succeeded", "running", "retrying"])
 def test_a_fixture_is_written_as_it_is(state: str, is_there: bool) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     before = row_of(task)
     fixture = serializers.serialize("json", Task.objects.all())
     if is_there:
@@ -291,7 +291,7 @@ def test_a_fixture_is_written_as_it_is(state: str, is_there: bool) -> None:
 
 
 def test_a_task_that_is_gone_is_not_saved_back() -> None:
-    stale = TaskFactory()
+    stale = make_task()
     succeed(stale)
     Task.objects.discard()
 
@@ -302,7 +302,7 @@ def test_a_task_that_is_gone_is_not_saved_back() -> None:
 
 
 def test_a_task_of_another_database_is_inserted_in_this_one() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.all().delete()
     task._state.db = "elsewhere"
 
@@ -315,7 +315,7 @@ def test_a_task_of_another_database_is_inserted_in_this_one() -> None:
 
 
 def test_a_copy_needs_no_more_than_another_key() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
 
     task.pk = None
     task.save()
@@ -341,7 +341,7 @@ def save_in_bulk(task: Task) -> None:
 
 @pytest.mark.parametrize("store", [save, save_in_bulk])
 def test_a_copy_of_a_running_task_is_ready(store: Callable[[Task], None]) -> None:
-    task = TaskFactory(state="running", max_attempts=1, concurrency_key="c", priority=4)
+    task = make_task(state="running", max_attempts=1, concurrency_key="c", priority=4)
     Task.objects.checkpoint(task, {"page": 3}, progress="half")
     rows = Task.objects.filter(pk=task.pk)
     rows.cancel(by="olga")
@@ -365,7 +365,7 @@ def test_a_copy_of_a_running_task_is_ready(store: Callable[[Task], None]) -> Non
 def test_a_copy_of_any_other_task_is_in_its_state_without_its_lease(
     state: str, status: str
 ) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
 
     twin = copied(task)
     twin.save()
@@ -375,7 +375,7 @@ def test_a_copy_of_any_other_task_is_in_its_state_without_its_lease(
 
 
 def test_a_copy_has_no_key_that_is_another_task_s() -> None:
-    task = TaskFactory(state="running", unique_key="k")
+    task = make_task(state="running", unique_key="k")
 
     with pytest.raises(IntegrityError), transaction.atomic():
         copied(task).save()

@@ -11,7 +11,7 @@ from django.urls import reverse
 from tasks.diagnosis import diagnose
 from tasks.exceptions import Snooze
 from tasks.models import AttemptOutcome, Task, TaskStatus
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.pages import get, signed_in
 from tests.tasks.support import Reported, RunTask, attempt, attempts, make_due, row_of
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 def test_a_task_that_is_put_off_waits_and_no_attempt_is_spent(
     database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    task = TaskFactory(state="running", holder="ann", max_attempts=1)
+    task = make_task(state="running", holder="ann", max_attempts=1)
     grant_id = task.grant_id
     Task.objects.checkpoint(task, [1])
     Task.objects.finish_step(task, "fetch")
@@ -43,7 +43,7 @@ def test_a_task_that_is_put_off_waits_and_no_attempt_is_spent(
 
 
 def test_of_many_snoozes_the_history_keeps_the_latest() -> None:
-    task, other = TaskFactory(max_attempts=2), TaskFactory(state="running")
+    task, other = make_task(max_attempts=2), make_task(state="running")
     Task.objects.snooze(other, 1)
     Task.objects.give_back(claimed(task, "ann"), "again")
     Task.objects.fail(claimed(task, "ann"), "no luck")
@@ -76,7 +76,7 @@ def test_a_handler_puts_its_task_off_by_raising(run_task: RunTask, is_async: boo
 
 
 def test_no_delay_is_at_once() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
 
     Task.objects.snooze(task, 0)
 
@@ -85,7 +85,7 @@ def test_no_delay_is_at_once() -> None:
 
 @pytest.mark.parametrize("delay", [-1, timedelta(days=-1), float("nan"), float("inf"), 1e12, "5"])
 def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     before = row_of(task)
 
     with pytest.raises((ValueError, TypeError), match="delay"):
@@ -97,7 +97,7 @@ def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
 
 
 def test_its_page_says_that_it_was_put_off() -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.snooze(task, 300, "the box is locked")
 
     text = get(

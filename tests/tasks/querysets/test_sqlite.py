@@ -9,7 +9,7 @@ import pytest
 
 from tasks.generator import stop_generator
 from tasks.models import Queue, Schedule, Task, Worker
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.support import expire
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,9 +44,9 @@ ALONE = {"pause"}
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_others_write_before_a_transaction_or_after_it(verb: str, others_write: list[str]) -> None:
-    task = TaskFactory(state="running", holder="ann")
+    task = make_task(state="running", holder="ann")
     for state in ("ready", "failed", "succeeded"):
-        TaskFactory(state=state)
+        make_task(state=state)
     Worker.objects.register("w", hostname="h", pid=1)
     Schedule.objects.create(name="hourly", task_name=task.name, every=timedelta(hours=1))
     others_write.clear()

@@ -14,7 +14,7 @@ from leasing.keeper import Keeper
 from tasks.diagnosis import diagnose
 from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Task, TaskStatus, Worker
-from tests.factories import TaskFactory, WorkerFactory, claimed
+from tests.factories import claimed, make_task, make_tasks, make_worker
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, just_before_the_update
 from tests.pages import get, signed_in
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def task(database_clock: DatabaseClock) -> Task:
     """A running task that must say something every 60 seconds, and is renewed for long."""
-    task: Task = TaskFactory(holder="ann")
+    task = make_task(holder="ann")
     Task.objects.filter(pk=task.pk).update(progress_timeout=timedelta(seconds=60))
     return claimed(task, "ann", ttl=3600)
 
@@ -100,9 +100,9 @@ def test_a_heartbeat_is_no_progress(task: Task, database_clock: DatabaseClock) -
 
 
 def test_only_running_tasks_with_a_timeout_stall(database_clock: DatabaseClock) -> None:
-    TaskFactory(state="running", ttl=3600)
+    make_task(state="running", ttl=3600)
     for state in ("ready", "succeeded", "failed", "retrying", "returned"):
-        TaskFactory(state=state)
+        make_task(state=state)
     Task.objects.exclude(status="running").update(progress_timeout=timedelta(seconds=1))
     database_clock.advance(3000)
 
@@ -203,7 +203,7 @@ def test_a_new_grant_between_lock_and_update_is_left_alone(
 
 
 def test_it_takes_no_more_than_asked(task: Task, database_clock: DatabaseClock) -> None:
-    other = TaskFactory(state="running", ttl=3600)
+    other = make_task(state="running", ttl=3600)
     Task.objects.filter(pk=other.pk).update(progress_timeout=timedelta(seconds=60))
     database_clock.advance(61)
 
@@ -214,7 +214,7 @@ def test_a_sweep_takes_stuck_and_stalled_tasks(
     task: Task, database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.maintenance.invariants.SWEEP_BATCH", 1)
-    TaskFactory.create_batch(2, state="stuck")
+    make_tasks(2, state="stuck")
     database_clock.advance(61)
 
     assert (recovery.sweep(), recovery.sweep()) == (3, 0)
@@ -240,7 +240,7 @@ def test_a_claim_that_sweeps_takes_them_too(
 
 def test_its_diagnosis_says_that_nothing_moves(task: Task, database_clock: DatabaseClock) -> None:
     database_clock.advance(59)
-    WorkerFactory(name="ann")
+    make_worker(name="ann")
     Worker.objects.all().seen("ann")
     Task.objects.heartbeat(task)
     assert diagnose(task).code == "running_ok"

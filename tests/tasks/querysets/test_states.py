@@ -9,7 +9,7 @@ import pytest
 from leasing.functions import database_now
 from tasks.dashboard.worker_rows import state_of
 from tasks.models import Task, TaskStatus, Worker, WorkerState
-from tests.factories import TaskFactory, WorkerFactory, claimed
+from tests.factories import claimed, make_task, make_tasks, make_worker
 from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import make_due
 
@@ -32,7 +32,7 @@ LISTS = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cance
 @pytest.mark.django_db
 @pytest.mark.parametrize(("state", "listed"), STATES.items(), ids=STATES)
 def test_a_task_stands_in_the_lists_of_its_state_only(state: str, listed: set[str]) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
 
     assert {name for name in LISTS if task in getattr(Task.objects.all(), name)()} == listed
 
@@ -40,7 +40,7 @@ def test_a_task_stands_in_the_lists_of_its_state_only(state: str, listed: set[st
 @pytest.mark.django_db
 @pytest.mark.parametrize("state", STATES)
 def test_a_task_is_ended_by_its_holder_unless_it_was_taken_from_it(state: str) -> None:
-    TaskFactory(state=state)
+    make_task(state=state)
 
     ended = Task.objects.all().ended_by_holders().exists()
 
@@ -49,7 +49,7 @@ def test_a_task_is_ended_by_its_holder_unless_it_was_taken_from_it(state: str) -
 
 @pytest.mark.django_db
 def test_a_task_that_was_taken_is_not_ended_by_its_holder_for_an_earlier_attempt() -> None:
-    task = TaskFactory(state="retrying")
+    task = make_task(state="retrying")
     make_due(task)
     Task.objects.claim("second")
     Task.objects.all().revoke("in the tests", "an operator")
@@ -59,7 +59,7 @@ def test_a_task_that_was_taken_is_not_ended_by_its_holder_for_an_earlier_attempt
 
 @pytest.mark.django_db
 def test_lists_can_be_narrowed_further() -> None:
-    one, _ = TaskFactory.create_batch(2, state="failed")
+    one, _ = make_tasks(2, state="failed")
 
     assert list(Task.objects.filter(pk=one.pk).failed()) == [one]
 
@@ -68,7 +68,7 @@ def test_lists_can_be_narrowed_further() -> None:
 def test_a_scheduled_task_becomes_ready_by_the_databases_clock(
     database_clock: DatabaseClock,
 ) -> None:
-    task = TaskFactory(scheduled_at=database_clock.now + timedelta(seconds=5))
+    task = make_task(scheduled_at=database_clock.now + timedelta(seconds=5))
 
     database_clock.now = task.scheduled_at - timedelta(microseconds=1)
     assert (Task.objects.ready().count(), Task.objects.scheduled().count()) == (0, 1)
@@ -91,7 +91,7 @@ def test_what_has_ended_and_what_has_not_are_all_there_is() -> None:
 
 @pytest.mark.django_db
 def test_a_tasks_lease_is_named_after_its_address() -> None:
-    task = TaskFactory()
+    task = make_task()
 
     assert task.lease_id == f"task:{task.pk}"
     assert task.lease_resource == f"/api/tasks/{task.pk}"
@@ -104,7 +104,7 @@ def test_a_tasks_lease_is_named_after_its_address() -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("state", WorkerState.values)
 def test_a_workers_state_is_what_its_last_sign_of_life_says(state: str) -> None:
-    worker = WorkerFactory(state=state)
+    worker = make_worker(state=state)
 
     assert Worker.objects.with_state().get(pk=worker.pk).state == state  # type: ignore[attr-defined]
     present = worker in Worker.objects.present()
@@ -113,7 +113,7 @@ def test_a_workers_state_is_what_its_last_sign_of_life_says(state: str) -> None:
 
 @pytest.mark.django_db
 def test_only_the_worker_of_that_name_is_seen_or_signs_off() -> None:
-    one, two = WorkerFactory(state="late"), WorkerFactory(state="late")
+    one, two = make_worker(state="late"), make_worker(state="late")
 
     assert Worker.objects.seen(one.name) == 1
     states = {w.name: w.state for w in Worker.objects.with_state()}  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ def test_only_the_worker_of_that_name_is_seen_or_signs_off() -> None:
 
 @pytest.mark.django_db
 def test_a_death_is_noted_of_a_worker_that_has_not_stopped_and_of_no_other() -> None:
-    died, stopped, other = WorkerFactory(), WorkerFactory(state="stopped"), WorkerFactory()
+    died, stopped, other = make_worker(), make_worker(state="stopped"), make_worker()
     for worker in (died, stopped):
         Worker.objects.sign_off_dead(worker.name, "was killed by signal 9" + "!" * 200)
 
@@ -161,7 +161,7 @@ def test_a_worker_that_nobody_knows_is_not_seen() -> None:
     ],
 )
 def test_operators_choose_tasks_by_what_became_of_their_attempts(verb: str, state: str) -> None:
-    task, _ = TaskFactory(state=state), TaskFactory(state="succeeded")
+    task, _ = make_task(state=state), make_task(state="succeeded")
     if verb == "revoke":
         claimed(task, "ann")
     tried = Task.objects.filter(attempt_set__number__gt=0).distinct()

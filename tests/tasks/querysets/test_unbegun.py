@@ -16,7 +16,7 @@ from tasks import signals
 from tasks.models import Task, TaskStatus
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import (
@@ -85,7 +85,7 @@ def test_each_is_afterwards_as_an_instance_would_be(
 @pytest.mark.usefixtures("unheard")
 @pytest.mark.parametrize("broken", [take_over, end_by_another, take_back])
 def test_whose_term_is_over_is_refused_alone(broken: Callable[[Task], None]) -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     late, good = take()
     broken(copy_of(late.task))
     before = row_of(late.task)
@@ -101,7 +101,7 @@ def test_whose_term_is_over_is_refused_alone(broken: Callable[[Task], None]) -> 
 def test_of_two_attempts_of_one_task_that_which_is_over_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    TaskFactory()
+    make_task()
     (before,) = take()
     take_back(before.task)
     (now,) = take()
@@ -124,7 +124,7 @@ def test_mixed_up_grants_give_nothing_back() -> None:
 
 @pytest.mark.usefixtures("unheard")
 def test_who_comes_between_is_refused() -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     late, good = take()
 
     with just_before_the_update(lambda: take_over(late.task)):
@@ -140,7 +140,7 @@ def test_what_one_statement_gives_back_is_locked_in_the_order_of_keys(
     """Two that give back the same tasks could wait for each other."""
     if "portable" in request.fixturenames or connection.vendor != "postgresql":
         pytest.skip("the portable form is tested for all verbs")
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     claimed = take()
 
     with CaptureQueriesContext(connection) as queries:
@@ -153,7 +153,7 @@ def test_what_one_statement_gives_back_is_locked_in_the_order_of_keys(
 def test_what_was_to_be_cancelled_ends_and_others_are_notified(
     reported: Reported, notified: list[int]
 ) -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     asked, other = take()
     Task.objects.filter(pk=asked.pk).cancel(by="olga")
     reported.clear()
@@ -170,7 +170,7 @@ def test_what_was_to_be_cancelled_ends_and_others_are_notified(
 
 @pytest.mark.usefixtures("unheard")
 def test_who_listens_to_cancellations_alone_hears_of_these(notified: list[int]) -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     asked, other = take()
     Task.objects.filter(pk=asked.pk).cancel(by="olga")
     heard: list[int] = []
@@ -193,7 +193,7 @@ def test_a_row_of_another_kind_than_its_handler_gets_that(handlers: Handlers) ->
     async def well(ctx: Any, **data: Any) -> None: ...
 
     handlers["jobs.well"] = well
-    TaskFactory.create_batch(2, name="jobs.well", data={})
+    make_tasks(2, name="jobs.well", data={})
     Task.objects.update(kind=Kind.THREAD.number)
     claimed = take()
 
@@ -204,7 +204,7 @@ def test_a_row_of_another_kind_than_its_handler_gets_that(handlers: Handlers) ->
 
 @pytest.mark.usefixtures("unheard")
 def test_a_row_without_a_handler_keeps_its_kind() -> None:
-    TaskFactory.create_batch(2)
+    make_tasks(2)
     Task.objects.update(name="jobs.of_others", kind=Kind.COROUTINE.number)
     claimed = take()
 
@@ -219,7 +219,7 @@ def test_no_instance_is_made_where_nobody_but_the_log_listens(
 ) -> None:
     if "portable" in request.fixturenames or connection.vendor != "postgresql":
         pytest.skip("the portable form makes them")
-    TaskFactory.create_batch(3)
+    make_tasks(3)
     claimed = take()
     caplog.clear()
     caplog.set_level(level, "tasks")

@@ -34,7 +34,7 @@ from tasks.outbox import publish
 from tasks.poller import Poller
 from tasks.runtime.connection import _limit_handlers, handlers_limited, lasting_connection
 from tests.brokers import free_ports
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.logs import logged
 from tests.plugin import DATABASE
 from tests.postgres import find_account
@@ -155,7 +155,7 @@ def test_no_statement_waits_for_good_whose_answer_never_comes(
         settings.TASK_QUEUE = LONG
         with lasting_connection():
             Task.objects.all().delete()
-            TaskFactory.create_batch(2, name="jobs.echo", data={})
+            make_tasks(2, name="jobs.echo", data={})
             publish("mails", {})
             Schedule.objects.update(next_at="2020-01-01T00:00Z")
             claimed = claim()
@@ -226,7 +226,7 @@ def test_what_a_handler_waits_for_in_a_celery_worker_is_cut_off_too(
             Lease.objects.exists()
 
     def work() -> str:
-        task = TaskFactory(name="jobs.ask", data={})
+        task = make_task(name="jobs.ask", data={})
         if not is_open:
             connections.close_all()
         consume(task.pk, "default")

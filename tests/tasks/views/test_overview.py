@@ -16,7 +16,7 @@ from tasks.dashboard.badges import WORKER_BADGES
 from tasks.diagnosis import diagnose
 from tasks.exceptions import GiveUp
 from tasks.models import Task, WorkerState
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
 from tests.tasks.support import Handlers, row_of
@@ -43,7 +43,7 @@ def url_of(task: Task, verb: str = "detail") -> str:
 
 
 def in_state(state: str) -> Task:
-    task: Task = TaskFactory(state=state)
+    task = make_task(state=state)
     return task
 
 
@@ -69,7 +69,7 @@ def test_workers_have_a_permission_of_their_own() -> None:
 
 
 def test_a_retry_without_permission_answers_403_and_changes_nothing(viewer: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     before = row_of(task)
     assert viewer.post(url_of(task, "retry")).status_code == 403
     assert row_of(task) == before
@@ -81,7 +81,7 @@ def test_a_retry_without_permission_answers_403_and_changes_nothing(viewer: Clie
 def test_while_a_site_is_read_only_no_permission_is_said_to_lack(
     viewer: Client, settings: Settings
 ) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
     for url in (url_of(task), reverse("leasing_tasks:generator")):
         assert get(viewer, url).one("[data-forbidden]").text == why_not("any thing")
@@ -93,7 +93,7 @@ def test_while_a_site_is_read_only_no_permission_is_said_to_lack(
 
 
 def test_a_retry_needs_a_csrf_token() -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     client = Client(enforce_csrf_checks=True)
     client.force_login(user_with(VIEW, RETRY))
     assert client.post(url_of(task, "retry")).status_code == 403
@@ -101,7 +101,7 @@ def test_a_retry_needs_a_csrf_token() -> None:
 
 
 def test_get_changes_nothing(operator: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     before = row_of(task)
     assert operator.get(url_of(task, "retry")).status_code == 405
     assert operator.get(url_of(task)).status_code == 200
@@ -131,9 +131,9 @@ def test_all_tasks_are_listed_newest_first(viewer: Client) -> None:
 def test_a_task_is_found_by_id_name_and_prefix(viewer: Client, handlers: Handlers) -> None:
     handlers["mail.send"] = handlers["mail.sort"] = lambda ctx: None
     send, sort, other = (
-        TaskFactory(name="mail.send", data={}),
-        TaskFactory(name="mail.sort", data={}),
-        TaskFactory(),
+        make_task(name="mail.send", data={}),
+        make_task(name="mail.sort", data={}),
+        make_task(),
     )
     for text, expected in (
         (f"{other.pk}", [other]),
@@ -147,7 +147,7 @@ def test_a_task_is_found_by_id_name_and_prefix(viewer: Client, handlers: Handler
 
 
 def test_a_failed_task_shows_how_its_error_begins(viewer: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     Task.objects.fail(task, GiveUp("x" * 142 + "y" * 300))  # after "GiveUp: "
     sql = " ".join(sent_by(viewer, f"{LIST}?state=failed"))
     whole, begun = r'"last_error"', r'(SUBSTR|LEFT)\("leasing_tasks_task"."last_error", '
@@ -169,7 +169,7 @@ def test_paging_shows_every_task_once(viewer: Client) -> None:
     page = get(viewer, f"{LIST}?state=ready")
     seen = [*found(page)]
     for _ in range(2):
-        TaskFactory()
+        make_task()
         page = get(viewer, page.next)
         seen += found(page)
     assert sorted(seen) == sorted(map(url_of, Task.objects.all()))
@@ -179,9 +179,9 @@ def test_a_page_costs_the_same_however_much_it_shows(viewer: Client) -> None:
     urls = (LIST, f"{LIST}?state=failed", STUCK, WORKERS, "/ops/")
 
     def add() -> None:
-        worker = WorkerFactory()
+        worker = make_worker()
         for state in ("ready", "running", "stuck", "failed", "succeeded"):
-            TaskFactory(state=state, holder=worker.name)
+            make_task(state=state, holder=worker.name)
 
     add()
     few = {url: len(sent_by(viewer, url)) for url in urls}
@@ -200,9 +200,9 @@ def test_a_page_costs_the_same_however_much_it_shows(viewer: Client) -> None:
 def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
     hostile = "<script>alert(1)</script>\"><img src=x onerror='alert(1)'>"
     handlers[hostile] = lambda ctx, **data: None
-    task = TaskFactory(name=hostile, data={hostile: hostile}, state="running", holder=hostile)
+    task = make_task(name=hostile, data={hostile: hostile}, state="running", holder=hostile)
     Task.objects.fail(task, ValueError(hostile))
-    WorkerFactory(name=hostile, queues=[hostile])
+    make_worker(name=hostile, queues=[hostile])
     for url in (LIST, url_of(task), WORKERS, "/ops/"):
         page = get(viewer, url)
         assert hostile in page.text, url
@@ -213,8 +213,8 @@ def test_hostile_text_is_inert(viewer: Client, handlers: Handlers) -> None:
 
 
 def test_a_stuck_task_says_who_held_it_until_when_and_what_happens_next(viewer: Client) -> None:
-    TaskFactory(state="running")
-    task = TaskFactory(state="stuck", holder="dora")
+    make_task(state="running")
+    task = make_task(state="stuck", holder="dora")
     page = get(viewer, STUCK)
     assert found(page) == {url_of(task)}
     assert "dora" in page.facts.values()
@@ -222,7 +222,7 @@ def test_a_stuck_task_says_who_held_it_until_when_and_what_happens_next(viewer: 
     assert article["data-code"] == "no_recoverer" and article.all("time")
     for reported in (diagnose(task).headline, diagnose(task).next):
         assert re.sub(r"\d+ s", "", reported) in re.sub(r"\d+ s", "", article.text)
-    WorkerFactory(name="emil")
+    make_worker(name="emil")
     (article,) = get(viewer, STUCK).all("article")
     assert article["data-code"] == "expired_unclaimed" and "dora" in article.text
     assert diagnose(task).next in article.text
@@ -237,11 +237,11 @@ def test_when_nothing_is_stuck_the_page_says_so(viewer: Client) -> None:
 
 
 def test_workers_show_their_state_and_what_they_do(viewer: Client) -> None:
-    WorkerFactory(name="dora")
-    WorkerFactory(name="late", state="late")
-    WorkerFactory(name="gone", state="gone")
-    WorkerFactory(name="over", state="stopped")
-    task = TaskFactory(state="running", holder="dora")
+    make_worker(name="dora")
+    make_worker(name="late", state="late")
+    make_worker(name="gone", state="gone")
+    make_worker(name="over", state="stopped")
+    task = make_task(state="running", holder="dora")
     page = get(viewer, WORKERS)
     assert page.tabs == {"": "2", "state=gone": "1", "state=stopped": "1"}
     late, dora = page.rows
@@ -253,8 +253,8 @@ def test_workers_show_their_state_and_what_they_do(viewer: Client) -> None:
 
 
 def test_a_gone_worker_still_shows_what_it_held(viewer: Client) -> None:
-    WorkerFactory(name="gone", state="gone")
-    task = TaskFactory(state="stuck", holder="gone")
+    make_worker(name="gone", state="gone")
+    task = make_task(state="stuck", holder="gone")
     (row,) = get(viewer, f"{WORKERS}?state=gone").rows
     assert url_of(task) in row.links
     held = row.element.one("td.who li")
@@ -266,6 +266,6 @@ def test_without_workers_the_page_says_how_to_start_one(viewer: Client) -> None:
 
 
 def test_a_poll_gets_a_page_without_its_frame(viewer: Client) -> None:
-    task = TaskFactory()
+    task = make_task()
     page = get(viewer, LIST, x_live="1")
     assert found(page) == {url_of(task)} and page.scripts == []

@@ -14,7 +14,7 @@ from leasing.web.counts import COUNT_CAP
 from tasks.dashboard import queue_rows
 from tasks.dashboard.badges import OPEN, PAUSED, UNSERVED
 from tasks.models import Queue, Sample, Task
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_worker
 from tests.fixtures import client_with
 from tests.pages import Page, Row, get, sent_by, user_with
 
@@ -35,7 +35,7 @@ def counts(row: Row) -> list[float]:
 
 
 def in_queue(name: str, **what: Any) -> Task:
-    task: Task = TaskFactory(**what)
+    task = make_task(**what)
     Task.objects.filter(pk=task.pk).update(queue=name)
     return task
 
@@ -46,12 +46,12 @@ def test_without_queues_the_page_says_where_they_come_from(viewer: Client) -> No
 
 
 def test_each_queue_tells_what_waits_what_runs_and_for_how_long(viewer: Client) -> None:
-    WorkerFactory(queues=["default"])
-    WorkerFactory(queues=["default", "mail"])
-    old = TaskFactory()
+    make_worker(queues=["default"])
+    make_worker(queues=["default", "mail"])
+    old = make_task()
     Task.objects.filter(pk=old.pk).update(scheduled_at=after(timedelta(minutes=-3)))
-    TaskFactory()
-    TaskFactory(state="scheduled")
+    make_task()
+    make_task(state="scheduled")
     in_queue("mail", state="running")
     default, mail = get(viewer, QUEUES).rows
     assert (default.key, mail.key) == ("queue-default", "queue-mail")
@@ -64,7 +64,7 @@ def test_each_queue_tells_what_waits_what_runs_and_for_how_long(viewer: Client) 
 
 
 def test_a_queue_that_nobody_serves_says_so_once_something_waits_there(viewer: Client) -> None:
-    WorkerFactory(queues=["default"])
+    make_worker(queues=["default"])
     Queue.objects.declare(["idle"])
     in_queue("lost")
     page = get(viewer, QUEUES)
@@ -77,8 +77,8 @@ def test_a_queue_that_nobody_serves_says_so_once_something_waits_there(viewer: C
 
 
 def test_a_pause_shows_who_when_and_why_on_the_queue_and_the_overview(operator: Client) -> None:
-    WorkerFactory()
-    TaskFactory()
+    make_worker()
+    make_task()
     response = operator.post(PAUSE, {"queue": "default", "reason": "the <mail> is down"})
     assert response.status_code == 302
     for url in (QUEUES, "/ops/"):
@@ -95,8 +95,8 @@ def test_a_pause_shows_who_when_and_why_on_the_queue_and_the_overview(operator: 
 
 
 def test_a_task_that_waits_there_shows_it_too(operator: Client) -> None:
-    WorkerFactory()
-    task = TaskFactory()
+    make_worker()
+    task = make_task()
     operator.post(PAUSE, {"queue": "default", "reason": "too hot"})
     page = get(operator, f"/ops/tasks/{task.pk}/")
     assert page.code == "queue_paused" and "too hot" in page.answers["why"].text
@@ -159,9 +159,9 @@ def test_too_many_to_count_are_told_by_the_latest_sample(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_rows, "COUNT_CAP", 2)
-    WorkerFactory()
+    make_worker()
     for _ in range(3):
-        TaskFactory()
+        make_task()
     assert queue_rows.read_queues().ready.value > COUNT_CAP, "nobody samples"
     Sample.objects.create(queue="default", slot=10, ready=99)
     Sample.objects.create(queue="default", slot=20, ready=4_000, scheduled=7)
@@ -176,5 +176,5 @@ def test_the_page_asks_a_fixed_number_of_questions(viewer: Client) -> None:
     few = sent_by(viewer, QUEUES)
     for number in range(5):
         in_queue(f"queue-{number}")
-        WorkerFactory(queues=[f"queue-{number}"])
+        make_worker(queues=[f"queue-{number}"])
     assert len(sent_by(viewer, QUEUES)) == len(few) <= 11

@@ -15,7 +15,7 @@ from leasing.functions import after
 from leasing.web import paging
 from leasing.web.cursors import NEWEST_FIRST
 from tasks.models import Task, TaskAttempt
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by
 from tests.tasks.support import grant_to
@@ -49,7 +49,7 @@ def keys(*tasks: Task) -> list[int]:
 def test_a_recovered_task_is_told_with_from_whom_why_after_how_long_and_what_became_of_it(
     viewer: Client,
 ) -> None:
-    task = TaskFactory(state="recovered", holder="ann")
+    task = make_task(state="recovered", holder="ann")
     (attempt,) = TaskAttempt.objects.all()
     TaskAttempt.base_objects.update(
         started_at=attempt.ended_at - timedelta(seconds=75),
@@ -69,16 +69,16 @@ def test_a_recovered_task_is_told_with_from_whom_why_after_how_long_and_what_bec
 
 
 def test_only_what_was_taken_from_its_holder_is_listed_newest_first(viewer: Client) -> None:
-    first, second = TaskFactory(state="recovered"), TaskFactory(state="recovered")
-    revoked, stalled = TaskFactory(state="running"), TaskFactory(state="running")
+    first, second = make_task(state="recovered"), make_task(state="recovered")
+    revoked, stalled = make_task(state="running"), make_task(state="running")
     Task.objects.filter(pk=revoked.pk).revoke(reason="host is gone", by="olga")
     Task.objects.filter(pk=stalled.pk).update(
         progress_timeout=timedelta(seconds=9), progressed_at=after(timedelta(seconds=-10))
     )
     Task.objects.recover_stalled()
     for state in ("failed", "retrying", "returned", "cancelled", "running"):
-        TaskFactory(state=state)
-    now_stuck = TaskFactory(state="stuck")
+        make_task(state=state)
+    now_stuck = make_task(state="stuck")
 
     page = page_for(viewer)
 
@@ -89,9 +89,9 @@ def test_only_what_was_taken_from_its_holder_is_listed_newest_first(viewer: Clie
 
 
 def test_both_lists_take_the_filters_of_the_list_of_tasks(viewer: Client) -> None:
-    tasks = {state: TaskFactory(state=state, holder="dora") for state in ("stuck", "recovered")}
+    tasks = {state: make_task(state=state, holder="dora") for state in ("stuck", "recovered")}
     for state in ("stuck", "recovered"):
-        other = TaskFactory(state=state, holder="emil")
+        other = make_task(state=state, holder="emil")
         Task.objects.filter(pk=other.pk).update(
             name="reports.build", queue="reports", created_at=after(timedelta(hours=-2))
         )
@@ -118,14 +118,14 @@ def test_both_lists_take_the_filters_of_the_list_of_tasks(viewer: Client) -> Non
 def test_each_list_is_paged_by_key_while_the_other_stays_at_its_first_page(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks = TaskFactory.create_batch(5, state="recovered")
-    one = TaskFactory(state="stuck")
+    tasks = make_tasks(5, state="recovered")
+    one = make_task(state="stuck")
     monkeypatch.setattr(paging.page_of, "__defaults__", (2, NEWEST_FIRST, None))
 
     page = page_for(viewer)
     forth = [recovered(page)]
     while page.next:
-        TaskFactory(state="recovered")
+        make_task(state="recovered")
         page = get(viewer, page.next)
         assert stuck(page) == [one.pk]
         forth.append(recovered(page))
@@ -138,8 +138,8 @@ def test_a_search_among_recoveries_looks_at_so_many_and_goes_on(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paging, "REACH", 2)
-    rare = TaskFactory(state="recovered", holder="rare")
-    TaskFactory.create_batch(3, state="recovered", holder="ann")
+    rare = make_task(state="recovered", holder="rare")
+    make_tasks(3, state="recovered", holder="ann")
 
     page = page_for(viewer, holder="rare")
     assert recovered(page) == [] and "No match among the first 2 recoveries." in page.text
@@ -156,7 +156,7 @@ def test_nonsense_in_its_filter_is_refused(viewer: Client, asked: dict[str, str]
 
 
 def test_a_poll_hears_what_becomes_of_a_recovered_task(viewer: Client) -> None:
-    task = TaskFactory(state="recovered")
+    task = make_task(state="recovered")
     live: dict[str, Any] = {"X-Live": "1"}
     tag = viewer.get(STUCK, headers=live)["ETag"]
     assert viewer.get(STUCK, headers=live | {"If-None-Match": tag}).status_code == 304
@@ -166,20 +166,20 @@ def test_a_poll_hears_what_becomes_of_a_recovered_task(viewer: Client) -> None:
 
 def test_the_page_sends_the_same_few_statements_for_many_rows(viewer: Client) -> None:
     few = len(sent_by(viewer, STUCK))
-    TaskFactory.create_batch(3, state="recovered")
-    TaskFactory.create_batch(2, state="stuck")
+    make_tasks(3, state="recovered")
+    make_tasks(2, state="stuck")
     many = sent_by(viewer, STUCK)
     # A diagnosis looks around once, however many are stuck.
     assert len(many) <= few + 4
-    TaskFactory.create_batch(2, state="recovered")
-    TaskFactory.create_batch(2, state="stuck")
+    make_tasks(2, state="recovered")
+    make_tasks(2, state="stuck")
     assert len(sent_by(viewer, STUCK)) == len(many)
     assert_cheap(many)
     assert not any(column in sql for sql in many for column in ('"task_data"', '"traceback"'))
 
 
 def test_recoveries_are_exported_by_their_filter(viewer: Client) -> None:
-    wanted, _ = (TaskFactory(state="recovered", holder=name) for name in ("dora", "emil"))
+    wanted, _ = (make_task(state="recovered", holder=name) for name in ("dora", "emil"))
 
     def read(form: str) -> str:
         response: Any = viewer.get(f"/ops/tasks/recovered.{form}?holder=dora")

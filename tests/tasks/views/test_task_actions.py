@@ -16,7 +16,7 @@ from tasks.dashboard import selection
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.models import Task
 from tasks.views import actions
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.fixtures import client_with
 from tests.pages import Page, get, signed_in, user_with
 from tests.press.models import Receipt
@@ -63,7 +63,7 @@ def act(client: Client, task: Task, verb: str, **said: str) -> Page:
 
 @pytest.mark.parametrize("verb", ACTIONS)
 def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
-    task = TaskFactory(state="cancelled")
+    task = make_task(state="cancelled")
     before = row_of(task)
     others = [each for each in PERMISSIONS if verb not in each]
     client = signed_in("leasing_tasks.view_task", *others)
@@ -79,7 +79,7 @@ def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
 
 def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Settings) -> None:
     settings.LEASING = {"READ_ONLY": True}
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     before = row_of(task)
     for verb in ACTIONS:
         assert operator.post(f"{LIST}{task.pk}/{verb}/", REASON).status_code == 403
@@ -92,13 +92,13 @@ def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Sett
 
 
 def test_who_may_only_look_sees_no_boxes_to_tick() -> None:
-    TaskFactory()
+    make_task()
     page = get(signed_in("leasing_tasks.view_task"), LIST)
     assert not page.all("input[name=task]") and not bulk_actions(page)
 
 
 def test_a_bulk_action_needs_a_csrf_token() -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     client = Client(enforce_csrf_checks=True)
     client.force_login(user_with("leasing_tasks.view_task", *PERMISSIONS))
     assert client.post(bulk("retry"), {"picked": f"[[{task.pk}, 1]]"}).status_code == 403
@@ -106,14 +106,14 @@ def test_a_bulk_action_needs_a_csrf_token() -> None:
 
 
 def test_asking_changes_nothing(operator: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     before = row_of(task)
     assert get(operator, bulk("retry", task=task.pk)).status == 200
     assert row_of(task) == before and not AuditEntry.objects.exists()
 
 
 def test_what_nobody_can_do_answers_404(operator: Client) -> None:
-    task = TaskFactory()
+    task = make_task()
     assert operator.get(f"{LIST}bulk/complete/").status_code == 404
     assert operator.post(f"{LIST}{task.pk}/complete/").status_code == 404
 
@@ -122,8 +122,8 @@ def test_what_nobody_can_do_answers_404(operator: Client) -> None:
 
 
 def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client) -> None:
-    failed, cancelled = TaskFactory(state="failed"), TaskFactory(state="cancelled")
-    running, done = TaskFactory(state="running"), TaskFactory(state="succeeded")
+    failed, cancelled = make_task(state="failed"), make_task(state="cancelled")
+    running, done = make_task(state="running"), make_task(state="succeeded")
     ticked = [failed.pk, cancelled.pk, running.pk, done.pk]
     url = bulk("retry", task=ticked, state="all")
     asked = get(operator, url)
@@ -141,8 +141,8 @@ def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client
 
 
 def test_all_that_match_the_filter_are_taken(operator: Client) -> None:
-    wanted = [TaskFactory(state="failed") for _ in range(3)]
-    other = TaskFactory(state="given_up", holder="dora")
+    wanted = [make_task(state="failed") for _ in range(3)]
+    other = make_task(state="given_up", holder="dora")
     url = bulk("retry", scope="all", state="failed", q="sample", task=other.pk)
     Task.objects.filter(pk=other.pk).update(name="something.else")
     page = confirm(operator, url)
@@ -158,7 +158,7 @@ def test_a_bulk_action_takes_so_many_and_says_so(
     for module in (actions, selection):
         monkeypatch.setattr(module, "MAX_SELECTED", 2)
     for _ in range(3):
-        TaskFactory(state="failed")
+        make_task(state="failed")
     url = bulk("discard", scope="all", state="failed")
     assert get(operator, url).one("[data-more]").numbers == [2]
     confirm(operator, url)
@@ -167,10 +167,10 @@ def test_a_bulk_action_takes_so_many_and_says_so(
 
 
 def test_what_was_asked_about_is_what_is_done(operator: Client) -> None:
-    asked = TaskFactory(state="failed")
+    asked = make_task(state="failed")
     url = bulk("discard", scope="all", state="failed")
     page = get(operator, url)
-    later = TaskFactory(state="failed")
+    later = make_task(state="failed")
     operator.post(bulk("discard"), page.hidden)
     assert list(Task.objects.values_list("pk", flat=True)) == [later.pk]
     assert asked.pk != later.pk
@@ -178,7 +178,7 @@ def test_what_was_asked_about_is_what_is_done(operator: Client) -> None:
 
 def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client) -> None:
     """Of two that ask about the same failure, the second may find another one."""
-    task = TaskFactory(state="given_up")
+    task = make_task(state="given_up")
     page = get(operator, bulk("retry", task=task.pk))
     Task.objects.filter(pk=task.pk).retry()
     Task.objects.fail(claimed(task, "emil"), ValueError("again"))
@@ -191,7 +191,7 @@ def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client
 @pytest.mark.parametrize("verb", ACTIONS)
 def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
     state = {"retry": "failed", "discard": "failed"}.get(verb, "scheduled")
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     page = get(operator, bulk(verb, task=task.pk))
     said = page.hidden | REASON | ({"at_once": "on"} if verb == "reschedule" else {})
     operator.post(bulk(verb), said)
@@ -203,7 +203,7 @@ def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
 
 
 def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Client) -> None:
-    task = TaskFactory()
+    task = make_task()
     url = bulk("cancel", task=task.pk)
     sent = get(operator, url).hidden
     page = Page(operator.post(bulk("cancel"), sent | {"reason": " "}))
@@ -213,14 +213,14 @@ def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Clie
 
 
 def test_the_way_back_leads_to_the_list_it_came_from(operator: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     url = bulk("retry", task=task.pk, state="failed", q="sample")
     response = operator.post(bulk("retry"), get(operator, url).hidden)
     assert response["Location"] == f"{LIST}?state=failed&q=sample"
 
 
 def test_a_made_up_selection_changes_nothing(operator: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     before = row_of(task)
     huge = f"[[{'9' * 40}, 0]]"
     for picked in ("", "x", "1", "[1]", '[["x", 1]]', '[[1, "x"]]', "[[-1, 0]]", "{}", huge):
@@ -240,7 +240,7 @@ def test_nothing_ticked_is_told(operator: Client) -> None:
 
 
 def test_a_deletion_says_that_a_row_protects_the_task(operator: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     Receipt.objects.create(task=task)
 
     assert act(operator, task, "discard", **REASON).notice.tone == "warn"
@@ -250,8 +250,8 @@ def test_a_deletion_says_that_a_row_protects_the_task(operator: Client) -> None:
 
 
 def test_a_retry_says_that_another_task_has_the_key(operator: Client) -> None:
-    task = TaskFactory(state="failed", unique_key="k")
-    TaskFactory(unique_key="k")
+    task = make_task(state="failed", unique_key="k")
+    make_task(unique_key="k")
     why = "unique key taken by another task"
 
     assert act(operator, task, "retry").notice.tone == "warn"
@@ -262,7 +262,7 @@ def test_a_retry_says_that_another_task_has_the_key(operator: Client) -> None:
 
 
 def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client) -> None:
-    waiting, running = TaskFactory(), TaskFactory(state="running", holder="dora")
+    waiting, running = make_task(), make_task(state="running", holder="dora")
     page = act(operator, waiting, "cancel", **REASON)
     assert page.notice.tone == "ok" and page.code == "cancelled"
     assert row_of(waiting)["status"] == "cancelled"
@@ -275,14 +275,14 @@ def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client
 
 
 def test_a_cancellation_without_a_reason_is_asked_about_again(operator: Client) -> None:
-    task = TaskFactory()
+    task = make_task()
     page = Page(operator.post(f"{LIST}{task.pk}/cancel/", {"reason": ""}))
     assert page.status == 400 and page.invalid == {"reason"}
     assert not page.all("[data-poll]")
 
 
 def test_a_discarded_task_is_gone(operator: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     page = act(operator, task, "discard")
     assert page.notice.tone == "ok" and not Task.objects.exists()
     assert operator.get(f"{LIST}{task.pk}/").status_code == 404
@@ -290,7 +290,7 @@ def test_a_discarded_task_is_gone(operator: Client) -> None:
 
 @pytest.mark.usefixtures("queues")
 def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
-    task = TaskFactory()
+    task = make_task()
     tomorrow = (database_now("default") + timedelta(days=1)).replace(microsecond=0)
     said = {"queue": "mail", "scheduled_at": tomorrow.strftime("%Y-%m-%dT%H:%M:%S")}
     assert act(operator, task, "reschedule", **said).notice.tone == "ok"
@@ -310,14 +310,14 @@ def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
     ],
 )
 def test_a_move_to_nowhere_is_refused(operator: Client, said: dict[str, str]) -> None:
-    task = TaskFactory()
+    task = make_task()
     before = row_of(task)
     assert Page(operator.post(f"{LIST}{task.pk}/reschedule/", said)).status == 400
     assert row_of(task) == before
 
 
 def test_a_verb_that_no_longer_fits_says_why_it_changed_nothing(operator: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     for verb in ("retry", "discard"):
         notice = act(operator, task, verb).notice
         (why,) = AuditEntry.objects.latest("pk").skipped
@@ -335,7 +335,7 @@ def test_a_verb_that_no_longer_fits_says_why_it_changed_nothing(operator: Client
     ],
 )
 def test_the_page_of_a_task_offers_what_fits(operator: Client, state: str, verbs: set[str]) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     forms = get(operator, f"{LIST}{task.pk}/").forms
     offered = {form.split("/")[-2] for form in forms if form.startswith(f"{LIST}{task.pk}/")}
     assert offered == verbs

@@ -14,7 +14,7 @@ from leasing.web import paging
 from leasing.web.cursors import NEWEST_FIRST, Cursor
 from tasks.dashboard import listing
 from tasks.models import Task
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by
 from tests.tasks.support import Handlers
@@ -44,23 +44,23 @@ def address(**asked: object) -> str:
 
 
 def test_what_waits_is_listed_by_when_it_may_start(viewer: Client) -> None:
-    late, soon = TaskFactory(state="scheduled"), TaskFactory(state="retrying")
-    due = TaskFactory()
+    late, soon = make_task(state="scheduled"), make_task(state="retrying")
+    due = make_task()
     assert found(get(viewer, address(state="waiting"))) == keys(due, soon, late)
 
 
 @pytest.mark.parametrize("state", ["failed", "succeeded", "cancelled"])
 def test_what_ended_is_listed_by_when_it_did(viewer: Client, state: str) -> None:
     made = state
-    first, second, third = (TaskFactory(state=made) for _ in range(3))
+    first, second, third = (make_task(state=made) for _ in range(3))
     for age, task in ((1, second), (2, third), (3, first)):
         Task.objects.filter(pk=task.pk).update(processed_at=after(timedelta(seconds=-age)))
     assert found(get(viewer, address(state=state))) == keys(second, third, first)
 
 
 def test_a_retrying_task_is_one_whose_attempt_was_spent(viewer: Client) -> None:
-    retrying, recovered = TaskFactory(state="retrying"), TaskFactory(state="recovered")
-    TaskFactory(state="returned")
+    retrying, recovered = make_task(state="retrying"), make_task(state="recovered")
+    make_task(state="returned")
     assert set(found(get(viewer, address(state="retrying")))) == set(keys(retrying, recovered))
 
 
@@ -70,7 +70,7 @@ def test_pages_by_a_moment_show_every_task_once_though_many_have_the_same(
 ) -> None:
     moment = database_now("default").replace(microsecond=0)
     for number in range(7):
-        task = TaskFactory(state="ready" if state == "waiting" else "failed")
+        task = make_task(state="ready" if state == "waiting" else "failed")
         column = "scheduled_at" if state == "waiting" else "processed_at"
         Task.objects.filter(pk=task.pk).update(**{column: moment - timedelta(seconds=number // 3)})
     everything = found(get(viewer, address(state=state)))
@@ -107,10 +107,10 @@ def test_filters_narrow_together_and_live_in_the_address(
     viewer: Client, handlers: Handlers
 ) -> None:
     handlers["mail.send"] = handlers["mail.sort"] = lambda ctx: None
-    wanted = TaskFactory(name="mail.send", data={}, state="running", holder="dora")
-    TaskFactory(name="mail.send", data={}, state="running", holder="emil")
-    TaskFactory(name="mail.sort", data={}, state="running", holder="dora")
-    TaskFactory(name="mail.send", data={}, state="succeeded", holder="dora")
+    wanted = make_task(name="mail.send", data={}, state="running", holder="dora")
+    make_task(name="mail.send", data={}, state="running", holder="emil")
+    make_task(name="mail.sort", data={}, state="running", holder="dora")
+    make_task(name="mail.send", data={}, state="succeeded", holder="dora")
     page = get(viewer, address(state="running", q="mail.", name="mail.send", holder="dora"))
     assert found(page) == keys(wanted)
     tabs = page.tabs
@@ -128,14 +128,14 @@ def test_an_alias_filters_as_the_name_does(viewer: Client, renamed: list[int], n
 
 @pytest.mark.usefixtures("queues")
 def test_a_queue_is_a_filter(viewer: Client) -> None:
-    mail = TaskFactory(queue="mail")
-    TaskFactory()
+    mail = make_task(queue="mail")
+    make_task()
     assert found(get(viewer, address(queue="mail"))) == keys(mail)
     assert found(get(viewer, address(queue="mai"))) == []
 
 
 def test_the_time_of_enqueueing_is_a_filter(viewer: Client) -> None:
-    old, new = TaskFactory(), TaskFactory()
+    old, new = make_task(), make_task()
     Task.objects.filter(pk=old.pk).update(created_at=after(timedelta(hours=-2)))
     hour_ago = (database_now("default") - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M")
     assert found(get(viewer, address(since=hour_ago))) == keys(new)
@@ -166,9 +166,9 @@ def test_a_search_looks_at_so_many_rows_and_goes_on(
 ) -> None:
     monkeypatch.setattr(paging, "REACH", 4)
     handlers["rare"] = lambda ctx: None
-    first, second = (TaskFactory(name="rare", data={}) for _ in range(2))
+    first, second = (make_task(name="rare", data={}) for _ in range(2))
     for _ in range(6):
-        TaskFactory()
+        make_task()
     page = get(viewer, address(name="rare"))
     assert found(page) == [] and page.one("p.empty").numbers == [4]
     page = get(viewer, page.next)
@@ -187,7 +187,7 @@ def test_a_search_by_a_moment_misses_nothing(
     rare = [
         task
         for number in range(9)
-        for task in [TaskFactory(name="rare" if number % 3 else "other", data={}, state=made)]
+        for task in [make_task(name="rare" if number % 3 else "other", data={}, state=made)]
         if task.name == "rare"
     ]
     moment = database_now("default").replace(microsecond=0)
@@ -206,7 +206,7 @@ def test_a_search_shows_no_count_that_it_does_not_know(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(4):
-        TaskFactory()
+        make_task()
     page = get(viewer, address(q="sample"))
     assert (page.tabs[""], page.tabs["state=stuck"]) == ("4", "0")
     monkeypatch.setattr(listing, "SEARCH_CAP", 3)
@@ -222,7 +222,7 @@ def test_every_list_sends_the_same_few_statements(viewer: Client, asked: dict[st
     urls = [address(state=state, **asked) for state in listing.STATES]
     few = {url: len(sent_by(viewer, url)) for url in urls}
     for made in ("ready", "running", "stuck", "failed", "succeeded", "cancelled", "retrying"):
-        TaskFactory(state=made)
+        make_task(state=made)
     large = ('"task_data"', '"task_output"', '"traceback"', '"checkpoint"')
     for url in urls:
         many = sent_by(viewer, url)

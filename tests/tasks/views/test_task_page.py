@@ -15,7 +15,7 @@ from leasing.functions import after
 from leasing.models import AuditEntry
 from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.models import AttemptOutcome, Task, TaskAttempt
-from tests.factories import LeaseFactory, TaskFactory, claimed
+from tests.factories import claimed, make_lease, make_task
 from tests.fixtures import client_with
 from tests.pages import Page, get, sent_by, signed_in
 from tests.tasks.support import row_of
@@ -53,14 +53,14 @@ STATES = (
 
 @pytest.mark.parametrize("state", STATES)
 def test_every_task_answers_the_five_questions_in_their_order(viewer: Client, state: str) -> None:
-    answers = get(viewer, url_of(TaskFactory(state=state))).answers
+    answers = get(viewer, url_of(make_task(state=state))).answers
     assert list(answers) == ["why", "who", "until", "next", "do"]
     assert all(answer.text for answer in answers.values())
 
 
 @pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_running_task_counts_down(viewer: Client) -> None:
-    task = TaskFactory(state="running", holder="dora", ttl=3600)
+    task = make_task(state="running", holder="dora", ttl=3600)
     answers = get(viewer, url_of(task)).answers
     assert answers["who"].one("bdi").text == "dora"
     until = answers["until"]
@@ -71,7 +71,7 @@ def test_a_running_task_counts_down(viewer: Client) -> None:
 def test_attempts_tell_their_errors_and_the_late_write_that_was_refused(
     viewer: Client,
 ) -> None:
-    task = TaskFactory(state="recovered", holder="dora")
+    task = make_task(state="recovered", holder="dora")
     mine = TaskAttempt.objects.get(task=task)
     late = claimed_as(task, mine)
     again = claimed(task, "emil")
@@ -99,7 +99,7 @@ def claimed_as(task: Task, attempt: TaskAttempt) -> Task:
 
 
 def test_a_traceback_is_shown_on_demand(viewer: Client) -> None:
-    task = TaskFactory(state="running")
+    task = make_task(state="running")
     try:
         raise ValueError("no luck")
     except ValueError as error:
@@ -109,7 +109,7 @@ def test_a_traceback_is_shown_on_demand(viewer: Client) -> None:
 
 def test_payload_and_result_are_shown_as_json() -> None:
     viewer = signed_in(VIEW, SEE_PAYLOAD)
-    task = TaskFactory(state="running", data={"sleep_duration_seconds": 7})
+    task = make_task(state="running", data={"sleep_duration_seconds": 7})
     Task.objects.complete(task, {"grüße": [1, None]})
     page = get(viewer, url_of(task))
     assert json.loads(page.one("[data-live=payload]").text) == {"sleep_duration_seconds": 7}
@@ -118,7 +118,7 @@ def test_payload_and_result_are_shown_as_json() -> None:
 
 def test_a_huge_payload_is_cut() -> None:
     viewer = signed_in(VIEW, SEE_PAYLOAD)
-    task = TaskFactory(name="jobs.echo", data={"text": "x" * 80_000})
+    task = make_task(name="jobs.echo", data={"text": "x" * 80_000})
     page = get(viewer, url_of(task))
     assert page.one("[data-live=payload]").numbers[-1] > 30_000  # so many are left out
     assert len(page.html) < 100_000
@@ -130,7 +130,7 @@ def test_a_task_that_does_not_exist_answers_404(viewer: Client) -> None:
 
 
 def test_its_cost_does_not_grow_with_its_attempts(viewer: Client) -> None:
-    task = TaskFactory(state="retrying")
+    task = make_task(state="retrying")
     few = sent_by(viewer, url_of(task))
     for number in range(10):
         attempt = TaskAttempt.objects.order_by("-pk")[0]
@@ -145,14 +145,14 @@ def test_its_cost_does_not_grow_with_its_attempts(viewer: Client) -> None:
 
 @pytest.mark.parametrize("state", ["failed", "given_up", "cancelled"])
 def test_a_retry_sets_the_task_ready(operator: Client, state: str) -> None:
-    task = TaskFactory(state=state)
+    task = make_task(state=state)
     page = Page(operator.post(url_of(task, "retry"), follow=True))
     assert page.notice.tone == "ok" and page.code != "exhausted"
     assert row_of(task)["status"] == "ready"
 
 
 def test_a_second_retry_makes_no_second_attempt(operator: Client) -> None:
-    task = TaskFactory(state="failed")
+    task = make_task(state="failed")
     operator.post(url_of(task, "retry"))
     before = row_of(task)
     page = Page(operator.post(url_of(task, "retry"), follow=True))
@@ -161,7 +161,7 @@ def test_a_second_retry_makes_no_second_attempt(operator: Client) -> None:
 
 
 def test_a_running_task_is_taken_from_its_holder_by_its_page(operator: Client) -> None:
-    task = TaskFactory(state="running", holder="dora")
+    task = make_task(state="running", holder="dora")
     revoke = f"/ops/leases/task:{task.pk}/revoke/"
     assert revoke in get(operator, url_of(task)).forms
     said = {"reason": "she hangs", "typed": f"task:{task.pk}"}
@@ -178,7 +178,7 @@ def test_a_running_task_is_taken_from_its_holder_by_its_page(operator: Client) -
 def test_the_lease_page_of_a_task_leads_to_the_task_and_revokes_only_while_it_runs(
     operator: Client,
 ) -> None:
-    running, over = TaskFactory(state="running"), TaskFactory(state="recovered")
+    running, over = make_task(state="running"), make_task(state="recovered")
     assert url_of(running) in get(operator, f"/ops/leases/task:{running.pk}/").links
     assert (
         f"/ops/leases/task:{over.pk}/revoke/"
@@ -190,7 +190,7 @@ def test_the_lease_page_of_a_task_leads_to_the_task_and_revokes_only_while_it_ru
 
 
 def test_payload_needs_a_permission_and_is_not_even_read_without(viewer: Client) -> None:
-    task = TaskFactory(state="running", data={"sleep_duration_seconds": 4711})
+    task = make_task(state="running", data={"sleep_duration_seconds": 4711})
     Task.objects.checkpoint(task, {"seen": 4712})
     Task.objects.complete(task, {"slept": 4713})
     sent = sent_by(viewer, url_of(task))
@@ -204,13 +204,13 @@ def test_payload_needs_a_permission_and_is_not_even_read_without(viewer: Client)
 
 
 def test_secrets_are_masked_for_everybody() -> None:
-    task = TaskFactory(name="jobs.echo", data={"user": "ann", "login": {"password": "hunter2"}})
+    task = make_task(name="jobs.echo", data={"user": "ann", "login": {"password": "hunter2"}})
     text = get(signed_in(VIEW, SEE_PAYLOAD), url_of(task)).text
     assert "ann" in text and "hunter2" not in text and "••••" in text
 
 
 def test_attempts_are_drawn_on_an_axis_and_told_in_a_table(viewer: Client) -> None:
-    task = TaskFactory(state="recovered", holder="dora")
+    task = make_task(state="recovered", holder="dora")
     late = claimed_as(task, TaskAttempt.objects.get(task=task))
     claimed(task, "emil")
     with pytest.raises(LeaseLost):
@@ -227,13 +227,13 @@ def test_attempts_are_drawn_on_an_axis_and_told_in_a_table(viewer: Client) -> No
 
 
 def test_a_task_that_nobody_claimed_has_no_drawing(viewer: Client) -> None:
-    assert not get(viewer, url_of(TaskFactory())).all("ol.lanes")
+    assert not get(viewer, url_of(make_task())).all("ol.lanes")
 
 
 def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
     operator: Client,
 ) -> None:
-    task = TaskFactory(state="running", holder="dora")
+    task = make_task(state="running", holder="dora")
     said = {"reason": "she hangs", "typed": f"task:{task.pk}"}
     operator.post(f"/ops/leases/task:{task.pk}/revoke/", said)
     with pytest.raises(LeaseLost):
@@ -252,7 +252,7 @@ def test_force_release_shows_the_late_write_of_the_old_holder_as_refused(
 def test_a_sentence_counts_from_the_moment_of_the_countdown_beside_it(
     operator: Client, state: str, ahead: int, part: str
 ) -> None:
-    task = TaskFactory(state=state, holder="gone")
+    task = make_task(state=state, holder="gone")
     column = "expires_at" if state == "running" else "scheduled_at"
     columns = {"acquired_at": after(timedelta(minutes=-1))} if state == "running" else {}
     Task.objects.filter(pk=task.pk).update(**{column: after(timedelta(seconds=ahead))}, **columns)
@@ -265,7 +265,7 @@ def test_a_sentence_counts_from_the_moment_of_the_countdown_beside_it(
 
 
 def test_the_words_beside_a_countdown_end_with_it(operator: Client) -> None:
-    task, lease = TaskFactory(state="running"), LeaseFactory()
+    task, lease = make_task(state="running"), make_lease()
     for row, url in ((task, f"/ops/tasks/{task.pk}/"), (lease, f"/ops/leases/{lease.pk}/")):
         words = get(operator, url).answers["until"].one("span[data-until]")
         assert words.text.startswith("unless renewed")

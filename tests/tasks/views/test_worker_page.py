@@ -12,7 +12,7 @@ from leasing.functions import after
 from leasing.models import Lease
 from tasks.dashboard.badges import WORKER_BADGES
 from tasks.models import Task, Worker, WorkerState
-from tests.factories import LeaseFactory, TaskFactory, WorkerFactory
+from tests.factories import make_lease, make_task, make_worker
 from tests.fixtures import client_with
 from tests.pages import get, sent_by, signed_in
 
@@ -31,7 +31,7 @@ def url_of(worker: Worker) -> str:
     [("live", None), ("late", "last_seen_at"), ("gone", "last_seen_at"), ("stopped", "stopped_at")],
 )
 def test_a_worker_tells_how_it_is(viewer: Client, state: str, moment: str | None) -> None:
-    worker = WorkerFactory(name="dora", state=state)
+    worker = make_worker(name="dora", state=state)
     page = get(viewer, url_of(worker))
     assert page.one("h1").text == "dora"
     assert page.badges == [WORKER_BADGES[WorkerState(state)].word]
@@ -40,13 +40,13 @@ def test_a_worker_tells_how_it_is(viewer: Client, state: str, moment: str | None
 
 
 def test_it_shows_what_it_works_on_and_what_it_did(viewer: Client) -> None:
-    worker = WorkerFactory(name="dora")
+    worker = make_worker(name="dora")
     now, done, other = (
-        TaskFactory(state="running", holder="dora"),
-        TaskFactory(state="succeeded", holder="dora"),
-        TaskFactory(state="succeeded", holder="emil"),
+        make_task(state="running", holder="dora"),
+        make_task(state="succeeded", holder="dora"),
+        make_task(state="succeeded", holder="emil"),
     )
-    failed = TaskFactory(state="failed", holder="dora")
+    failed = make_task(state="failed", holder="dora")
     page = get(viewer, url_of(worker))
     assert page.answers["why"].numbers == [1]
 
@@ -62,11 +62,11 @@ def test_it_shows_what_it_works_on_and_what_it_did(viewer: Client) -> None:
 
 
 def test_the_list_shows_remote_workers_by_the_tasks_that_they_hold(viewer: Client) -> None:
-    WorkerFactory(name="dora")
-    TaskFactory(state="running", holder="dora")
-    TaskFactory(state="succeeded", holder="idle")
+    make_worker(name="dora")
+    make_task(state="running", holder="dora")
+    make_task(state="succeeded", holder="idle")
     held = {
-        name: [TaskFactory(state="running", holder=name) for _ in range(count)]
+        name: [make_task(state="running", holder=name) for _ in range(count)]
         for name, count in {"remote-1": 1, "remote-2": 5}.items()
     }
 
@@ -82,8 +82,8 @@ def test_the_list_shows_remote_workers_by_the_tasks_that_they_hold(viewer: Clien
 
 
 def test_what_a_process_of_its_name_left_is_told_apart(viewer: Client) -> None:
-    worker = WorkerFactory(name="dora")
-    task = TaskFactory(state="running", holder="dora")
+    worker = make_worker(name="dora")
+    task = make_task(state="running", holder="dora")
     Worker.objects.update(started_at=after(timedelta(seconds=5)))
     for url in (url_of(worker), "/ops/workers/"):
         page = get(viewer, url)
@@ -92,7 +92,7 @@ def test_what_a_process_of_its_name_left_is_told_apart(viewer: Client) -> None:
 
 
 def test_a_list_names_some_of_the_tasks_of_each_worker(viewer: Client) -> None:
-    WorkerFactory(name="dora")
+    make_worker(name="dora")
     Task.objects.enqueue_many("sample.sleep", [{"sleep_duration_seconds": 1}] * 5)
     Task.objects.claim("dora", limit=5)
     page = get(viewer, "/ops/workers/")
@@ -103,8 +103,8 @@ def test_a_list_names_some_of_the_tasks_of_each_worker(viewer: Client) -> None:
 def test_workers_of_one_parent_stand_together_below_it(viewer: Client) -> None:
     names = [("web:2", 2, 1), ("solo", None, None), ("mail:1", 1, 0), ("web:1", 1, 3)]
     for name, index, restarts in names:
-        fleet = {"fleet": name[:-2], "fleet_index": index, "fleet_restarts": restarts}
-        WorkerFactory(name=name, **(fleet if index else {}))
+        fleet: Any = {"fleet": name[:-2], "fleet_index": index, "fleet_restarts": restarts}
+        make_worker(name=name, **(fleet if index else {}))
     for url, is_brief in (("/ops/workers/", False), ("/ops/", True)):
         tables = [each.all("tr") for each in get(viewer, url).all("table.rows tbody")]
         (rows,) = [rows for rows in tables if any("parent" in row.classes for row in rows)]
@@ -119,11 +119,11 @@ def test_workers_of_one_parent_stand_together_below_it(viewer: Client) -> None:
 
 
 def test_a_worker_tells_of_its_parent_and_of_its_death(viewer: Client) -> None:
-    fleet = {"fleet": "web"}
-    died = WorkerFactory(name="web:1:a", fleet_index=1, fleet_restarts=0, **fleet)
-    present = WorkerFactory(name="web:1:b", fleet_index=1, fleet_restarts=1, **fleet)
-    sibling = WorkerFactory(name="web:2:c", fleet_index=2, fleet_restarts=0, **fleet)
-    WorkerFactory(name="mail:1:d", fleet_index=1, fleet_restarts=0, fleet="mail")
+    fleet: Any = {"fleet": "web"}
+    died = make_worker(name="web:1:a", fleet_index=1, fleet_restarts=0, **fleet)
+    present = make_worker(name="web:1:b", fleet_index=1, fleet_restarts=1, **fleet)
+    sibling = make_worker(name="web:2:c", fleet_index=2, fleet_restarts=0, **fleet)
+    make_worker(name="mail:1:d", fleet_index=1, fleet_restarts=0, fleet="mail")
     Worker.objects.sign_off_dead(died.name, "was killed by signal 9")
 
     page = get(viewer, url_of(died))
@@ -138,8 +138,8 @@ def test_a_worker_tells_of_its_parent_and_of_its_death(viewer: Client) -> None:
 
 
 def test_a_poll_is_news_only_when_a_worker_beside_it_changes(viewer: Client) -> None:
-    one = WorkerFactory(name="web:1", fleet="web", fleet_index=1)
-    WorkerFactory(name="web:2", fleet="web", fleet_index=2)
+    one = make_worker(name="web:1", fleet="web", fleet_index=1)
+    make_worker(name="web:2", fleet="web", fleet_index=2)
 
     def tag() -> str:
         return viewer.get(url_of(one), headers={"X-Live": "1"})["ETag"]
@@ -152,7 +152,7 @@ def test_a_poll_is_news_only_when_a_worker_beside_it_changes(viewer: Client) -> 
 
 
 def test_slots_are_shown_by_kind(viewer: Client) -> None:
-    worker = WorkerFactory(
+    worker = make_worker(
         name="dora",
         slots={"thread": 2, "coroutine": 100},
         blocked={"coroutine": 1},
@@ -168,16 +168,16 @@ def test_slots_are_shown_by_kind(viewer: Client) -> None:
 
 
 def test_one_that_generates_has_no_tasks_to_show(viewer: Client) -> None:
-    worker = WorkerFactory(name="emil", role="generator", slots={}, queues=[])
+    worker = make_worker(name="emil", role="generator", slots={}, queues=[])
     page = get(viewer, url_of(worker))
-    runs = get(viewer, url_of(WorkerFactory()))
+    runs = get(viewer, url_of(make_worker()))
     assert page.answers["role"].text != runs.answers["role"].text
     assert runs.all("#now") and not page.all("#now")
 
 
 def test_without_permission_for_tasks_none_are_shown() -> None:
-    worker = WorkerFactory(name="dora")
-    TaskFactory(state="succeeded", holder="dora")
+    worker = make_worker(name="dora")
+    make_task(state="succeeded", holder="dora")
     page = get(signed_in("leasing_tasks.view_worker"), url_of(worker))
     assert page.status == 200 and not page.all("#claimed")
     assert signed_in("leasing_tasks.view_task", name="olga").get(url_of(worker)).status_code == 403
@@ -188,11 +188,11 @@ def test_without_permission_for_tasks_none_are_shown() -> None:
 
 
 def test_the_page_asks_a_fixed_number_of_questions(viewer: Client) -> None:
-    worker = WorkerFactory(name="dora")
+    worker = make_worker(name="dora")
 
     def work() -> None:
         for state in ("running", "succeeded", "failed"):
-            TaskFactory(state=state, holder="dora")
+            make_task(state=state, holder="dora")
 
     work()
     few = sent_by(viewer, url_of(worker))
@@ -203,7 +203,7 @@ def test_the_page_asks_a_fixed_number_of_questions(viewer: Client) -> None:
 
 
 def test_a_worker_killed_while_idle_and_restarted_shows_its_end(viewer: Client) -> None:
-    killed = WorkerFactory(name="dora", pid=41, process="boot:1|1|1")
+    killed = make_worker(name="dora", pid=41, process="boot:1|1|1")
     new: dict[str, Any] = {"hostname": "host-1", "pid": 42, "process": "boot:2|1|1"}
     assert Worker.objects.register("dora", instead_of=killed, **new)
 
@@ -218,7 +218,7 @@ def test_a_worker_killed_while_idle_and_restarted_shows_its_end(viewer: Client) 
 
 
 def test_a_clean_restart_is_on_the_page_of_the_worker_alone(viewer: Client) -> None:
-    stopped = WorkerFactory(name="dora", pid=41, process="boot:1|1|1", state="stopped")
+    stopped = make_worker(name="dora", pid=41, process="boot:1|1|1", state="stopped")
     new: dict[str, Any] = {"hostname": "host-1", "pid": 42, "process": "boot:2|1|1"}
     assert Worker.objects.register("dora", instead_of=stopped, **new)
 
@@ -231,10 +231,10 @@ def test_a_clean_restart_is_on_the_page_of_the_worker_alone(viewer: Client) -> N
 def test_a_child_killed_together_with_its_parent_shows_on_the_page_of_its_successor(
     viewer: Client,
 ) -> None:
-    fleet = {"fleet": "web", "fleet_index": 1, "fleet_restarts": 0}
-    WorkerFactory(name="web:1:a", pid=41, state="gone", **fleet)
-    WorkerFactory(name="web:2:b", pid=43, state="gone", **{**fleet, "fleet_index": 2})
-    new = WorkerFactory(name="web:1:c", pid=42, **fleet)
+    fleet: Any = {"fleet": "web", "fleet_index": 1, "fleet_restarts": 0}
+    make_worker(name="web:1:a", pid=41, state="gone", **fleet)
+    make_worker(name="web:2:b", pid=43, state="gone", **{**fleet, "fleet_index": 2})
+    new = make_worker(name="web:1:c", pid=42, **fleet)
 
     (end,) = get(viewer, url_of(new)).answers["before"].all("li")
 
@@ -242,10 +242,10 @@ def test_a_child_killed_together_with_its_parent_shows_on_the_page_of_its_succes
 
 
 def test_a_lease_leads_to_the_worker_that_holds_it() -> None:
-    worker, client = WorkerFactory(name="dora"), signed_in("leasing.view_lease")
-    mine = LeaseFactory(resource="leasing_tasks.sampling", holder="dora")
-    released = LeaseFactory(resource="report:7", holder="dora", state="released")
-    other = LeaseFactory(resource="report:8", holder="ann")
+    worker, client = make_worker(name="dora"), signed_in("leasing.view_lease")
+    mine = make_lease(resource="leasing_tasks.sampling", holder="dora")
+    released = make_lease(resource="report:7", holder="dora", state="released")
+    other = make_lease(resource="report:8", holder="ann")
 
     def links(lease: Lease) -> list[str]:
         return get(client, f"/ops/leases/{lease.lease_id}/").answers["who"].links

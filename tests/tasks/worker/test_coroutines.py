@@ -22,7 +22,7 @@ from tasks.registry import Kind
 from tasks.worker import coroutines
 from tasks.worker.process import Until
 from tasks.worker.timeouts import Timekeeper
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.leasing.support import expire
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, instances_made, row_of
@@ -72,8 +72,8 @@ def sleeper(handlers: Handlers) -> Sleeper:
 def test_many_coroutines_run_at_a_time_on_one_thread_beside_those_that_threads_run(
     sleeper: Sleeper,
 ) -> None:
-    TaskFactory.create_batch(20, name="jobs.sleep", data={})
-    plain = TaskFactory(name="jobs.echo", data={}, priority=-1)
+    make_tasks(20, name="jobs.sleep", data={})
+    plain = make_task(name="jobs.echo", data={}, priority=-1)
 
     with working(threads=1, coroutines=15) as worker:
         wait_for(lambda: len(sleeper.began) == 15)
@@ -89,8 +89,8 @@ def test_many_coroutines_run_at_a_time_on_one_thread_beside_those_that_threads_r
 def test_a_busy_thread_keeps_no_coroutine_waiting(sleeper: Sleeper, handlers: Handlers) -> None:
     opened = threading.Event()
     handlers["jobs.busy"] = lambda ctx: opened.wait(PATIENCE)
-    TaskFactory.create_batch(2, name="jobs.busy", data={}, priority=9)
-    TaskFactory(name="jobs.sleep", data={})
+    make_tasks(2, name="jobs.busy", data={}, priority=9)
+    make_task(name="jobs.sleep", data={})
 
     with working(threads=1):
         wait_for(lambda: len(sleeper.began) == 1)
@@ -110,11 +110,11 @@ def test_whatever_a_coroutine_raises_fails_its_attempt_and_not_the_loop(
         return "well"
 
     handlers["jobs.fail"], handlers["jobs.well"] = fail, well
-    task = TaskFactory(name="jobs.fail", data={}, max_attempts=1)
+    task = make_task(name="jobs.fail", data={}, max_attempts=1)
 
     with working():
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
-        after = TaskFactory(name="jobs.well", data={})
+        after = make_task(name="jobs.well", data={})
         wait_for(lambda: row_of(after)["task_output"] == "well")
 
     assert row_of(task)["last_error"].startswith(type(error).__name__)
@@ -144,7 +144,7 @@ def test_a_cancellation_that_comes_too_late_for_the_handler_reaches_nothing_else
         return "done"
 
     handlers["jobs.late"] = late
-    task = TaskFactory(name="jobs.late", data={}, max_attempts=1)
+    task = make_task(name="jobs.late", data={}, max_attempts=1)
 
     with working() as worker:
         wait_for(lambda: row_of(task)["status"] in TaskStatus.ended())
@@ -164,7 +164,7 @@ def test_a_handler_is_not_called_if_its_task_was_cancelled_just_before(
         called.append(ctx)
 
     handlers["jobs.late"] = late
-    execution = execution_of(TaskFactory(name="jobs.late", data={}, state="running"))
+    execution = execution_of(make_task(name="jobs.late", data={}, state="running"))
     execution.cancel("ann")  # whose interrupt finds nothing yet
 
     async def carry() -> str:
@@ -184,7 +184,7 @@ def test_what_a_handler_sets_in_its_context_the_next_one_does_not_see(handlers: 
         name.set("ann")
 
     handlers["jobs.name"] = set_name
-    TaskFactory.create_batch(3, name="jobs.name", data={})
+    make_tasks(3, name="jobs.name", data={})
 
     with working(coroutines=1):
         wait_for(lambda: states() == ["succeeded"] * 3)
@@ -198,7 +198,7 @@ def test_the_tasks_of_coroutines_are_not_read_again(handlers: Handlers) -> None:
         return int(ctx.attempt)
 
     handlers["jobs.nothing"] = nothing
-    TaskFactory.create_batch(5, name="jobs.nothing", data={})
+    make_tasks(5, name="jobs.nothing", data={})
 
     with instances_made() as made, working(until=Until.DRAINED) as worker:
         wait_for(ended(worker))
@@ -213,7 +213,7 @@ def test_a_coroutine_loads_the_checkpoint_of_the_attempt_before(handlers: Handle
         return ctx.state
 
     handlers["jobs.count"] = count
-    task = TaskFactory(name="jobs.count", data={})
+    task = make_task(name="jobs.count", data={})
     Task.objects.update(checkpoint={"row": 7})
 
     with working():
@@ -235,7 +235,7 @@ def test_a_coroutines_connection_is_its_own_and_ends_with_it(handlers: Handlers)
         return "a lie"
 
     handlers["jobs.forgetful"] = forgetful
-    task = TaskFactory(name="jobs.forgetful", data={}, max_attempts=1)
+    task = make_task(name="jobs.forgetful", data={}, max_attempts=1)
 
     with working():
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
@@ -254,7 +254,7 @@ def renewed_often(settings: Settings) -> None:
 
 @pytest.mark.usefixtures("renewed_often")
 def test_a_lost_task_ends_its_coroutine(sleeper: Sleeper) -> None:
-    task = TaskFactory(name="jobs.sleep", data={})
+    task = make_task(name="jobs.sleep", data={})
     with working():
         wait_for(lambda: sleeper.began == [task.pk])
         expire(task)
@@ -269,7 +269,7 @@ def test_a_lost_task_ends_its_coroutine(sleeper: Sleeper) -> None:
 def test_coroutines_that_still_run_at_the_deadline_are_cancelled_and_given_back(
     sleeper: Sleeper,
 ) -> None:
-    tasks = TaskFactory.create_batch(2, name="jobs.sleep", data={}, max_attempts=1)
+    tasks = make_tasks(2, name="jobs.sleep", data={}, max_attempts=1)
     with working(stop_timeout=0.1) as worker:
         wait_for(lambda: len(sleeper.began) == 2)
         worker.stop()
@@ -284,7 +284,7 @@ def test_a_coroutine_is_cancelled_when_its_timeout_is_over(
     sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Timekeeper, "watch", watching_once(lambda: sleeper.began))
-    task = TaskFactory(name="jobs.sleep", data={}, max_attempts=1)
+    task = make_task(name="jobs.sleep", data={}, max_attempts=1)
     Task.objects.update(timeout=timedelta(seconds=0.1))
 
     with working():
@@ -311,7 +311,7 @@ def test_a_coroutine_whose_task_is_cancelled_is_cancelled_at_its_await(
     sleeper: Sleeper, then: BaseException | None, status: str
 ) -> None:
     sleeper.then = then
-    task = TaskFactory(name="jobs.sleep", data={})
+    task = make_task(name="jobs.sleep", data={})
     with working():
         wait_for(lambda: sleeper.began == [task.pk])
         assert Task.objects.filter(pk=task.pk).cancel(by="ann", reason="wrong month") == 1
@@ -332,13 +332,13 @@ def test_a_blocked_loop_gets_no_more_to_do(
         release.wait(PATIENCE)
 
     handlers["jobs.block"] = block
-    blocking = TaskFactory(name="jobs.block", data={})
+    blocking = make_task(name="jobs.block", data={})
     with working() as worker:
         assert began.wait(PATIENCE)
         assert row_of(blocking)["status"] == TaskStatus.RUNNING
         wait_for(lambda: worker.executors.executors[Kind.COROUTINE].free == 0)
-        waiting = TaskFactory(name="jobs.sleep", data={})
-        plain = TaskFactory(name="jobs.echo", data={})
+        waiting = make_task(name="jobs.sleep", data={})
+        plain = make_task(name="jobs.echo", data={})
         wait_for(lambda: row_of(plain)["status"] == TaskStatus.SUCCEEDED)
         assert row_of(waiting)["status"] == TaskStatus.READY
         release.set()
@@ -353,7 +353,7 @@ def test_what_two_coroutines_do_synchronously_runs_at_the_same_time(handlers: Ha
         await sync_to_async(together.wait)()
 
     handlers["jobs.meet"] = meet
-    TaskFactory.create_batch(2, name="jobs.meet", data={})
+    make_tasks(2, name="jobs.meet", data={})
 
     with working():
         wait_for(lambda: states() == ["succeeded"] * 2)

@@ -8,14 +8,14 @@ import pytest
 
 from tasks.models import Task
 from tests.conftest import Spawn
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_threads_that_handlers_leave_do_not_keep_a_worker_from_its_exit(spawn_cold: Spawn) -> None:
-    TaskFactory(name="jobs.leave_thread", data={})
+    make_task(name="jobs.leave_thread", data={})
 
     worker = spawn_cold(["manage.py", "run_worker", "--workers", "0", "--stop-timeout", "2"])
     wait_for(Task.objects.succeeded().exists, process=worker)

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.models import Task
 from tests.conftest import Spawn
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -30,9 +30,7 @@ ASYNC_CODES = CODES | {"await": 0}
 def test_a_copy_made_by_a_handler_ends_with_the_call_and_stores_no_result(
     name: str, codes: dict[str, int], spawn: Spawn
 ) -> None:
-    tasks = [
-        TaskFactory(name=f"jobs.{name}", data={"end": end}, max_attempts=1).pk for end in codes
-    ]
+    tasks = [make_task(name=f"jobs.{name}", data={"end": end}, max_attempts=1).pk for end in codes]
 
     worker = spawn(["manage.py", "run_worker"])
     wait_for(lambda: not Task.objects.filter(processed_at=None).exists(), process=worker)

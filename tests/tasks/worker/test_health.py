@@ -22,7 +22,7 @@ from tasks.runtime.memory import resident_mib
 from tasks.worker import health as judging
 from tasks.worker import process
 from tasks.worker.health import WorkerHealth
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.support import FakeClock
 from tests.logs import logged
 from tests.processes import wait_for
@@ -204,7 +204,7 @@ def test_a_result_that_waits_tells_since_when(
         assert completer.waits_since is None
         with monkeypatch.context() as patch:
             patch.setattr(completer, "_start", lambda: False)
-            TaskFactory(name="jobs.one", data={})
+            make_task(name="jobs.one", data={})
             wait_for(lambda: completer.waits_since)
         completer.wake()
         wait_for(lambda: completer.waits_since is None)
@@ -218,12 +218,12 @@ def test_a_worker_that_has_grown_too_large_ends_with_the_tasks_that_it_has(
     size, go_on = [100], threading.Event()
     monkeypatch.setattr(process, "resident_mib", lambda: size[0])
     handlers["jobs.slow"] = lambda ctx: go_on.wait(20)
-    first = TaskFactory(name="jobs.slow", data={})
+    first = make_task(name="jobs.slow", data={})
     with working(max_memory=100) as worker:
         wait_for(lambda: worker.executions)
         size[0] = 101
         wait_for(lambda: worker.health.read().closed[0].startswith("Finishing"))
-        later = TaskFactory(name="jobs.slow", data={})
+        later = make_task(name="jobs.slow", data={})
         go_on.set()
         wait_for(worker.ended.is_set)
         assert not worker.stopping.is_set()

@@ -16,7 +16,7 @@ from tasks.registry import Handler, Kind
 from tasks.worker import executor as executors
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, row_of
 from tests.tasks.workers import PATIENCE, ended, states, working
@@ -46,7 +46,7 @@ def test_threads_stay_busy_while_coroutines_are_looked_for_in_vain(
     """Were it not woken when a thread is free, it would look again after a minute."""
     settings.TASK_QUEUE = {"POLL_EVERY": 60}
     monkeypatch.setattr(Threads, "prefetch", 0)
-    TaskFactory.create_batch(12, name="jobs.count", data={})
+    make_tasks(12, name="jobs.count", data={})
 
     with working(threads=2):
         wait_for(lambda: states() == ["succeeded"] * 12)
@@ -61,10 +61,10 @@ def test_a_task_that_becomes_due_while_another_kind_has_no_room_runs_when_it_is_
     gate = threading.Event()
     handlers["jobs.gate"] = lambda ctx: gate.wait(3 * PATIENCE) and None
     monkeypatch.setattr("tasks.poller.can_listen", lambda using: False)
-    TaskFactory.create_batch(3, name="jobs.gate", data={})
-    later = TaskFactory(name="jobs.fetch", data={}, delay=0.3)
+    make_tasks(3, name="jobs.gate", data={})
+    later = make_task(name="jobs.fetch", data={}, delay=0.3)
     # It has no slot either, and is nothing to wake up for.
-    TaskFactory(name="jobs.count", data={}, delay=0.1)
+    make_task(name="jobs.count", data={}, delay=0.1)
 
     with working(threads=1) as worker:
         worker.poller.listener.hears = True
@@ -92,7 +92,7 @@ def test_no_look_at_what_is_due_while_slots_soon_end(
         poller.wait_busy(ASK_AFTER, [Kind.COROUTINE.number])
         poller.wait_busy(60, [])
     assert waits[:2] == [ASK_AFTER] * 2
-    TaskFactory(name="jobs.echo", data={}, delay=1)
+    make_task(name="jobs.echo", data={}, delay=1)
     with django_assert_num_queries(1):
         poller.wait_busy(60, [Kind.COROUTINE.number])
     assert waits[-1] == pytest.approx(60 - ASK_AFTER, abs=0.01)
@@ -107,7 +107,7 @@ def test_what_is_due_is_asked_a_few_times_a_second(
     poller = WorkerProcess().poller
     poller.listener.hears = True
     monkeypatch.setattr(poller._reason, "wait", lambda seconds: False)
-    TaskFactory(name="jobs.echo", data={}, kind=Kind.COROUTINE.number, delay=20)
+    make_task(name="jobs.echo", data={}, kind=Kind.COROUTINE.number, delay=20)
 
     with django_assert_num_queries(1):
         for _ in range(10):
@@ -124,7 +124,7 @@ def test_what_is_due_is_asked_a_few_times_a_second(
 def test_a_task_runs_where_its_handler_says_whatever_its_row_does(
     name: str, thread: str, kind: Kind, ran_on: list[str]
 ) -> None:
-    TaskFactory.create_batch(3, name=name, data={}, kind=kind.number)
+    make_tasks(3, name=name, data={}, kind=kind.number)
 
     with working(threads=1, coroutines=1):
         wait_for(lambda: states() == ["succeeded"] * 3)
@@ -139,8 +139,8 @@ def test_tasks_for_which_there_is_no_slot_of_their_kind_go_back_as_that(
     monkeypatch.setattr(executors, "MAX_SLOT_WAIT", 0.3)
     gate = threading.Event()
     handlers["jobs.gate"] = lambda ctx: gate.wait(PATIENCE) and None
-    TaskFactory(name="jobs.gate", data={}, priority=9)
-    tasks = TaskFactory.create_batch(2, name="jobs.count", data={}, kind=Kind.COROUTINE.number)
+    make_task(name="jobs.gate", data={}, priority=9)
+    tasks = make_tasks(2, name="jobs.count", data={}, kind=Kind.COROUTINE.number)
 
     with working(threads=1, coroutines=5):
         wait_for(lambda: [row_of(task)["kind"] for task in tasks] == [Kind.THREAD.number] * 2)
@@ -160,12 +160,10 @@ def test_a_task_of_another_kind_than_its_row_says_is_next_where_it_belongs(
     monkeypatch.setattr(executors, "MAX_SLOT_WAIT", PATIENCE)
     gate = threading.Semaphore(0)
     handlers["jobs.gate"] = lambda ctx: gate.acquire(timeout=PATIENCE) and None
-    TaskFactory(name="jobs.gate", data={}, priority=9)
-    moved, other, single = TaskFactory.create_batch(
-        3, name="jobs.count", data={}, kind=Kind.COROUTINE.number
-    )
+    make_task(name="jobs.gate", data={}, priority=9)
+    moved, other, single = make_tasks(3, name="jobs.count", data={}, kind=Kind.COROUTINE.number)
     Task.objects.filter(pk=single.pk).update(max_attempts=1)
-    backlog = TaskFactory.create_batch(4, name="jobs.gate", data={})
+    backlog = make_tasks(4, name="jobs.gate", data={})
 
     with working(threads=1, coroutines=5) as worker:
         for task in (other, single):
@@ -186,8 +184,8 @@ def test_a_task_that_nobody_here_knows_is_given_back_for_a_while_from_its_own_ki
     """The threads are all busy too: else it would be claimed time and again."""
     gate = threading.Event()
     handlers["jobs.gate"] = lambda ctx: gate.wait(PATIENCE) and None
-    TaskFactory(name="jobs.gate", data={}, priority=9)
-    unknown = TaskFactory(name="jobs.fetch", data={})
+    make_task(name="jobs.gate", data={}, priority=9)
+    unknown = make_task(name="jobs.fetch", data={})
     Task.objects.filter(pk=unknown.pk).update(name="jobs.gone")
 
     with working(threads=1, coroutines=5):
@@ -203,8 +201,8 @@ def test_a_worker_without_slots_of_a_kind_leaves_its_tasks_to_others(
     async def draw(ctx: Any, **data: Any) -> None: ...
 
     registry._handlers["jobs.draw"] = Handler("jobs.draw", draw, process=True)
-    other = TaskFactory(name="jobs.draw", data={}, priority=9)
-    mine = TaskFactory(name="jobs.count", data={})
+    other = make_task(name="jobs.draw", data={}, priority=9)
+    mine = make_task(name="jobs.count", data={})
 
     with working(threads=1, processes=0):
         wait_for(lambda: row_of(mine)["status"] == TaskStatus.SUCCEEDED)
@@ -241,7 +239,7 @@ def test_a_worker_that_may_run_so_many_tasks_runs_them_of_whatever_kind(
     ran_on: list[str],
 ) -> None:
     """Also where all that it may still run would fit in its threads."""
-    TaskFactory.create_batch(3, name="jobs.fetch", data={})
+    make_tasks(3, name="jobs.fetch", data={})
 
     with working(threads=2, max_tasks=2) as worker:
         wait_for(ended(worker))
@@ -262,8 +260,8 @@ def test_what_has_one_attempt_begins_with_it_and_what_has_more_may_wait(
         assert gate.wait(PATIENCE)
 
     handlers["jobs.stay"] = stay
-    once = TaskFactory.create_batch(4, name="jobs.stay", data={}, max_attempts=1)
-    fresh = TaskFactory.create_batch(9, name="jobs.stay", data={})
+    once = make_tasks(4, name="jobs.stay", data={}, max_attempts=1)
+    fresh = make_tasks(9, name="jobs.stay", data={})
 
     with working(threads=2):
         wait_for(lambda: len(began) == 2 and Task.objects.running().count() == 4)

@@ -25,7 +25,7 @@ from tasks.worker import registration
 from tasks.worker.process import WorkerProcess
 from tasks.worker.registration import Presence
 from tests.conftest import Spawn
-from tests.factories import WorkerFactory
+from tests.factories import make_worker
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.runtime.test_process_identity import identity_of, with_part
@@ -46,8 +46,8 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def running(other: subprocess.Popen[bytes]) -> Row:
     """Make the row of a process of this host that runs."""
-    columns = {"name": "ann", "pid": other.pid, "process": identity_of(other.pid)}
-    return lambda **more: WorkerFactory(**columns | more)
+    columns: dict[str, Any] = {"name": "ann", "pid": other.pid, "process": identity_of(other.pid)}
+    return lambda **more: make_worker(**columns | more)
 
 
 def killed(**columns: Any) -> Worker:
@@ -64,7 +64,7 @@ def elsewhere(**columns: Any) -> Worker:
 
 
 def worker_row(**columns: Any) -> Worker:
-    worker: Worker = WorkerFactory(**{"name": "ann"} | columns)
+    worker = make_worker(**{"name": "ann"} | columns)
     return worker
 
 
@@ -467,7 +467,7 @@ def test_the_latest_ends_of_a_name_are_known() -> None:
 def test_a_child_knows_the_ends_of_those_that_had_its_number_also_below_an_earlier_parent() -> None:
     for name in ("web:1:a", "web:1:b", "web:2:c"):
         index = int(name.split(":")[1])
-        WorkerFactory(name=name, fleet="web", fleet_index=index, fleet_restarts=0)
+        make_worker(name=name, fleet="web", fleet_index=index, fleet_restarts=0)
     Worker.objects.sign_off_dead("web:1:a", "was killed by signal 9")
     # SQLite's clock has milliseconds: two ends in one of them would be in no order.
     Worker.objects.filter(name="web:1:a").update(stopped_at=after(-timedelta(seconds=1)))

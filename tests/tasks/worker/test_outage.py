@@ -12,7 +12,7 @@ from django.db import connection
 
 from leasing.keeper import Keeper
 from tasks.models import TaskStatus, Worker
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.processes import wait_for
 from tests.tasks.support import row_of
 from tests.tasks.workers import working
@@ -58,7 +58,7 @@ def test_an_outage_makes_one_line_however_often_each_service_fails_and_one_when_
         with outage():
             wait_for(lambda: min(events(DEBUG, WARNING)[each] for each in services) > 2)
             began = events(WARNING, ERROR)
-        task = TaskFactory(name="jobs.echo", data={})
+        task = make_task(name="jobs.echo", data={})
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         wait_for(lambda: events(INFO)["outage.ended"])
 

@@ -28,7 +28,7 @@ from tasks.worker import executor as executors
 from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.process import Until, WorkerProcess
 from tasks.worker.threads import Threads
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, row_of
 from tests.tasks.workers import PATIENCE, ended, states, working
@@ -87,7 +87,7 @@ def test_tasks_that_wait_for_a_place_are_held_and_renewed_and_begin_in_their_tur
     turnstile: Turnstile, short: None, settings: Settings
 ) -> None:
     settings.LEASING = {"RENEW_EVERY": 0.05}
-    tasks = TaskFactory.create_batch(8, name="jobs.turn", data={})
+    tasks = make_tasks(8, name="jobs.turn", data={})
 
     with working(threads=1) as worker:
         wait_for(lambda: len(worker.executions) == 5)
@@ -104,7 +104,7 @@ def test_tasks_that_wait_for_a_place_are_held_and_renewed_and_begin_in_their_tur
 def test_what_waits_goes_back_at_once_when_the_worker_stops_and_costs_no_attempt(
     turnstile: Turnstile, short: None
 ) -> None:
-    first, *rest = TaskFactory.create_batch(5, name="jobs.turn", data={})
+    first, *rest = make_tasks(5, name="jobs.turn", data={})
 
     with working(threads=1) as worker:
         wait_for(lambda: turnstile.began == [first.pk] and len(worker.executions) == 5)
@@ -126,7 +126,7 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
     monkeypatch.setattr(executors, limit, 0.1)
     monkeypatch.setattr(executors, "PREFETCH_SECONDS", 1e6)  # of whatever pace
     turnstile.let(1)
-    tasks = TaskFactory.create_batch(8, name="jobs.turn", data={})
+    tasks = make_tasks(8, name="jobs.turn", data={})
 
     with working(threads=1) as worker:
         wait_for(lambda: len(turnstile.began) == 2)
@@ -145,8 +145,8 @@ def test_what_waits_behind_a_long_task_runs_in_another_worker(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executors, "LONG_AFTER", 0.1)
-    TaskFactory(name="jobs.turn", data={}, priority=1)
-    TaskFactory.create_batch(4, name="jobs.echo", data={})
+    make_task(name="jobs.turn", data={}, priority=1)
+    make_tasks(4, name="jobs.echo", data={})
 
     with working(threads=1, name="at a long one") as worker:
         wait_for(lambda: turnstile.began and len(worker.executions) == 5)
@@ -162,7 +162,7 @@ def test_a_worker_that_may_run_so_many_tasks_counts_what_it_gave_back_as_not_run
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executors, "MAX_SLOT_WAIT", 0.1)
-    TaskFactory.create_batch(5, name="jobs.turn", data={})
+    make_tasks(5, name="jobs.turn", data={})
 
     with working(threads=1, max_tasks=3) as worker:
         wait_for(lambda: given_back().exists())
@@ -177,7 +177,7 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_gave_back_too(
 ) -> None:
     """It had found nothing more to claim, and was to end with what it had."""
     monkeypatch.setattr(executors, "MAX_SLOT_WAIT", 0.1)
-    TaskFactory.create_batch(2, name="jobs.turn", data={})
+    make_tasks(2, name="jobs.turn", data={})
 
     with working(threads=1, until=Until.ONCE) as worker:
         wait_for(lambda: given_back().exists())
@@ -192,9 +192,9 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_passed_over_too(
 ) -> None:
     """It came past a task with one attempt, which is claimed for a free slot alone."""
     monkeypatch.setattr(Threads, "_pace", 0.001)
-    TaskFactory.create_batch(3, name="jobs.echo", data={}, priority=2)
-    TaskFactory(name="jobs.turn", data={}, priority=1)
-    TaskFactory(name="jobs.echo", data={}, max_attempts=1)
+    make_tasks(3, name="jobs.echo", data={}, priority=2)
+    make_task(name="jobs.turn", data={}, priority=1)
+    make_task(name="jobs.echo", data={}, max_attempts=1)
 
     with working(threads=1, until=Until.ONCE) as worker:
         wait_for(lambda: turnstile.began and states()[:3] == ["succeeded"] * 3)
@@ -210,14 +210,14 @@ def test_free_slots_are_claimed_for_while_one_is_at_a_long_task(
 ) -> None:
     """Also where all were waited for, since tasks of one attempt had ended at once so far."""
     monkeypatch.setattr(executors, "LONG_AFTER", 0.01)
-    TaskFactory.create_batch(4, name="jobs.echo", data={}, max_attempts=1)
+    make_tasks(4, name="jobs.echo", data={}, max_attempts=1)
 
     with working(threads=2) as worker:
         wait_for(lambda: states() == ["succeeded"] * 4)
-        TaskFactory(name="jobs.turn", data={}, max_attempts=1)
+        make_task(name="jobs.turn", data={}, max_attempts=1)
         worker.poller.wake()
         wait_for(lambda: turnstile.began)
-        TaskFactory.create_batch(4, name="jobs.echo", data={}, max_attempts=1)
+        make_tasks(4, name="jobs.echo", data={}, max_attempts=1)
         wait_for(lambda: states() == ["succeeded"] * 4 + ["running"] + ["succeeded"] * 4)
 
 
@@ -335,7 +335,7 @@ def test_what_was_to_end_at_once_and_does_not_is_judged_when_it_is_long(
     assert (executor.room, executor.judges_in) == (3, math.inf)
 
 
-def test_a_executor_whose_tasks_become_long_has_fewer_waiting() -> None:
+def test_an_executor_whose_tasks_become_long_has_fewer_waiting() -> None:
     assert executor_of(4, *[0.0] * 50, *[2.0] * 5).prefetch == 0
 
 
@@ -533,7 +533,7 @@ def test_tasks_that_take_as_long_as_others_are_not_long(monkeypatch: pytest.Monk
 
 
 def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: None) -> None:
-    tasks = TaskFactory.create_batch(2, name="jobs.turn", data={})
+    tasks = make_tasks(2, name="jobs.turn", data={})
     Task.objects.update(timeout=timedelta(seconds=60))
 
     with working(threads=1) as worker:
@@ -550,7 +550,7 @@ def test_the_time_for_progress_counts_from_where_a_task_begins(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.execution.attempt.SILENCE", 0.0)
-    _, second = TaskFactory.create_batch(2, name="jobs.turn", data={})
+    _, second = make_tasks(2, name="jobs.turn", data={})
     Task.objects.update(progress_timeout=timedelta(seconds=60))
 
     with working(threads=1):
@@ -565,7 +565,7 @@ def test_the_time_for_progress_counts_from_where_a_task_begins(
 def test_a_task_that_was_lost_or_cancelled_while_it_waited_does_not_begin(
     turnstile: Turnstile, short: None
 ) -> None:
-    _, lost, cancelled, last = TaskFactory.create_batch(4, name="jobs.turn", data={})
+    _, lost, cancelled, last = make_tasks(4, name="jobs.turn", data={})
 
     with working(threads=1) as worker:
         wait_for(lambda: len(worker.executions) == 4)
@@ -591,7 +591,7 @@ def test_nothing_begins_once_the_worker_is_asked_to_stop(
         wind_up(worker)
 
     monkeypatch.setattr(WorkerProcess, "_wind_up", late)
-    TaskFactory.create_batch(3, name="jobs.turn", data={})
+    make_tasks(3, name="jobs.turn", data={})
 
     with working(threads=1) as worker:
         wait_for(lambda: len(worker.executions) == 3 and len(turnstile.began) == 1)
@@ -604,7 +604,7 @@ def test_nothing_begins_once_the_worker_is_asked_to_stop(
 
 @pytest.mark.parametrize("until", [Until.ONCE, Until.DRAINED])
 def test_a_worker_that_claims_ahead_ends_when_all_is_done(until: Until, short: None) -> None:
-    TaskFactory.create_batch(30, name="jobs.echo", data={})
+    make_tasks(30, name="jobs.echo", data={})
 
     with working(threads=2, until=until) as worker:
         wait_for(ended(worker))
@@ -625,7 +625,7 @@ def test_coroutines_that_wait_begin_as_slots_become_free(handlers: Handlers) -> 
         return len(most)
 
     handlers["jobs.count"] = count
-    TaskFactory.create_batch(40, name="jobs.count", data={})
+    make_tasks(40, name="jobs.count", data={})
 
     with working(coroutines=2, threads=1):
         wait_for(lambda: states() == ["succeeded"] * 40)
@@ -639,13 +639,13 @@ def test_coroutines_that_wait_begin_as_slots_become_free(handlers: Handlers) -> 
 def test_a_task_of_higher_priority_that_comes_goes_before_those_that_wait(
     turnstile: Turnstile, short: None
 ) -> None:
-    first, *rest = TaskFactory.create_batch(8, name="jobs.turn", data={})
+    first, *rest = make_tasks(8, name="jobs.turn", data={})
     urgent: list[Task] = []
 
     with working(threads=1) as worker:
         wait_for(lambda: turnstile.began == [first.pk] and len(worker.executions) == 5)
         for priority in (5, 9):
-            urgent.insert(0, TaskFactory(name="jobs.turn", data={}, priority=priority))
+            urgent.insert(0, make_task(name="jobs.turn", data={}, priority=priority))
             wait_for(lambda: urgent[0].pk in {each.claimed.id for each in worker.executions})
         turnstile.let(10)
         wait_for(lambda: states() == ["succeeded"] * 10)
@@ -656,12 +656,12 @@ def test_a_task_of_higher_priority_that_comes_goes_before_those_that_wait(
 def test_nothing_is_claimed_for_what_is_no_more_urgent_than_those_that_wait(
     turnstile: Turnstile, short: None
 ) -> None:
-    TaskFactory.create_batch(6, name="jobs.turn", data={}, priority=2)
+    make_tasks(6, name="jobs.turn", data={}, priority=2)
 
     with working(threads=1, queues=["default", "mail"]) as worker:
         wait_for(lambda: len(worker.executions) == 5 and turnstile.began)
         for options in ({"priority": 2}, {"priority": 1}, {"priority": 9, "queue": "mail"}):
-            TaskFactory(name="jobs.turn", data={}, **options)
+            make_task(name="jobs.turn", data={}, **options)
             wait_for(lambda: not worker.poller._heard)
         assert len(worker.executions) == 5
         turnstile.let(9)
@@ -773,7 +773,7 @@ def test_results_that_come_together_are_stored_by_few_statements(
     monkeypatch.setattr("tasks.execution.completer.BATCH_DELAY", PATIENCE)
     barrier = threading.Barrier(8)
     handlers["jobs.meet"] = lambda ctx: barrier.wait(PATIENCE) and None
-    TaskFactory.create_batch(8, name="jobs.meet", data={})
+    make_tasks(8, name="jobs.meet", data={})
 
     with working(threads=8):
         wait_for(lambda: states() == ["succeeded"] * 8)
@@ -784,15 +784,15 @@ def test_results_that_come_together_are_stored_by_few_statements(
 
 def test_a_single_result_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.execution.completer.BATCH_DELAY", 10 * PATIENCE)
-    task = TaskFactory(name="jobs.echo", data={})
+    task = make_task(name="jobs.echo", data={})
 
     with working():
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
 
 
 def test_a_result_waits_for_others_for_a_moment_only(turnstile: Turnstile) -> None:
-    TaskFactory(name="jobs.turn", data={}, priority=9)
-    task = TaskFactory(name="jobs.echo", data={})
+    make_task(name="jobs.turn", data={}, priority=9)
+    task = make_task(name="jobs.echo", data={})
 
     with working(threads=2):
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
@@ -815,9 +815,7 @@ def test_a_bad_output_among_many_sinks_none(
 
     handlers["jobs.answer"] = answer
     for what in ("good", "set", "good", "raise", "nul", "good"):
-        TaskFactory(
-            name="jobs.answer", data={"what": what}, max_attempts=1 if what == "raise" else 3
-        )
+        make_task(name="jobs.answer", data={"what": what}, max_attempts=1 if what == "raise" else 3)
 
     with working(threads=6):
         wait_for(lambda: {"ready", "running"}.isdisjoint(states()))
@@ -852,7 +850,7 @@ def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
 
     handlers["jobs.answer"] = answer
     for what in ("good", "poison", "good", "good"):
-        TaskFactory(name="jobs.answer", data={"what": what})
+        make_task(name="jobs.answer", data={"what": what})
 
     with working(threads=4, stop_timeout=0):
         wait_for(lambda: states() == ["succeeded", "running", "succeeded", "succeeded"])
@@ -874,11 +872,11 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
     monkeypatch.setattr(TaskQuerySet, "complete_claimed", storing)
     monkeypatch.setattr(outcome_store, "STORE_PAUSES", (0.01,) * 5000)
     monkeypatch.setattr(outcome_store, "_answers", lambda using: not away.is_set())
-    first = TaskFactory(name="jobs.echo", data={})
+    first = make_task(name="jobs.echo", data={})
 
     with working() as worker:
         wait_for(lambda: worker.executors.completer.is_full)
-        others = TaskFactory.create_batch(5, name="jobs.echo", data={})
+        others = make_tasks(5, name="jobs.echo", data={})
         before = len(tries)
         wait_for(lambda: len(tries) > before + 20)
         assert worker._claim() is False
@@ -903,11 +901,11 @@ def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
         return complete(rows, results)
 
     monkeypatch.setattr(TaskQuerySet, "complete_claimed", storing)
-    TaskFactory(name="jobs.answer", data={"what": "locked"})
+    make_task(name="jobs.answer", data={"what": "locked"})
 
     with working() as worker:
         wait_for(lambda: bool(worker.executors.completer._under_way))
-        after = TaskFactory(name="jobs.answer", data={"what": "free"})
+        after = make_task(name="jobs.answer", data={"what": "free"})
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
         let_go.set()
         wait_for(lambda: states() == ["succeeded"] * 2)

@@ -28,7 +28,7 @@ from tasks.worker.executor import Executor
 from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
-from tests.factories import TaskFactory, WorkerFactory
+from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import expire
 from tests.logs import logged
 from tests.processes import wait_for
@@ -69,11 +69,11 @@ def gate(handlers: Handlers) -> Iterator[Gate]:
 
 
 def test_a_worker_runs_what_is_there_and_what_comes() -> None:
-    before = TaskFactory.create_batch(5, name="jobs.echo", data={"x": 1})
+    before = make_tasks(5, name="jobs.echo", data={"x": 1})
 
     with working(name="ann") as worker:
         wait_for(lambda: states() == ["succeeded"] * 5)
-        later = TaskFactory(name="jobs.echo", data={"x": 2})
+        later = make_task(name="jobs.echo", data={"x": 2})
         wait_for(lambda: row_of(later)["status"] == TaskStatus.SUCCEEDED)
 
     assert worker.name == "ann"
@@ -83,7 +83,7 @@ def test_a_worker_runs_what_is_there_and_what_comes() -> None:
 
 
 def test_as_many_tasks_run_at_a_time_as_there_are_threads(gate: Gate) -> None:
-    tasks = TaskFactory.create_batch(5, name="jobs.gate", data={})
+    tasks = make_tasks(5, name="jobs.gate", data={})
 
     with working(threads=3):
         wait_for(lambda: len(gate.began) == 3)
@@ -95,8 +95,8 @@ def test_as_many_tasks_run_at_a_time_as_there_are_threads(gate: Gate) -> None:
 
 
 def test_only_the_workers_queues_are_served() -> None:
-    others = TaskFactory(name="jobs.echo", data={}, queue="mail", priority=9)
-    mine = TaskFactory(name="jobs.echo", data={}, queue="reports")
+    others = make_task(name="jobs.echo", data={}, queue="mail", priority=9)
+    mine = make_task(name="jobs.echo", data={}, queue="reports")
 
     with working(queues=["reports"]):
         wait_for(lambda: row_of(mine)["status"] == TaskStatus.SUCCEEDED)
@@ -106,7 +106,7 @@ def test_only_the_workers_queues_are_served() -> None:
 
 def test_by_default_a_worker_serves_all_queues() -> None:
     for queue in ("default", "mail", "reports"):
-        TaskFactory(name="jobs.echo", data={}, queue=queue)
+        make_task(name="jobs.echo", data={}, queue=queue)
 
     with working():
         wait_for(lambda: states() == ["succeeded"] * 3)
@@ -114,7 +114,7 @@ def test_by_default_a_worker_serves_all_queues() -> None:
 
 def test_a_task_is_renewed_for_as_long_as_it_runs(gate: Gate, settings: Settings) -> None:
     settings.LEASING = {"RENEW_EVERY": 0.1}
-    task = TaskFactory(name="jobs.gate", data={})
+    task = make_task(name="jobs.gate", data={})
 
     with working(ttl=60):
         wait_for(lambda: row_of(task)["renewals"] >= 3)
@@ -134,8 +134,8 @@ def test_a_handler_that_ends_its_thread_ends_neither_thread_nor_worker(
         raise SystemExit
 
     handlers["jobs.leave"] = leave
-    TaskFactory.create_batch(3, name="jobs.leave", data={}, max_attempts=1)
-    last = TaskFactory(name="jobs.echo", data={}, priority=-1)
+    make_tasks(3, name="jobs.leave", data={}, max_attempts=1)
+    last = make_task(name="jobs.echo", data={}, priority=-1)
 
     with working(threads=1):
         wait_for(lambda: row_of(last)["status"] == TaskStatus.SUCCEEDED)
@@ -143,7 +143,7 @@ def test_a_handler_that_ends_its_thread_ends_neither_thread_nor_worker(
 
 
 def test_a_worker_recovers_the_tasks_of_others(gate: Gate) -> None:
-    task = TaskFactory(name="jobs.echo", data={}, state="stuck", holder="gone")
+    task = make_task(name="jobs.echo", data={}, state="stuck", holder="gone")
 
     with working(name="ann"):
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
@@ -161,7 +161,7 @@ def test_a_worker_that_recovers_a_task_claims_it_without_waiting_for_its_next_lo
         "POLL_EVERY": 1000,
         "BACKOFF": {"base": 0, "cap": 0},
     }
-    task = TaskFactory(name="jobs.echo", data={}, state="running", holder="gone")
+    task = make_task(name="jobs.echo", data={}, state="running", holder="gone")
 
     with working() as worker:
         wait_for(known(worker))
@@ -173,12 +173,12 @@ def test_a_worker_that_recovers_a_task_claims_it_without_waiting_for_its_next_lo
 
 def test_a_worker_that_lost_a_task_and_has_it_again_keeps_count_of_both(gate: Gate) -> None:
     """The lost attempt still has its thread: there is no room for a third."""
-    task = TaskFactory(name="jobs.gate", data={})
+    task = make_task(name="jobs.gate", data={})
     with working(threads=2) as worker:
         wait_for(lambda: gate.began == [task.pk])
         expire(task)
         wait_for(lambda: gate.began == [task.pk] * 2)
-        TaskFactory(name="jobs.gate", data={})
+        make_task(name="jobs.gate", data={})
 
         assert len(worker.executions) == 2
         assert worker._claim() is False
@@ -202,12 +202,12 @@ def test_a_worker_that_is_idle_stops_at_once() -> None:
 def test_a_worker_that_is_asked_to_stop_lets_its_tasks_end_and_claims_no_more(
     gate: Gate,
 ) -> None:
-    task = TaskFactory(name="jobs.gate", data={})
+    task = make_task(name="jobs.gate", data={})
 
     with working() as worker:
         wait_for(lambda: gate.began == [task.pk])
         worker.stop()
-        next_task = TaskFactory(name="jobs.echo", data={})
+        next_task = make_task(name="jobs.echo", data={})
         assert not worker._ended.is_set()
         gate.open()
         wait_for(ended(worker))
@@ -219,7 +219,7 @@ def test_a_worker_that_is_asked_to_stop_lets_its_tasks_end_and_claims_no_more(
 
 
 def test_what_still_runs_at_the_deadline_is_given_back_and_costs_no_attempt(gate: Gate) -> None:
-    tasks = TaskFactory.create_batch(2, name="jobs.gate", data={}, max_attempts=1)
+    tasks = make_tasks(2, name="jobs.gate", data={}, max_attempts=1)
 
     with working(stop_timeout=0.2) as worker:
         wait_for(lambda: len(gate.began) == 2)
@@ -235,7 +235,7 @@ def test_what_still_runs_at_the_deadline_is_given_back_and_costs_no_attempt(gate
 
 
 def test_what_runs_on_in_a_thread_that_was_given_up_is_refused_and_noted(gate: Gate) -> None:
-    task = TaskFactory(name="jobs.gate", data={})
+    task = make_task(name="jobs.gate", data={})
     with working(stop_timeout=0) as worker:
         wait_for(lambda: gate.began == [task.pk])
         worker.stop()
@@ -248,7 +248,7 @@ def test_what_runs_on_in_a_thread_that_was_given_up_is_refused_and_noted(gate: G
 
 
 def test_a_worker_that_is_asked_twice_does_not_wait(gate: Gate) -> None:
-    task = TaskFactory(name="jobs.gate", data={})
+    task = make_task(name="jobs.gate", data={})
 
     with working(stop_timeout=1000) as worker:
         wait_for(lambda: gate.began == [task.pk])
@@ -263,7 +263,7 @@ def test_a_worker_that_is_asked_twice_does_not_wait(gate: Gate) -> None:
 def test_both_attempts_of_a_task_that_a_worker_has_twice_are_settled_when_it_stops(
     gate: Gate,
 ) -> None:
-    task = TaskFactory(name="jobs.gate", data={})
+    task = make_task(name="jobs.gate", data={})
     with working(threads=2, stop_timeout=0) as worker:
         wait_for(lambda: gate.began == [task.pk])
         expire(task)
@@ -281,7 +281,7 @@ def test_what_cannot_be_given_back_does_not_keep_a_worker_from_stopping(
     def away(*args: Any, **options: Any) -> None:
         raise OperationalError("the database is away")
 
-    task = TaskFactory(name="jobs.gate", data={})
+    task = make_task(name="jobs.gate", data={})
     with working(stop_timeout=0) as worker:
         wait_for(lambda: gate.began == [task.pk])
         monkeypatch.setattr(TaskQuerySet, "give_back_many", away)
@@ -311,7 +311,7 @@ def test_a_claim_that_fails_is_tried_again(
         return take(rows, *args, **options)
 
     monkeypatch.setattr(TaskQuerySet, "take", failing)
-    task = TaskFactory(name="jobs.echo", data={})
+    task = make_task(name="jobs.echo", data={})
 
     with working():
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
@@ -333,7 +333,7 @@ def test_a_worker_whose_renewals_fail_claims_nothing_until_one_succeeds(
         return draining.is_set()
 
     monkeypatch.setattr(Keeper, "draining", property(is_draining))
-    task = TaskFactory(name="jobs.echo", data={})
+    task = make_task(name="jobs.echo", data={})
 
     with working():
         wait_for(lambda: len(asked) > 3)
@@ -344,9 +344,9 @@ def test_a_worker_whose_renewals_fail_claims_nothing_until_one_succeeds(
 
 def test_a_task_without_a_handler_stops_no_worker(handlers: Handlers) -> None:
     handlers["jobs.new"] = lambda ctx: None
-    unknown = TaskFactory(name="jobs.new", data={}, priority=9)
+    unknown = make_task(name="jobs.new", data={}, priority=9)
     del handlers["jobs.new"]
-    known = TaskFactory(name="jobs.echo", data={})
+    known = make_task(name="jobs.echo", data={})
 
     with working(threads=1):
         wait_for(lambda: row_of(known)["status"] == TaskStatus.SUCCEEDED)
@@ -414,7 +414,7 @@ def test_a_worker_whose_row_was_deleted_writes_another(monkeypatch: pytest.Monke
 
 
 def test_a_worker_that_starts_again_under_its_name_says_what_it_is_now() -> None:
-    old = WorkerFactory(
+    old = make_worker(
         name="ann", state="stopped", pid=1, handlers={"old": "thread"}, slots={"thread": 9}
     )
 
@@ -436,7 +436,7 @@ def test_a_worker_that_could_not_say_so_works_all_the_same(
     monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
     register = WorkerQuerySet.register
     monkeypatch.setattr(WorkerQuerySet, "register", away)
-    task = TaskFactory(name="jobs.echo", data={})
+    task = make_task(name="jobs.echo", data={})
 
     with working() as worker:
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
@@ -472,8 +472,8 @@ def registration_threads() -> list[threading.Thread]:
 
 
 def test_workers_that_have_been_gone_for_a_day_are_forgotten() -> None:
-    WorkerFactory(name="gone", state="gone")
-    WorkerFactory(name="stopped", state="stopped")
+    make_worker(name="gone", state="gone")
+    make_worker(name="stopped", state="stopped")
     Worker.objects.filter(name="stopped").update(last_seen_at="2020-01-01T00:00:00Z")
 
     with working(name="ann") as worker:
@@ -483,7 +483,7 @@ def test_workers_that_have_been_gone_for_a_day_are_forgotten() -> None:
 
 
 def test_a_workers_threads_leave_no_renewals_behind() -> None:
-    TaskFactory.create_batch(3, name="jobs.echo", data={})
+    make_tasks(3, name="jobs.echo", data={})
 
     with working():
         wait_for(lambda: states() == ["succeeded"] * 3)
@@ -494,7 +494,7 @@ def test_a_workers_threads_leave_no_renewals_behind() -> None:
 
 
 def test_a_worker_that_ends_leaves_alone_what_others_in_its_process_hold() -> None:
-    TaskFactory(name="jobs.echo", data={})
+    make_task(name="jobs.echo", data={})
 
     with Lease.objects.hold("crane:1", ttl=6) as outer:
         call_command("run_worker", once=True)
@@ -522,7 +522,7 @@ def lost_in(executor: Executor, interval: float = 10.0) -> Any:
     return execution
 
 
-def test_a_executor_whose_slots_all_have_tasks_that_are_over_is_stuck_in_the_end(
+def test_an_executor_whose_slots_all_have_tasks_that_are_over_is_stuck_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
@@ -554,7 +554,7 @@ class Looked(dict[int, Any]):
 
 
 @pytest.mark.parametrize("slots", [0, 1])
-def test_a_executor_whose_tasks_end_as_it_is_looked_at_is_not_stuck(
+def test_an_executor_whose_tasks_end_as_it_is_looked_at_is_not_stuck(
     slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = count()
@@ -567,7 +567,7 @@ def test_a_executor_whose_tasks_end_as_it_is_looked_at_is_not_stuck(
         assert not executor.is_stuck()
 
 
-def test_a_executor_whose_slots_were_at_other_tasks_meanwhile_is_not_stuck(
+def test_an_executor_whose_slots_were_at_other_tasks_meanwhile_is_not_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
@@ -581,7 +581,7 @@ def test_a_executor_whose_slots_were_at_other_tasks_meanwhile_is_not_stuck(
         executor._running.clear()
 
 
-def test_a_executor_whose_tasks_all_wait_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_whose_tasks_all_wait_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = count()
     monkeypatch.setattr("tasks.worker.executor.clock", lambda: float(next(moments)))
     executor = Threads(1, cast(Any, None), print)
@@ -593,7 +593,7 @@ def test_a_executor_whose_tasks_all_wait_is_not_stuck(monkeypatch: pytest.Monkey
     assert not executor.is_stuck()
 
 
-def test_a_executor_with_a_slot_left_is_not_stuck() -> None:
+def test_an_executor_with_a_slot_left_is_not_stuck() -> None:
     executor = Threads(2, cast(Any, None), print)
     lost_in(executor, interval=0.0).is_over = True
 
@@ -630,7 +630,7 @@ def test_a_worker_at_rest_asks_one_query_at_a_time_whether_there_is_anything_to_
     # A wait for something that is known is followed by a look, and so is one for what is due soon.
     with django_assert_num_queries(0):
         worker.poller.rest(0.01, worker._is_idle)
-    TaskFactory(name="jobs.echo", delay=3)
+    make_task(name="jobs.echo", delay=3)
     with django_assert_num_queries(1):
         worker.poller.rest(5.0, worker._is_idle)
     # Without notifications every look is one for tasks.
@@ -647,11 +647,11 @@ def test_who_looks_ahead_wakes_a_worker_at_rest_and_spares_it_its_own_look(
     worker.poller.listener.hears = True
     woken: list[int] = []
     answers: list[float | None] = []
-    TaskFactory(name="jobs.echo", delay=30)
+    make_task(name="jobs.echo", delay=30)
 
     def wait(seconds: float) -> bool:
         if len(answers) == 2:
-            TaskFactory(name="jobs.echo", delay=2)
+            make_task(name="jobs.echo", delay=2)
         answers.append(worker.poller.look_ahead(3.0))
         return bool(woken)
 
@@ -713,7 +713,7 @@ def test_who_looks_ahead_sees_for_how_long_no_schedule_is_due(
 def test_a_look_ahead_asks_in_a_statement_that_is_due_anyway() -> None:
     looking = WorkerProcess().poller
     looking._rests = True
-    TaskFactory(state="running", ttl=30)
+    make_task(state="running", ttl=30)
     asked: list[float] = []
 
     def beside(seconds: float) -> Any:
@@ -731,7 +731,7 @@ def test_a_look_ahead_asks_in_a_statement_that_is_due_anyway() -> None:
 
 def test_a_look_ahead_is_a_sweep_as_well() -> None:
     worker = WorkerProcess()
-    TaskFactory(state="running", ttl=30)
+    make_task(state="running", ttl=30)
 
     for rests in (False, True):
         worker.poller._rests = rests

@@ -20,7 +20,7 @@ from tasks.models import Task, TaskStatus
 from tasks.worker import processes
 from tasks.worker.timeouts import Timekeeper
 from tests.conftest import Spawn
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.support import expire
 from tests.processes import wait_for
 from tests.tasks.support import attempt, attempts, row_of
@@ -47,7 +47,7 @@ def _children(
 
 
 def enqueue(do: str, **data: Any) -> Task:
-    task: Task = TaskFactory(name="jobs.compute", data={"do": do, **data}, max_attempts=1)
+    task = make_task(name="jobs.compute", data={"do": do, **data}, max_attempts=1)
     return task
 
 
@@ -199,7 +199,7 @@ def test_a_child_ends_with_its_worker_however_that_ends(spawn: Spawn, tmp_path: 
 def test_a_coroutine_that_blocks_a_thread_does_not_keep_its_worker_from_the_end(
     spawn: Spawn, tmp_path: Path
 ) -> None:
-    task = TaskFactory(name="jobs.block", data={"folder": str(tmp_path)})
+    task = make_task(name="jobs.block", data={"folder": str(tmp_path)})
     worker = spawn(["manage.py", "run_worker", "--stop-timeout", "0"])
     wait_for(lambda: began(tmp_path), process=worker, timeout=START_PATIENCE)
 

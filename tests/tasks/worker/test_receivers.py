@@ -22,7 +22,7 @@ from tasks.celery import attendant
 from tasks.celery.broker import CeleryBroker
 from tasks.management.commands import run_generator, run_recovery, run_relay
 from tasks.models import Task
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.celery.support import FakeBroker
@@ -77,7 +77,7 @@ def test_receivers_that_hang_hold_up_neither_claims_nor_results(
 
     with working():
         for number in range(6):  # more than threads that store
-            TaskFactory(name="jobs.echo", data={})
+            make_task(name="jobs.echo", data={})
             wait_for(lambda: states() == ["succeeded"] * (number + 1), timeout=8)  # noqa: B023
         wait_for(lambda: len(hanging.reported) == 6)
         hanging.let_go.set()
@@ -92,7 +92,7 @@ def test_receivers_that_hang_hold_up_no_examination(
 
     with working(queues=["default"]):
         for number in range(3):
-            TaskFactory(queue="mail")  # which nobody serves
+            make_task(queue="mail")  # which nobody serves
             wait_for(lambda: len(hanging.reported) == number + 1, timeout=8)  # noqa: B023
         hanging.let_go.set()
 
@@ -151,7 +151,7 @@ def test_receivers_that_hang_hold_up_no_recovery(
     with recovering(monkeypatch):
         try:
             for number in range(2):
-                TaskFactory.create_batch(3, state="stuck")
+                make_tasks(3, state="stuck")
                 wait_for(lambda: states() == ["ready"] * 3 * (number + 1), timeout=8)  # noqa: B023
             # Those that wait are told though nothing more happens.
             wait_for(lambda: len(hanging.reported) == 6, timeout=8)
@@ -181,7 +181,7 @@ def test_receivers_that_hang_hold_up_no_relay(
     settings.TASK_QUEUE = {"CELERY_QUEUES": ("default",)}
     monkeypatch.setattr(CeleryBroker, "of_settings", lambda: broker)
     connect(leases.acquired, hanging)
-    tasks = TaskFactory.create_batch(3, name="jobs.echo", data={})
+    tasks = make_tasks(3, name="jobs.echo", data={})
 
     with alone(monkeypatch, run_relay):
         try:
@@ -200,7 +200,7 @@ def test_what_hears_of_an_end_and_hangs_holds_up_no_results(
 
     with working():
         for number in range(6):
-            TaskFactory(name="jobs.told", data={})
+            make_task(name="jobs.told", data={})
             wait_for(lambda: states() == ["succeeded"] * (number + 1), timeout=8)  # noqa: B023
         hanging.let_go.set()
 
@@ -214,7 +214,7 @@ def test_receivers_hear_of_a_task_in_order_and_as_it_was(connect: Connect) -> No
 
     connect(signals.claimed, receiver)
     connect(signals.completed, receiver)
-    tasks = TaskFactory.create_batch(20, name="jobs.echo", data={})
+    tasks = make_tasks(20, name="jobs.echo", data={})
     with working():
         wait_for(lambda: states() == ["succeeded"] * 20)
 
@@ -237,7 +237,7 @@ def test_a_worker_that_cannot_store_ends_to_be_started_again(
     monkeypatch.setattr("tasks.execution.completer.store_outcomes", hang)
     monkeypatch.setattr("tasks.execution.completer.STUCK_AFTER", 0.01)
     monkeypatch.setattr("tasks.execution.completer.STUCK_AFTER_ANSWERS", 0)
-    task = TaskFactory(name="jobs.echo", data={})
+    task = make_task(name="jobs.echo", data={})
     with working(stop_timeout=0) as worker:
         wait_for(lambda: worker.failed)
         let_go.set()

@@ -17,7 +17,7 @@ from tasks.exceptions import Snooze, TaskCancelled
 from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus, Worker
 from tasks.worker.process import Until
-from tests.factories import TaskFactory
+from tests.factories import make_task, make_tasks
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, row_of
 from tests.tasks.workers import PATIENCE, ended, states, working
@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.mark.parametrize("until", [Until.ONCE, Until.DRAINED])
 def test_a_worker_runs_what_is_ready_and_ends(until: Until) -> None:
-    TaskFactory.create_batch(5, name="jobs.echo", data={})
-    later = TaskFactory(name="jobs.echo", data={}, state="scheduled")
+    make_tasks(5, name="jobs.echo", data={})
+    later = make_task(name="jobs.echo", data={}, state="scheduled")
 
     with working(until=until, stop_timeout=0) as worker:
         wait_for(ended(worker))
@@ -44,7 +44,7 @@ def test_a_worker_that_runs_once_lets_its_tasks_end_however_long_they_take(
 ) -> None:
     opened = threading.Event()
     handlers["jobs.long"] = lambda ctx: opened.wait(PATIENCE) and ctx.stopping
-    task = TaskFactory(name="jobs.long", data={})
+    task = make_task(name="jobs.long", data={})
 
     with working(until=Until.ONCE, stop_timeout=0) as worker:
         wait_for(lambda: worker._closing)
@@ -62,8 +62,8 @@ def test_nothing_of_a_worker_that_ran_once_is_left_in_its_process(handlers: Hand
     async def wink(ctx: Context) -> None: ...
 
     def run_once() -> None:
-        TaskFactory(name="jobs.echo", data={})
-        TaskFactory(name="jobs.wink", data={})
+        make_task(name="jobs.echo", data={})
+        make_task(name="jobs.wink", data={})
         call_command("run_worker", once=True)
 
     def descriptors() -> int:
@@ -83,8 +83,8 @@ def test_nothing_of_a_worker_that_ran_once_is_left_in_its_process(handlers: Hand
 
 
 def test_draining_waits_for_what_runs_elsewhere_and_takes_what_comes_of_it() -> None:
-    task = TaskFactory(name="jobs.echo", data={}, state="running", holder="elsewhere")
-    paused = TaskFactory(name="jobs.echo", data={}, queue="mail")
+    task = make_task(name="jobs.echo", data={}, state="running", holder="elsewhere")
+    paused = make_task(name="jobs.echo", data={}, queue="mail")
     Queue.objects.create(name="mail", paused_at=DbNow())
 
     with working(until=Until.DRAINED, queues=["default"]) as worker:
@@ -99,7 +99,7 @@ def test_draining_waits_for_what_runs_elsewhere_and_takes_what_comes_of_it() -> 
 
 
 def test_draining_does_not_wait_for_a_queue_that_is_paused() -> None:
-    TaskFactory(name="jobs.echo", data={}, queue="mail")
+    make_task(name="jobs.echo", data={}, queue="mail")
     Queue.objects.create(name="mail", paused_at=DbNow())
 
     with working(until=Until.DRAINED, queues=["default", "mail"]) as worker:
@@ -107,7 +107,7 @@ def test_draining_does_not_wait_for_a_queue_that_is_paused() -> None:
 
 
 def test_a_worker_that_may_run_so_many_tasks_claims_no_more() -> None:
-    TaskFactory.create_batch(5, name="jobs.echo", data={})
+    make_tasks(5, name="jobs.echo", data={})
 
     with working(max_tasks=3, stop_timeout=0) as worker:
         wait_for(ended(worker))
@@ -127,7 +127,7 @@ def test_a_handler_that_sees_the_worker_stop_gives_its_task_back(handlers: Handl
         return "dropped"
 
     handlers["jobs.polite"] = polite
-    task = TaskFactory(name="jobs.polite", data={}, max_attempts=1)
+    task = make_task(name="jobs.polite", data={}, max_attempts=1)
 
     with working(stop_timeout=PATIENCE) as worker:
         assert began.wait(PATIENCE)
@@ -155,7 +155,7 @@ def test_a_handler_may_end_its_attempt_by_what_it_raises(
     handlers: Handlers, error: Exception, status: str, spent: int
 ) -> None:
     handlers["jobs.raise"] = raising(error)
-    task = TaskFactory(name="jobs.raise", data={})
+    task = make_task(name="jobs.raise", data={})
 
     with working():
         wait_for(lambda: attempts(task) != [])

@@ -17,7 +17,7 @@ from tasks.execution.cancellation import Interruption
 from tasks.models import Task, TaskStatus
 from tasks.runtime.latch import Latch
 from tasks.worker.timeouts import Timekeeper
-from tests.factories import TaskFactory, claimed
+from tests.factories import claimed, make_task
 from tests.leasing.support import FakeClock
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, refusals, row_of
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def timed(name: str, seconds: float, **options: Any) -> Task:
-    task: Task = TaskFactory(name=name, data={}, **options)
+    task = make_task(name=name, data={}, **options)
     Task.objects.filter(pk=task.pk).update(timeout=timedelta(seconds=seconds))
     return task
 
@@ -46,7 +46,7 @@ def test_a_thread_that_cannot_be_ended_fails_in_time_and_keeps_its_place(
     task = timed("jobs.deaf", 0.1, max_attempts=1)
     with working(threads=1) as worker:
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
-        after = TaskFactory(name="jobs.echo", data={})
+        after = make_task(name="jobs.echo", data={})
         (execution,) = worker.executions
         assert execution.is_over
         assert worker.executors.blocked == {"thread": 1}
@@ -129,7 +129,7 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
     registry._handlers["jobs.echo"] = registry.Handler(
         "jobs.echo", function, timeout=timedelta(seconds=7)
     )
-    task = TaskFactory(name="jobs.echo")
+    task = make_task(name="jobs.echo")
     Task.objects.update(timeout=own and timedelta(seconds=own))
 
     execution = Execution(claimed(task, "ann"), threading.Event())
@@ -184,7 +184,7 @@ def test_an_attempt_that_nobody_can_watch_fails_and_its_place_is_free_again(
     monkeypatch.setattr(Timekeeper, "watch", refuse)
     handlers["jobs.well"] = well if kind == "coroutine" else lambda ctx, **data: None
     task = timed("jobs.well", 60, max_attempts=1)
-    after = TaskFactory(name="jobs.well", data={}, priority=-1)
+    after = make_task(name="jobs.well", data={}, priority=-1)
 
     with working(threads=1, coroutines=1):
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)

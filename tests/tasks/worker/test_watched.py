@@ -26,7 +26,7 @@ from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.completer import Completer
 from tasks.maintenance import housekeeping, recovery, scheduler
-from tasks.models import Task, TaskStatus, Worker, WorkerQuerySet
+from tasks.models import TaskStatus, Worker, WorkerQuerySet
 from tasks.registry import Kind
 from tasks.runtime import service_threads
 from tasks.runtime.service_threads import ServiceThreads
@@ -36,7 +36,7 @@ from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.hand_back import abandoned
 from tasks.worker.process import WorkerProcess
 from tasks.worker.timeouts import Timekeeper
-from tests.factories import TaskFactory
+from tests.factories import make_task
 from tests.leasing.support import expire
 from tests.logs import logged
 from tests.processes import wait_for
@@ -88,7 +88,7 @@ def test_what_escapes_a_place_ends_neither_it_nor_its_task(
     kind = Kind.THREAD if name == "jobs.thread" else Kind.COROUTINE
     count = abandoned[kind]
     once(monkeypatch, *where, error)
-    task = TaskFactory(name=name, data={}, max_attempts=1)
+    task = make_task(name=name, data={}, max_attempts=1)
 
     with working(threads=1, coroutines=1):
         wait_for(lambda: states() == ["succeeded"])
@@ -119,9 +119,7 @@ def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers)
         return "waited"
 
     handlers["jobs.ends"], handlers["jobs.waits"] = ends, waits
-    tasks = [
-        TaskFactory(name=name, data={}, max_attempts=1) for name in ("jobs.waits", "jobs.ends")
-    ]
+    tasks = [make_task(name=name, data={}, max_attempts=1) for name in ("jobs.waits", "jobs.ends")]
     with working(coroutines=2):
         wait_for(lambda: states() == ["succeeded"] * 2)
 
@@ -149,7 +147,7 @@ def test_a_thread_of_a_worker_that_ends_is_started_again(
 
     with working() as worker:
         for number in range(2):
-            TaskFactory(name="jobs.echo", data={})
+            make_task(name="jobs.echo", data={})
             wait_for(lambda: states() == ["succeeded"] * (number + 1))  # noqa: B023
         wait_for(lambda: replaced[name] == count + 1)
         wait_for(lambda: Worker.objects.filter(name=worker.name).exists())
@@ -166,7 +164,7 @@ def test_schedules_that_take_long_to_look_at_get_a_thread_and_recovery_waits_no_
         return 0, 0.01
 
     monkeypatch.setattr(scheduler, "_look", look)
-    task = TaskFactory(name="jobs.echo", data={}, state="running", holder="gone")
+    task = make_task(name="jobs.echo", data={}, state="running", holder="gone")
     with working() as worker:
         wait_for(lambda: "scheduler" in looked_on)
         looked_on.clear()
@@ -199,7 +197,7 @@ def test_an_idle_worker_has_three_connections(monkeypatch: pytest.MonkeyPatch) -
     with connection.cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
         began = cursor.fetchone()[0]
-    task = TaskFactory(name="jobs.echo", data={})
+    task = make_task(name="jobs.echo", data={})
     with working() as worker:
         wait_for(lambda: worker.poller.hears)
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
@@ -250,7 +248,7 @@ def test_timeouts_are_watched_again_when_their_thread_has_ended(
     let_go = threading.Event()
     handlers["jobs.long"] = lambda ctx: let_go.wait(PATIENCE)
     once(monkeypatch, Timekeeper, "due", SystemExit())
-    task = TaskFactory(name="jobs.long", data={}, max_attempts=1, timeout=0.05)
+    task = make_task(name="jobs.long", data={}, max_attempts=1, timeout=0.05)
     with working():
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
         let_go.set()
@@ -263,7 +261,7 @@ def test_what_escapes_the_main_thread_ends_the_worker_in_good_order(
     worker = WorkerProcess(stop_timeout=0)
     raised: list[BaseException] = []
     once(monkeypatch, worker.executors, "submit", error)
-    task = TaskFactory(name="jobs.echo", data={})
+    task = make_task(name="jobs.echo", data={})
 
     def run() -> None:
         try:
@@ -297,7 +295,7 @@ class Carrier:
 
 @pytest.mark.django_db
 def test_a_task_is_renewed_as_long_as_what_carries_it_goes_on(manual_keeper: Keeper) -> None:
-    task: Task = TaskFactory(name="jobs.echo", data={}, state="running")
+    task = make_task(name="jobs.echo", data={}, state="running")
     execution = Execution(task, threading.Event(), keeper=manual_keeper)
     execution.carrier = carrier = Carrier()
     execution.hold.due_at = 0.0
@@ -316,7 +314,7 @@ def test_a_task_is_renewed_as_long_as_what_carries_it_goes_on(manual_keeper: Kee
 @pytest.mark.parametrize("heard", ["loss", "cancellation"])
 def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> None:
     threaded, let_go = Keeper(), threading.Event()
-    task: Task = TaskFactory(name="jobs.echo", data={}, state="running")
+    task = make_task(name="jobs.echo", data={}, state="running")
     execution = Execution(task, threading.Event(), keeper=threaded)
     for _ in range(MAX_THREADS + 2):
         threaded.call(partial(let_go.wait, PATIENCE))
@@ -336,7 +334,7 @@ def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> N
 def test_what_is_raised_into_the_thread_of_one_task_ends_its_renewals(
     manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task: Task = TaskFactory(name="jobs.echo", data={}, state="running")
+    task = make_task(name="jobs.echo", data={}, state="running")
     once(monkeypatch, runner, "store_outcomes", SystemExit())
 
     with pytest.raises(SystemExit):
@@ -397,7 +395,7 @@ def test_a_result_that_was_stored_as_its_thread_ended_is_not_stored_twice(
 
     monkeypatch.setattr(Completer, "_put_back", put_back)
     once(monkeypatch, Completer, "_note_database", SystemExit())
-    task = TaskFactory(name="jobs.echo", data={"x": 1})
+    task = make_task(name="jobs.echo", data={"x": 1})
 
     with working() as worker:
         wait_for(lambda: once_more and not worker.executions)
