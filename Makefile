@@ -20,8 +20,8 @@ SQL := $(addprefix tests/,leasing/querysets leasing/contract leasing/db leasing/
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test slow test-all check docs scale mutants matrix wheel bench celery browser fuzz screenshots \
-	drawing format clean
+.PHONY: demo test slow test-all check docs scale surface mutants matrix wheel bench celery browser fuzz \
+	screenshots drawing format clean
 
 # The demo site on http://localhost:8000; Ctrl-C stops it. PORT and DATABASE_URL may be set.
 # ENGINE=celery runs its tasks in Celery workers, over a broker of files, without a server.
@@ -68,6 +68,11 @@ check: $(VENV)/dev.stamp docs
 # and the tests hold them to: tests/scale.json. A commit that raises a figure says why.
 scale: $(VENV)/dev.stamp
 	@$(RUN) -m tests.house --write
+
+# Writes what users see (pages, commands, the log, metrics, signals) to the list that a test compares:
+# tests/surface/surface.txt.
+surface: $(VENV)/test.stamp
+	@$(RUN) -m tests.surface
 
 # Changes each condition of the verbs in turn; a test must fail. SHORT=1 tries as many as fit in
 # three minutes: first those of which no test is noted, then others in an order by SEED=7. NEW=1

@@ -61,7 +61,7 @@ class Element:
         """The elements in it that fit ``selector``, as in CSS: ``dl.answers [data-code=late]``."""
         found: list[Element] = [self]
         for compound in selector.split():
-            inside = (each for element in found for each in element._inside())
+            inside = (each for element in found for each in element.inside())
             found = [each for each in dict.fromkeys(inside) if each._fits(compound)]
         return found
 
@@ -71,11 +71,12 @@ class Element:
         assert len(found) == 1, f"{len(found)} × {selector} in: {self.text[:500]}"
         return found[0]
 
-    def _inside(self) -> Iterator[Element]:
+    def inside(self) -> Iterator[Element]:
+        """All elements in it, in their order."""
         for each in self.content:
             if isinstance(each, Element):
                 yield each
-                yield from each._inside()
+                yield from each.inside()
 
     def _fits(self, compound: str) -> bool:
         parsed = _COMPOUND.fullmatch(compound)

@@ -221,7 +221,7 @@ class Page:
         """Attributes that run scripts or set a style."""
         return [
             name
-            for element in self.tree._inside()
+            for element in self.tree.inside()
             for name in element.attrs
             if name.startswith("on") or name == "style"
         ]

@@ -21,6 +21,7 @@ SMALLEST = {
     "celery": (["TASKS=40", "BROKER=redis"], "redis-server"),
     "bench": (["SHORT=1", "REPORT_ONLY=1", "ONLY=looks"], ""),
     "scale": ([], ""),
+    "surface": ([], ""),
     "drawing": ([], "dot"),
     "format": ([], str(Path(sys.executable).with_name("ruff"))),
     "clean": ([], ""),
