@@ -100,10 +100,10 @@ def checks_page() -> str:
         for call in ast.walk(function)
         if isinstance(call, ast.Call) and (row := _check_of(call, function))
     }
-    head = """# System checks
+    head = """# Ids of system checks
 
 `manage.py check` reports these; those from 101 on by `manage.py check --deploy` alone. To accept
-one, add its id to `SILENCED_SYSTEM_CHECKS`.
+one, add its id to `SILENCED_SYSTEM_CHECKS`. `...` stands for a part that varies.
 
 | id | message | what to do |
 |---|---|---|
@@ -151,6 +151,12 @@ def _text(node: ast.expr | None, texts: dict[str, ast.expr]) -> str:
             return ""
 
 
+def runbook_pages() -> list[Path]:
+    """Return the pages that the package carries: the runbook, and the ids of the checks."""
+    pages = [*(ROOT / "docs" / "runbook").glob("*.md"), ROOT / "docs" / "checks.md"]
+    return sorted(pages, key=lambda page: page.stem)
+
+
 def runbook_text(page: Path) -> str:
     """Return the text of a page of the runbook as the package carries it."""
     return re.sub(r"\n```{toctree}.*?```\n", "", page.read_text(), flags=re.DOTALL)
@@ -160,10 +166,11 @@ def runbook_html(name: str, text: str) -> str:
     """Return a page of the runbook as HTML for ``/ops/runbook/<name>/``. Its links lead to pages
     beside it, or to the published documentation."""
     up = "" if name == "index" else "../"
+    carried = {page.stem for page in runbook_pages()}
 
     def target(found: re.Match[str]) -> str:
         path, page, anchor = found.groups()
-        if path:
+        if path and page not in carried:
             return f"]({DOCS}/{page}/{anchor or ''})"
         return f"]({up}{page}/{anchor or ''})".replace("/index/", "/")
 
@@ -175,7 +182,7 @@ def write_pages(app: Any) -> None:
     """Write the pages that come from the code."""
     (ROOT / "docs" / "checks.md").write_text(checks_page())
     folder = ROOT / "tasks" / "monitoring" / "runbook"
-    for page in (ROOT / "docs" / "runbook").glob("*.md"):
+    for page in runbook_pages():
         text = runbook_text(page)
         (folder / page.name).write_text(text)
         (folder / page.name).with_suffix(".html").write_text(runbook_html(page.stem, text))

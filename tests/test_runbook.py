@@ -14,8 +14,6 @@ from tasks import monitoring
 from tests.pages import user_with
 from tests.plugin import ROOT
 
-PAGES = ROOT / "docs" / "runbook"
-
 
 @pytest.fixture
 def operator(client: Client, db: None) -> Client:
@@ -26,8 +24,9 @@ def operator(client: Client, db: None) -> Client:
 def test_the_runbook_of_the_package_is_that_of_the_documentation() -> None:
     """`make docs` copies it."""
     conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
-    sources = sorted(PAGES.glob("*.md"))
+    sources = conf["runbook_pages"]()
 
+    assert (ROOT / "docs" / "checks.md").read_text() == conf["checks_page"]()
     assert monitoring.runbook_names() == [page.stem for page in sources]
     for page in sources:
         text = conf["runbook_text"](page)
@@ -37,7 +36,7 @@ def test_the_runbook_of_the_package_is_that_of_the_documentation() -> None:
 
 def test_the_command_prints_a_page_of_the_runbook(capsys: pytest.CaptureFixture[str]) -> None:
     call_command("tasks", "runbook", "worker-gone")
-    assert capsys.readouterr().out.startswith("# Worker gone\n")
+    assert capsys.readouterr().out.startswith("# Workers gone, tasks stuck\n")
 
     call_command("tasks", "runbook")
     assert "worker-gone" in capsys.readouterr().out
@@ -62,7 +61,7 @@ def test_each_page_of_the_runbook_is_on_the_site(operator: Client) -> None:
 def test_nobody_without_the_permission_reads_the_runbook(client: Client, db: None) -> None:
     assert client.get("/ops/runbook/").status_code == 302
     client.force_login(user_with())
-    assert client.get("/ops/runbook/orphans/").status_code == 403
+    assert client.get("/ops/runbook/worker-gone/").status_code == 403
 
 
 def test_links_between_pages_of_the_runbook_lead_to_pages(operator: Client) -> None:
