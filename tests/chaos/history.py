@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +147,15 @@ class Recorder:
 
 def recorder() -> Recorder:
     """Return the recorder of this process, a forked one too, of a workload."""
-    return _recorder_of(os.getpid())
+    pid = os.getpid()
+    if pid not in _recorders:
+        name = f"{os.environ.get('CHAOS_NAME', 'process')}-{pid}"
+        # Of two threads that come first both get the same one: each counts its calls by itself.
+        _recorders.setdefault(pid, Recorder(Path(os.environ[FOLDER]), name))
+    return _recorders[pid]
 
 
-@cache
-def _recorder_of(pid: int) -> Recorder:
-    return Recorder(Path(os.environ[FOLDER]), f"{os.environ.get('CHAOS_NAME', 'process')}-{pid}")
+_recorders: dict[int, Recorder] = {}
 
 
 def read_histories(folder: Path) -> list[Operation]:

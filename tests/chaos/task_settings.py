@@ -1,0 +1,17 @@
+"""Settings of a run with tasks: as little patience as a fault of seconds calls for."""
+
+from tests.chaos.settings import *  # noqa: F403
+from tests.chaos.settings import LOGGING
+
+TASK_QUEUE = {
+    "SWEEP_EVERY": 0.5,
+    "POLL_EVERY": 0.2,
+    "BACKOFF": {"base": 0.1, "cap": 0.5},
+    "PRUNE_EVERY": None,
+    "SAMPLES": False,
+    # Within the time in which workers are to work again.
+    "ANSWER_TIMEOUT": 3.0,
+    "HANDLER_ANSWER_TIMEOUT": 3.0,
+}
+for _name in ("leasing", "tasks"):
+    LOGGING["loggers"][_name]["level"] = "WARNING"
