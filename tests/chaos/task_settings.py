@@ -1,5 +1,7 @@
 """Settings of a run with tasks: as little patience as a fault of seconds calls for."""
 
+from typing import Any
+
 from tests.chaos.settings import *  # noqa: F403
 from tests.chaos.settings import LOGGING
 
@@ -13,5 +15,6 @@ TASK_QUEUE = {
     "ANSWER_TIMEOUT": 3.0,
     "HANDLER_ANSWER_TIMEOUT": 3.0,
 }
+_loggers: Any = LOGGING["loggers"]
 for _name in ("leasing", "tasks"):
-    LOGGING["loggers"][_name]["level"] = "WARNING"
+    _loggers[_name]["level"] = "WARNING"
