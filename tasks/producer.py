@@ -41,6 +41,8 @@ R_co = TypeVar("R_co", covariant=True)
 #: A handler as it is written: its context, and its data.
 Function: TypeAlias = "Callable[Concatenate[Context, P], R_co]"
 OpenFunction: TypeAlias = "Callable[Concatenate[Context, ...], R_co]"
+#: The context of the handler that enqueues a child, or the parent task, or its key.
+Parent: TypeAlias = "Context | FakeContext | Task | int"
 
 #: The methods that a decorated function gets.
 METHODS = (
@@ -61,6 +63,7 @@ class ManyOptions(TypedDict, total=False):
     progress_timeout: float | timedelta | None
     concurrency_key: str | None
     concurrency_limit: int | None
+    parent: Parent | None
 
 
 class EnqueueOptions(ManyOptions, total=False):

@@ -127,7 +127,8 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             "Cancelled or asked to stop",
             "Cancel these tasks?",
             "Waiting tasks end immediately. Running tasks are asked to stop; a handler that never "
-            "checks may still complete its task. None of them is retried either way.",
+            "checks may still complete its task. None of them is retried either way. Their "
+            "children are cancelled with them.",
             "leasing_tasks.cancel_task",
             CancelForm,
             lambda rows, said, by: rows.cancel(by=by, reason=said["reason"]),

@@ -23,7 +23,7 @@ CANCEL: Final = Action(
     "cancel",
     "Cancel",
     "A waiting task ends immediately. A running task is asked to stop; a handler that never checks "
-    "may still complete it. It is not retried either way.",
+    "may still complete it. It is not retried either way. Its children are cancelled with it.",
     "leasing_tasks.cancel_task",
 )
 DISCARD: Final = Action(

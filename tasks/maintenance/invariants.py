@@ -9,6 +9,7 @@
     no_worker        due, in an open queue nobody serves      reported
     unknown_task     due, and no worker has code for it       reported
     unseen_cancel    to be cancelled, and waiting             cancelled
+    left_behind      open, its parent stopped                 cancelled, as its children
     ignored_cancel   to be cancelled, but still running       reported: code cannot be killed
 
 A constraint of the table refuses some of these (``guard``). They are searched for nevertheless:
@@ -42,7 +43,9 @@ from tasks import signals
 from tasks.exceptions import TaskError
 from tasks.models import Queue, Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
 from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
-from tasks.querysets.transitions import closing
+from tasks.querysets.base import CANCEL_REQUESTED
+from tasks.querysets.operator import OPEN
+from tasks.querysets.transitions import WITH_PARENT, closing
 from tasks.registry import UNKNOWN_DELAY
 
 #: Violations of one invariant that are counted, and that are named.
@@ -295,6 +298,25 @@ class UnseenCancel(Invariant):
         _tasks()._tell_cancelled(task)
 
 
+class LeftBehind(Invariant):
+    """Enqueued while its parent was being cancelled, or the process that cancelled both died."""
+
+    kind = "left_behind"
+    what = "open and not asked to stop, although its parent is"
+    remedy = "cancelled with its parent, and its children too"
+
+    def violations(self) -> TaskQuerySet:
+        stopped = Task.objects.home().stopped().values("pk")
+        return _tasks().filter(status__in=OPEN, cancel_requested_at=None, parent__in=stopped)
+
+    def repair(self) -> int:
+        keys = [task.pk for task in self.find()]
+        cancelled = self.violations().cancel("recovery", WITH_PARENT)
+        for task in _tasks().filter(CANCEL_REQUESTED, pk__in=keys).order_by("pk"):
+            self.tell(task)
+        return cancelled
+
+
 class IgnoredCancel(Invariant):
     kind = "ignored_cancel"
     what = "still running, although its cancellation was requested; a thread cannot be killed"
@@ -312,6 +334,7 @@ INVARIANTS: Sequence[Invariant] = (
     OpenAttempt(),
     Unplanned(),
     UnseenCancel(),
+    LeftBehind(),
     IgnoredCancel(),
     NoWorker(),
     UnknownName(),

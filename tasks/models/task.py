@@ -93,6 +93,17 @@ class Task(Leasable):
     #: The parents of its spans, as JSON: the W3C headers of the span that enqueued it and, as
     #: ``previous``, those of the latest attempt. Null if it is not traced.
     trace_context = models.TextField(null=True, default=None, blank=True)
+    #: The task whose cancellation cancels this one, if it has not ended by then. Without a
+    #: constraint, which would lock the parent's row at each enqueue.
+    parent = models.ForeignKey(
+        "self",
+        models.SET_NULL,
+        null=True,
+        default=None,
+        db_constraint=False,
+        db_index=False,
+        related_name="children",
+    )
     #: The moment at which a relay last took it to publish its key; null: it was not.
     #: Set for tasks of TASK_QUEUE["CELERY_QUEUES"] only.
     published_at = models.DateTimeField(null=True, default=None)
@@ -138,6 +149,7 @@ class Task(Leasable):
         "concurrency_key",
         "concurrency_limit",
         "trace_context",
+        "parent",
     }
 
     writers: ClassVar[Mapping[str, str]] = {
@@ -149,7 +161,10 @@ class Task(Leasable):
         **dict.fromkeys(("progress", "progressed_at"), "use progress"),
         **dict.fromkeys(("checkpoint", "checkpoints"), "use checkpoint"),
         **dict.fromkeys(
-            ("max_attempts", "unique_key", "unique_for", "idempotency_key", "concurrency_key"),
+            (
+                *("max_attempts", "unique_key", "unique_for", "idempotency_key"),
+                *("concurrency_key", "parent"),
+            ),
             "enqueue sets it",
         ),
     }
@@ -283,6 +298,11 @@ class Task(Leasable):
                 fields=["scheduled_at", "id", "attempts"],
                 name="leasing_tasks_task_retrying",
                 condition=Q(status=TaskStatus.READY, started_at__isnull=False),
+            ),
+            models.Index(
+                fields=["parent"],
+                name="leasing_tasks_task_children",
+                condition=Q(parent__isnull=False),
             ),
             # One for all ends, each in its order: a task that completes writes to no more.
             models.Index(

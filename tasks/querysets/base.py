@@ -37,6 +37,8 @@ CLAIM_COLUMNS = ("priority", "scheduled_at", "id")
 
 #: Tasks that someone asked to cancel while they ran.
 CANCEL_REQUESTED = Q(cancel_requested_at__isnull=False)
+#: The time for which a child that is enqueued late stops with its parent.
+STOPPED_WITHIN = timedelta(days=1)
 #: Columns that identify a term and its duration.
 TERM = ("grant_id", "fencing_token", "acquired_at", "expires_at")
 
@@ -107,6 +109,12 @@ class TaskRows(LeasableQuerySet["Task"]):
 
     def cancelled(self) -> Self:
         return self.filter(status=TaskStatus.CANCELLED)
+
+    def stopped(self) -> Self:
+        """Tasks that are asked to stop, or were cancelled within STOPPED_WITHIN: their children are
+        to stop too."""
+        lately = Q(status=TaskStatus.CANCELLED, processed_at__gte=after(-STOPPED_WITHIN))
+        return self.filter(lately | Q(status=TaskStatus.RUNNING) & CANCEL_REQUESTED)
 
     def ended(self) -> Self:
         """Tasks that nothing but an operator's retry brings back."""

@@ -13,8 +13,8 @@ from tasks import registry
 from tasks.conf import task_settings
 from tasks.delays import check_interval, check_limit
 from tasks.payload import check_arguments, dumped_data
-from tasks.producer import ManyOptions
-from tasks.querysets.base import check_between, check_queue
+from tasks.producer import ManyOptions, Parent
+from tasks.querysets.base import TaskRows, check_between, check_queue
 from tasks.querysets.unique import OnDuplicate, UniqueFor, lifetime
 from tasks.registry import Handler
 
@@ -46,6 +46,7 @@ class NewTasks(NamedTuple):
 
 
 def new_task(
+    rows: TaskRows,
     name_or_handler: str | Callable[..., Any],
     data: dict[str, Any] | None,
     *,
@@ -56,7 +57,7 @@ def new_task(
     **options: Unpack[ManyOptions],
 ) -> NewTask:
     """Return the row that ``enqueue`` stores for its arguments, checked; see there."""
-    new = new_tasks(name_or_handler, **options)
+    new = new_tasks(rows, name_or_handler, **options)
     checked, text = dumped_data(data)
     check_arguments(new.handler.parameters, checked)
     columns = {**new.columns, "task_data": checked, **new.limit(checked)}
@@ -71,6 +72,7 @@ def new_task(
 
 
 def new_tasks(
+    rows: TaskRows,
     name_or_handler: str | Callable[..., Any],
     *,
     queue: str | None = None,
@@ -82,6 +84,7 @@ def new_tasks(
     progress_timeout: float | timedelta | None = None,
     concurrency_key: str | None = None,
     concurrency_limit: int | None = None,
+    parent: Parent | None = None,
 ) -> NewTasks:
     """Return the columns that tasks with these options have in common, checked."""
     handler = registry.find(name_or_handler)
@@ -101,7 +104,22 @@ def new_tasks(
         ),
         **_start(scheduled_at, delay),
     }
+    if parent is not None:
+        columns["parent_id"] = _parent_key(rows, parent)
     return NewTasks(handler, columns, concurrency_key, concurrency_limit)
+
+
+def _parent_key(rows: TaskRows, parent: Parent) -> int:
+    """Return the key of ``parent``, a task, a key or a context. Raises ValueError if it isn't
+    stored, or not where the child is going to be."""
+    if isinstance(parent, int):
+        return check_between(parent, 1, 2**63 - 1, "parent's key")
+    task: Any = getattr(parent, "task", parent)
+    if task.pk is None:
+        raise ValueError("The parent is not stored: enqueue it before its children.")
+    rows.home(task)  # or an error
+    key: int = task.pk
+    return key
 
 
 def _start(scheduled_at: datetime | None, delay: float | timedelta | None) -> dict[str, Any]:

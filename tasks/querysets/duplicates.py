@@ -39,6 +39,7 @@ REPLACED = (
     "progress_timeout",
     "concurrency_key",
     "concurrency_limit",
+    "parent_id",
 )
 
 

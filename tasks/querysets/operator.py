@@ -3,11 +3,13 @@
 Cancelling ends at once what waits, and in two stages what runs. A running task is asked: its
 holder hears of it with the next heartbeat and ends the work, or completes it all the same. A task
 that was asked is never tried again: whatever would set it ready (a failure, a stop, a recovery)
-ends it as cancelled.
+ends it as cancelled. Children are cancelled with what is ended or asked, and theirs with them; what
+had ended is not touched, nor are its children.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,7 +27,7 @@ from leasing.validation.moments import check_moment
 from tasks import signals
 from tasks.notifier import notify, notify_holders
 from tasks.querysets.base import CANCEL_REQUESTED, TaskRows, TaskStatus, check_queue
-from tasks.querysets.transitions import cancellation, closing, known_kind
+from tasks.querysets.transitions import cancellation, closing, known_kind, with_parent
 from tasks.querysets.unique import key_once_retried
 
 if TYPE_CHECKING:
@@ -35,25 +37,28 @@ Written = TypeVar("Written")
 
 #: Rows that one transaction of a bulk verb takes.
 BULK_BATCH = 500
+OPEN = (TaskStatus.READY, TaskStatus.RUNNING)
 
 
 def cancel(rows: TaskRows, by: str, reason: str) -> int:
-    """End those that wait, ask those that run. Returns how many."""
+    """End those that wait, ask those that run; then, level by level, the children of both. Returns
+    how many. (If the caller dies in between, recovery goes on: the invariant ``left_behind``.)"""
     rows, count = rows._of_one_table(), 0
-    concerned = rows.filter(status__in=[TaskStatus.READY, TaskStatus.RUNNING])
-
-    def write(keys: list[int]) -> tuple[list[Task], list[int]]:
-        return _cancel(rows, keys, by, cancellation(by, reason))
-
-    for ended, asked in _batch_by_batch(concerned, write):
-        for task in ended:
-            rows._tell_cancelled(task, reason=reason)
-        notify_holders(rows.db, asked)
-        count += len(ended) + len(asked)
+    levels = deque([(rows, reason)])
+    while levels:
+        level, why = levels.popleft()
+        write = partial(_cancel, rows, by=by, text=cancellation(by, why))
+        for ended, asked in _batch_by_batch(level.filter(status__in=OPEN), write):
+            for task in ended:
+                rows._tell_cancelled(task, reason=why)
+            notify_holders(rows.db, asked)
+            if reached := [*(task.pk for task in ended), *asked]:
+                levels.append((rows._everything().filter(parent__in=reached), with_parent(reason)))
+                count += len(reached)
     return count
 
 
-def _cancel(rows: TaskRows, keys: list[int], by: str, text: str) -> tuple[list[Task], list[int]]:
+def _cancel(rows: TaskRows, keys: list[int], *, by: str, text: str) -> tuple[list[Task], list[int]]:
     """End or ask those with these ``keys``, which are locked: the tasks that ended, and the
     keys of those that were asked."""
     mine = rows._everything().filter(pk__in=keys)
@@ -80,7 +85,13 @@ def retry(rows: TaskRows, by: str) -> int:
         "cancel_requested_at": None,
         "cancel_requested_by": "",
     }
-    return _make_ready(rows, over, columns, signals.retried, by)
+    return _make_ready(rows, over, columns, signals.retried, by, _cut_off)
+
+
+def _cut_off(ready: TaskRows) -> None:
+    """Take those that an operator retries from parents that are stopped, with which recovery would
+    cancel them again. One whose parent was retried with it, or before, stays its child."""
+    ready.filter(parent__in=ready._everything().stopped().values("pk")).update(parent=None)
 
 
 def reschedule(rows: TaskRows, queue: str | None, scheduled_at: datetime | None, by: str) -> int:
@@ -96,13 +107,22 @@ def reschedule(rows: TaskRows, queue: str | None, scheduled_at: datetime | None,
     return _make_ready(rows, Q(status=TaskStatus.READY), columns, signals.rescheduled, by)
 
 
-def _make_ready(rows: TaskRows, demand: Q, columns: dict[str, Any], signal: Signal, by: str) -> int:
-    """Update those among ``rows`` that meet ``demand``, which are ready then."""
+def _make_ready(
+    rows: TaskRows,
+    demand: Q,
+    columns: dict[str, Any],
+    signal: Signal,
+    by: str,
+    then: Callable[[TaskRows], object] = lambda ready: None,
+) -> int:
+    """Update those among ``rows`` that meet ``demand``, which are ready ``then``."""
     rows, changed = rows._of_one_table(), 0
 
     def write(keys: list[int]) -> tuple[int, list[Task]]:
         done = _write_ready(rows, keys, demand, columns)
         ready = rows._everything().filter(pk__in=keys, status=TaskStatus.READY)
+        if done:
+            then(ready)
         return done, list(ready.order_by("pk")) if done else []
 
     for done, tasks in _batch_by_batch(rows.filter(demand), write):

@@ -54,7 +54,7 @@ def enqueue_on_commit(
     **options: Unpack[EnqueueOptions],
 ) -> None:
     """Check everything now, and store the task once the transaction on ``using`` has committed."""
-    new = new_task(name_or_handler, copy.deepcopy(data), **options)
+    new = new_task(rows, name_or_handler, copy.deepcopy(data), **options)
     mode = options.get("on_duplicate", OnDuplicate.SKIP.value)
     store: Callable[[], object] = partial(_store, rows, new, mode)
     if points.tracer is not None:
@@ -69,7 +69,7 @@ def enqueue_many(
     **options: Unpack[ManyOptions],
 ) -> Sequence[Task]:
     """Store one task for each of ``data``, all or none."""
-    new = new_tasks(name_or_handler, **options)
+    new = new_tasks(rows, name_or_handler, **options)
     items = [as_arguments(each) for each in data]
     for each in items:
         check_arguments(new.handler.parameters, each)

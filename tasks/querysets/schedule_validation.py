@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.core.exceptions import ValidationError
 
 from leasing.validation.names import check_name
@@ -36,7 +37,8 @@ def clean_schedule(schedule: Schedule) -> None:
     if schedule.queue:
         check("queue", check_queue, schedule.queue)
     if not errors:  # such as the key of a limit, which is made of the data
-        check("task_data", new_task, schedule.task_name, schedule.task_data)
+        tasks = apps.get_model("leasing_tasks", "Task")._default_manager
+        check("task_data", new_task, tasks, schedule.task_name, schedule.task_data)
     check(_named_by(schedule), lambda: schedule.rule)
     if errors:
         raise ValidationError(errors)

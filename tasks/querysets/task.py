@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from leasing.db.questions import Questioner
 from leasing.querysets.claim import Claim
 from tasks.exceptions import Snooze
-from tasks.producer import EnqueueOptions, ManyOptions, refuse_unknown
+from tasks.producer import EnqueueOptions, ManyOptions, Parent, refuse_unknown
 from tasks.querysets import (
     completions,
     ends,
@@ -65,6 +65,7 @@ class TaskQuerySet(TaskRows):
         progress_timeout: float | timedelta | None = None,
         concurrency_key: str | None = None,
         concurrency_limit: int | None = None,
+        parent: Parent | None = None,
         **unknown: Never,
     ) -> Task:
         """Store a task, as part of the caller's transaction if there is one.
@@ -90,6 +91,8 @@ class TaskQuerySet(TaskRows):
                 default. Used literally, without a template; empty: no key.
             concurrency_limit: The number of tasks of that key that run at a time; the handler's by
                 default.
+            parent: The task with which this one is cancelled: a Task, its key, or the context of
+                its handler. A parent that has ended is never cancelled, so neither is this one.
 
         Raises UnknownTask, UnknownQueue, InvalidArguments (the handler does not take the data),
         NotSerializable, InvalidResource (a key), ValueError, PayloadMismatch (the idempotency key
@@ -98,6 +101,7 @@ class TaskQuerySet(TaskRows):
         """
         refuse_unknown("enqueue", unknown.keys())
         new = new_task(
+            self,
             name_or_handler,
             data,
             queue=queue,
@@ -113,6 +117,7 @@ class TaskQuerySet(TaskRows):
             progress_timeout=progress_timeout,
             concurrency_key=concurrency_key,
             concurrency_limit=concurrency_limit,
+            parent=parent,
         )
         return producer.enqueue(self, new, on_duplicate)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.apps import apps
 from django.db import models
@@ -20,6 +20,8 @@ from tasks.registry import Kind
 
 if TYPE_CHECKING:
     from tasks.models import Task
+
+WITH_PARENT: Final = "with its parent"
 
 
 def over() -> dict[str, Any]:
@@ -132,6 +134,11 @@ class _ByKey(Expression):
 def cancellation(by: str, reason: str = "") -> str:
     """The text of a cancellation, for the task and its attempt."""
     return f"cancelled by {by or 'an operator'}" + (f": {reason}" if reason else "")
+
+
+def with_parent(reason: str = "") -> str:
+    """The reason of a task that is cancelled with its parent, for ``reason``."""
+    return WITH_PARENT + (f": {reason}" if reason else "")
 
 
 def said(text: str) -> Any:

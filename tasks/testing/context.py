@@ -34,7 +34,8 @@ class FakeContext:
         state: Any = None,
         steps: dict[str, Any] | None = None,
     ) -> None:
-        self.task = Task(attempts=attempt, fencing_token=fencing_token, checkpoint=state)
+        # With a key that no row has: a handler may name the task as a parent.
+        self.task = Task(id=0, attempts=attempt, fencing_token=fencing_token, checkpoint=state)
         self.claimed = self.task
         self.attempt = attempt
         self.fencing_token = fencing_token

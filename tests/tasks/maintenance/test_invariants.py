@@ -17,6 +17,7 @@ from django.db.models import F
 from leasing.functions import DbNow, after, database_now
 from tasks.maintenance import invariants, recovery
 from tasks.models import Queue, Schedule, Task, TaskStatus, WorkerState
+from tasks.querysets.base import STOPPED_WITHIN
 from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import OtherSession
 from tests.tasks.support import Reported, attempts, row_of
@@ -62,6 +63,11 @@ def change(task: Task, **columns: Any) -> Task:
 def running_under_a_worker(state: str) -> Task:
     worker = make_worker(state=state)
     task = make_task(state="running", holder=worker.name)
+    return task
+
+
+def asked(task: Task) -> Task:
+    Task.objects.filter(pk=task.pk).cancel()
     return task
 
 
@@ -165,6 +171,27 @@ REPAIRED: list[tuple[str, str, str, Callable[[], Task], dict[str, Any]]] = [
         ),
         {"status": "cancelled", "unique_key": "k"},
     ),
+    (
+        "left_behind",
+        "enqueued while its parent was being cancelled",
+        "",
+        lambda: make_task(parent=make_task(state="cancelled")),
+        {"status": "cancelled", "cancel_requested_by": "recovery"},
+    ),
+    (
+        "left_behind",
+        "enqueued after its parent was asked to stop",
+        "",
+        lambda: make_task(parent=asked(make_task(state="running"))),
+        {"status": "cancelled", "last_error": "cancelled by recovery: with its parent"},
+    ),
+    (
+        "left_behind",
+        "running, with a parent that is cancelled",
+        "",
+        lambda: make_task(state="running", parent=make_task(state="cancelled")),
+        {"status": "running", "cancel_requested_by": "recovery"},
+    ),
 ]
 REPORTED: list[tuple[str, str, Callable[[], Task]]] = [
     ("holder_gone", "its worker is gone", lambda: running_under_a_worker(WorkerState.GONE)),
@@ -234,6 +261,32 @@ SOUND: list[tuple[str, Callable[[], Task]]] = [
         lambda: change(make_task(state="cancelled"), cancel_requested_at=PAST),
     ),
     (
+        "a child whose parent is open",
+        lambda: make_task(parent=make_task(state="running", holder="server")),
+    ),
+    (
+        "a child whose parent has succeeded when it was asked to stop",
+        lambda: make_task(parent=change(make_task(state="succeeded"), cancel_requested_at=PAST)),
+    ),
+    (
+        "a child whose parent has failed",
+        lambda: make_task(parent=make_task(state="failed")),
+    ),
+    (
+        "a child whose parent was cancelled long ago",
+        lambda: make_task(
+            parent=change(make_task(state="cancelled"), processed_at=after(-2 * STOPPED_WITHIN))
+        ),
+    ),
+    (
+        "a child that was asked to stop with its parent",
+        lambda: asked(make_task(state="running", parent=make_task(state="cancelled"))),
+    ),
+    (
+        "a child that has ended before its parent",
+        lambda: make_task(state="succeeded", parent=make_task(state="cancelled")),
+    ),
+    (
         "to be run tomorrow, by code that is to be deployed",
         lambda: change(make_task(state="scheduled"), name="forgotten"),
     ),
@@ -273,7 +326,8 @@ def test_what_can_be_repaired_is(
     row = row_of(task)
     assert {column: row[column] for column in becomes} == becomes
     assert recovery.totals.repaired == {kind: 1}
-    assert reported[0][:2] == ("recovered" if kind == "expired" else "repaired", task.pk)
+    told = ("recovered" if kind == "expired" else "repaired", task.pk)
+    assert told in [each[:2] for each in reported]
     assert recovery.examine().findings == []
 
 
