@@ -151,13 +151,14 @@ class Broker:
 
 
 @contextmanager
-def serve_redis() -> Iterator[Broker]:
-    """Run a redis-server that writes all it accepts to a file; raises ``NoBroker``."""
+def serve_redis(port: int = 0) -> Iterator[Broker]:
+    """Run a redis-server that writes all it accepts to a file, at ``port`` or at any; raises
+    ``NoBroker``."""
     program = shutil.which("redis-server")
     if program is None:
         raise NoBroker("no redis-server on PATH (Debian: redis-server)")
     with _folder("redis") as folder:
-        (port,) = free_ports(1)
+        port = port or free_ports(1)[0]
         options = {
             "port": port,
             "bind": "127.0.0.1",
@@ -176,13 +177,14 @@ def serve_redis() -> Iterator[Broker]:
 
 
 @contextmanager
-def serve_rabbitmq() -> Iterator[Broker]:
-    """Run a RabbitMQ, with a port mapper of its own; raises ``NoBroker``."""
+def serve_rabbitmq(port: int = 0) -> Iterator[Broker]:
+    """Run a RabbitMQ at ``port`` or at any, with a port mapper of its own; raises ``NoBroker``."""
     epmd = shutil.which("epmd")
     if epmd is None or not RABBITMQ.exists():
         raise NoBroker(f"no epmd on PATH, or no {RABBITMQ} (Debian: rabbitmq-server)")
     with _folder("rabbitmq") as folder, ExitStack() as stack:
-        port, names_port, peers_port = free_ports(3)
+        free, names_port, peers_port = free_ports(3)
+        port = port or free
         # Were there none, Erlang would start one that outlives everything.
         command = [epmd, "-port", str(names_port), "-address", "127.0.0.1"]
         names = Program(command, {}, folder / "names.log")

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from tests.chaos.history import FAILED, Operation
 from tests.chaos.ledger import ENDED, Change, TaskFacts
@@ -32,7 +32,9 @@ SEEN_TO_DIE = "its worker was killed"
 SECOND = 1_000_000_000
 
 
-def check_tasks(operations: Sequence[Operation], facts: TaskFacts) -> list[Violation]:
+def check_tasks(
+    operations: Sequence[Operation], facts: TaskFacts, again_within: float = AGAIN_WITHIN
+) -> list[Violation]:
     """Return what breaks any of the rules."""
     rules = (
         stored_as_answered,
@@ -44,7 +46,7 @@ def check_tasks(operations: Sequence[Operation], facts: TaskFacts) -> list[Viola
         one_holder_a_unique_key,
         no_more_than_the_limit,
         one_believer_a_task,
-        worked_again,
+        partial(worked_again, within=again_within),
     )
     return [violation for rule in rules for violation in rule(operations, facts)]
 
@@ -120,7 +122,9 @@ def begun_before_it_failed(
     unbegun = [each for each in seen if (each.task, each.token) not in began]
     if len(unbegun) > 2 + BRINK * len(seen):
         text = f"{len(unbegun)} of {len(seen)} attempts that a parent ended had not begun: "
-        yield Violation("begun before it failed", text + _first(each.task for each in unbegun))
+        yield Violation(
+            "begun before it failed", text + _first(f"task:{each.task}" for each in unbegun)
+        )
     taken = {each.task for each in lost}
     ran = {task for task, _ in began}
     for change in facts.changes:
@@ -250,32 +254,41 @@ def one_believer_a_task(operations: Sequence[Operation], facts: TaskFacts) -> It
 def worked_again(
     operations: Sequence[Operation], facts: TaskFacts, within: float = AGAIN_WITHIN
 ) -> Iterator[Violation]:
-    """A handler begins soon after a fault has ended, if a task is due and no other fault comes.
-    Time in which the machine did not let the harness run does not count."""
-    begins = sorted(each.began for each in _named(operations, "handler"))
+    """A handler begins soon after a fault has ended, if a task is due."""
+
+    def waiting(since: int, until: int) -> list[str]:
+        return [f"task:{task}" for task in _due_throughout(facts.changes, since, until)]
+
+    return again_after_faults(operations, "handler", waiting, within)
+
+
+def again_after_faults(
+    operations: Sequence[Operation],
+    name: str,
+    waiting: Callable[[int, int], Sequence[str]],
+    within: float = AGAIN_WITHIN,
+) -> Iterator[Violation]:
+    """An operation of this name begins soon after a fault has ended, if anything was ``waiting``
+    for it all the time and no other fault comes. Time in which the machine did not let the harness
+    run does not count."""
+    begins = sorted(each.began for each in _named(operations, name))
     last = max((each.ended or each.began for each in operations), default=0)
-    faults = sorted(_faults(operations), key=lambda each: each.began)
-    for number, fault in enumerate(faults):
+    faults = _faults(operations)
+    for fault in faults:
         if fault.ended is None:
             continue
-        stalled = sum(
-            (each.ended or each.began) - each.began
-            for each in _named(operations, "stall")
-            if (each.ended or each.began) >= fault.ended
-        )
-        until = fault.ended + int(within * SECOND) + stalled
-        others = faults[:number] + faults[number + 1 :]
-        is_disturbed = any(
-            other.began < until and (other.ended or last) > fault.ended for other in others
-        )
-        if is_disturbed or until > last:
+        since = fault.ended
+        stalls = [(each.began, each.ended or each.began) for each in _named(operations, "stall")]
+        stalled = sum(end - began for began, end in stalls if end >= since)
+        until = since + int(within * SECOND) + stalled
+        others = [each for each in faults if each is not fault]
+        if until > last or any(_overlaps(each, since, until) for each in others):
             continue
-        place = bisect_right(begins, fault.ended)
-        if place < len(begins) and begins[place] <= until:
-            continue
-        if waiting := _due_throughout(facts.changes, fault.ended, until):
-            text = f"no worker worked for {within:g} s after {fault.resource}: "
-            yield Violation("worked again", text + _first(waiting), (fault,))
+        place = bisect_right(begins, since)
+        works = place < len(begins) and begins[place] <= until
+        if not works and (left := waiting(since, until)):
+            text = f"no {name} began for {within:g} s after {fault.resource}: "
+            yield Violation("worked again", text + _first(left), (fault,))
 
 
 def slots_served_once(facts: TaskFacts, name: str, every: int) -> Iterator[Violation]:
@@ -297,21 +310,21 @@ def slots_served_once(facts: TaskFacts, name: str, every: int) -> Iterator[Viola
 
 def published_in_order(operations: Sequence[Operation]) -> Iterator[Violation]:
     """An acknowledged message comes, one that was rolled back does not, and those of one key come
-    first in the order of their sequence. Operations: ``publish`` (``value``: ``uid``), and
-    ``receive`` (``value``: ``key``, ``uid``, ``sequence``)."""
-    received = {each.value["uid"] for each in _named(operations, "receive")}
+    first in the order of their sequence. Operations: ``publish`` (``value``: ``tag``), and
+    ``receive`` of a key (``value``: ``tag``, ``sequence``)."""
+    received = {each.value["tag"] for each in _named(operations, "receive")}
     for each in _named(operations, "publish"):
-        if each.is_ok and each.value["uid"] not in received:
-            yield Violation("published", f"{each.value['uid']} is lost", (each,))
-        if each.outcome == FAILED and each.value["uid"] in received:
-            yield Violation("published", f"{each.value['uid']} was rolled back and came", (each,))
+        if each.is_ok and each.value["tag"] not in received:
+            yield Violation("published", f"{each.value['tag']} is lost", (each,))
+        if each.outcome == FAILED and each.value["tag"] in received:
+            yield Violation("published", f"{each.value['tag']} was rolled back and came", (each,))
     newest: dict[str, Operation] = {}
     seen: set[str] = set()
     for each in _named(operations, "receive"):
-        key, uid = each.resource, each.value["uid"]
-        if uid in seen or not key:
+        key, tag = each.resource, each.value["tag"]
+        if tag in seen or not key:
             continue
-        seen.add(uid)
+        seen.add(tag)
         if key in newest and newest[key].value["sequence"] > each.value["sequence"]:
             text = f"{key!r}: {each.value['sequence']} came after {newest[key].value['sequence']}"
             yield Violation("published in order", text, (newest[key], each))
@@ -403,6 +416,10 @@ def _name(change: Change) -> str:
     return f"task:{change.task} {change.tag or change.name}"
 
 
-def _first(keys: Iterable[Any]) -> str:
-    few = [*keys]
-    return ", ".join(f"task:{key}" for key in few[:5]) + (", ..." if len(few) > 5 else "")
+def _overlaps(fault: Operation, since: int, until: int) -> bool:
+    return fault.began < until and (fault.ended is None or fault.ended > since)
+
+
+def _first(names: Iterable[str]) -> str:
+    few = [*names]
+    return ", ".join(few[:5]) + (", ..." if len(few) > 5 else "")

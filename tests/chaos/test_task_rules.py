@@ -338,12 +338,12 @@ def test_moments_of_a_schedule_that_are_not_served_once_are_found() -> None:
     ]
 
 
-def publish(uid: str, outcome: str = "ok") -> Operation:
-    return call("publish", uid=uid, outcome=outcome)
+def publish(tag: str, outcome: str = "ok") -> Operation:
+    return call("publish", tag=tag, outcome=outcome)
 
 
-def receive(uid: str, sequence: int, key: str = "k") -> Operation:
-    return call("receive", uid=uid, sequence=sequence, resource=key)
+def receive(tag: str, sequence: int, key: str = "k") -> Operation:
+    return call("receive", tag=tag, sequence=sequence, resource=key)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""Celery as the engine, on Redis: workers of prefork pools, two relays, and a bare worker beside.
+
+The broker is killed and stopped, loses all that waits there, and delivers messages of tasks in
+every state again. The rules are those of the queue.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from tests.brokers import Broker, free_ports, serve_redis
+from tests.chaos.history import Operation
+from tests.chaos.ledger import TaskFacts
+from tests.chaos.task_rules import check_tasks, counts
+from tests.chaos.workload import NOBODY, WORKER, Actor, Part, Run, Violation, calls
+from tests.chaos.workloads import queue
+from tests.chaos.workloads.queue import facts, is_settled, prepare
+
+__all__ = ["actors", "check", "facts", "is_settled", "must_happen", "prepare", "servers"]
+
+Serve = Callable[[int], AbstractContextManager[Broker]]
+
+SETTINGS = {
+    "DJANGO_SETTINGS_MODULE": "tests.chaos.celery_settings",
+    "LEASING_TTL": str(queue.TTL),
+    "PYTHONWARNINGS": "default",  # those of Celery are not ours
+}
+QUEUE = "default"
+#: Seconds within which tasks run again: pauses of a relay whose broker is away grow to fifteen.
+AGAIN_WITHIN = 25.0
+#: Messages that come again, of tasks in every state.
+REPEATED = 50
+
+
+def servers(stack: ExitStack) -> dict[str, str]:
+    return {"broker": f"redis://127.0.0.1:{free_ports(1)[0]}/0"}
+
+
+def actors(run: Run) -> list[Actor]:
+    return actors_of(run, calls(keep_redis, kind=NOBODY, network="direct", lasts=True))
+
+
+def actors_of(run: Run, broker: Actor) -> list[Actor]:
+    """Return the processes, with that of the broker."""
+    celery = ["-m", "celery", "-A", "project.celery", "worker", "-Q", QUEUE, "-l", "WARNING"]
+    celery += ["-P", "prefork", "-c", "2", "--without-gossip", "--without-mingle"]
+    bare = ["manage.py", "run_worker", "--skip-checks", "--workers", "0", "--threads", "1"]
+    relay = ["manage.py", "run_relay", "--skip-checks", "--ttl", "3"]
+    env = {"CELERY_BROKER_URL": run.servers["broker"], "CHAOS_SECONDS": str(run.seconds)}
+    workers = [
+        *((f"celery-{n}", [*celery, "-n", f"celery-{n}@chaos"]) for n in range(2)),
+        *((f"relay-{n}", relay) for n in range(2)),
+        ("bare", bare),
+    ]
+    return [
+        Actor(**{**vars(broker), "env": env}),
+        *(Actor(name, args, kind=WORKER, env=env, lasts=True) for name, args in workers),
+        calls(produce, env=env),
+    ]
+
+
+class Producer(queue.Producer):
+    """One without tasks of child processes."""
+
+    HANDLERS = (*["chaos.work"] * 6, *["chaos.coroutine"] * 2)
+
+
+def produce(part: Part) -> None:
+    """Enqueue tasks, and cancel some."""
+    Producer(part).run()
+
+
+def keep_redis(part: Part) -> None:
+    """Run Redis, and break it for the time of the run."""
+    keep(part, serve_redis)
+
+
+def keep(part: Part, serve: Serve) -> None:
+    """Run a broker at the port of its address, and break it for the time of the run."""
+    url = os.environ["CELERY_BROKER_URL"]
+    ends_at = time.monotonic() + float(os.environ["CHAOS_SECONDS"])
+    with serve(int(url.rpartition(":")[2].partition("/")[0])) as broker:
+        faults: dict[str, Callable[[], int | None]] = {
+            "broker killed": lambda: _start_again(broker, broker.kill),
+            "broker stopped": lambda: _start_again(broker, broker.stop),
+            "messages lost": lambda: _purge(broker),
+            "messages repeated": lambda: _repeat(broker, part),
+        }
+        while not part.stop.wait(part.random.uniform(2.0, 6.0)):
+            if time.monotonic() < ends_at:
+                name = part.random.choice([*faults])
+                with part.recorder.call("fault", name, passes=(OSError,)) as call:
+                    call.ok(confirmed=True, messages=faults[name]())
+
+
+def _start_again(broker: Broker, end: Callable[[], None]) -> None:
+    end()
+    time.sleep(0.5)
+    broker.start()
+
+
+def _purge(broker: Broker) -> int:
+    with _connected(broker) as connection, connection.channel() as channel:
+        return channel.queue_purge(QUEUE) or 0
+
+
+def _repeat(broker: Broker, part: Part) -> int:
+    from celery import Celery
+
+    from tasks.celery import RUN
+    from tasks.models import Task
+
+    keys = list(Task.objects.order_by("-pk").values_list("pk", flat=True)[:500])
+    app = Celery(set_as_current=False)
+    with _connected(broker) as connection, connection.Producer() as producer:
+        for key in part.random.choices(keys, k=REPEATED if keys else 0):
+            app.send_task(RUN, args=(key, QUEUE), queue=QUEUE, producer=producer, retry=False)
+    return REPEATED
+
+
+@contextmanager
+def _connected(broker: Broker) -> Iterator[Any]:
+    from kombu import Connection
+
+    with Connection(broker.url, transport_options={"confirm_publish": True}) as connection:
+        yield connection.ensure_connection(max_retries=5, interval_start=0.2)
+
+
+def check(operations: Sequence[Operation], facts: TaskFacts) -> list[Violation]:
+    return check_tasks(operations, facts, again_within=AGAIN_WITHIN)
+
+
+def must_happen(operations: Sequence[Operation], facts: TaskFacts) -> dict[str, int]:
+    found = counts(operations, facts)
+    by = {call.process.partition("-")[0] for call in operations if call.name == "handler"}
+    return {
+        **{name: found[name] for name in ("tasks stored", "succeeded", "failed", "rolled back")},
+        "run by Celery": "celery" in by,
+        "run by run_worker": "bare" in by,
+    }

@@ -1,0 +1,80 @@
+"""Remote workers and producers, which have no database and call a service that is killed at times.
+
+Beside them one producer writes to the database of the service, and ``run_recovery`` serves the
+schedule. The rules are those of the queue.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from leasing.client.exceptions import RequestRefused, ServiceError
+from tasks.client import TaskClient
+from tests.chaos import ledger
+from tests.chaos.history import Operation
+from tests.chaos.ledger import TaskFacts
+from tests.chaos.task_rules import counts
+from tests.chaos.workload import WEB, WORKER, Actor, Part, Run, calls
+from tests.chaos.workloads import queue
+from tests.chaos.workloads.queue import SETTINGS, check, facts, is_settled
+
+__all__ = ["SETTINGS", "actors", "check", "facts", "is_settled", "must_happen", "prepare"]
+
+SCOPES = [f"leasing_tasks.{name}" for name in ("view_task", "add_task", "change_task")]
+HANDLERS = (*["chaos.work"] * 5, *["chaos.coroutine"] * 3, "chaos.stubborn")
+
+
+def actors(run: Run) -> list[Actor]:
+    address = run.servers["web"].removeprefix("http://")
+    web = ["-m", "gunicorn", "project.wsgi:application", "--no-control-socket", "--workers", "2"]
+    token = ["--url", f"http://{address}/api", "--token-file", str(run.folder / "token")]
+    options = ["--ttl", str(queue.TTL), "--wait", "1", "--log-level", "WARNING"]
+    worker = ["-m", "tasks.client", "tests.chaos.remote_handlers", *token, *options]
+    recovery = ["manage.py", "run_recovery", "--skip-checks"]
+    return [
+        Actor("web", [*web, "--threads", "8", "--bind", address], kind=WEB, lasts=True),
+        Actor("recovery", recovery, lasts=True),
+        Actor("remote-0", [*worker, "--concurrency", "4"], kind=WORKER, lasts=True),
+        Actor("remote-1", [*worker, "--concurrency", "2"], kind=WORKER, lasts=True),
+        calls(produce),
+        calls(produce_remotely, env={"CHAOS_URL": f"http://{address}/api"}),
+    ]
+
+
+def prepare(run: Run) -> None:
+    from leasing.models import ApiToken
+
+    ledger.install()
+    (run.folder / "token").write_text(ApiToken.objects.issue("remote", scopes=SCOPES)[1])
+
+
+class Producer(queue.Producer):
+    """One of the service's own site."""
+
+    HANDLERS = HANDLERS
+
+
+def produce(part: Part) -> None:
+    """Enqueue in the database of the service."""
+    Producer(part).run()
+
+
+def produce_remotely(part: Part) -> None:
+    """Enqueue over HTTP."""
+    producer = Producer(part)
+    token = (part.folder / "token").read_text()
+    with TaskClient(os.environ["CHAOS_URL"], token, patience=5) as client:
+        while not part.stop.wait(part.random.uniform(0.0, 0.1)):
+            tag, name, data, options = producer.task()
+            with part.recorder.call("enqueue", name, passes=(ServiceError,), tag=tag) as call:
+                try:
+                    call.ok(task=client.enqueue(name, data, **options).id)
+                except RequestRefused as error:
+                    call.failed(error=type(error).__name__, message=str(error))
+
+
+def must_happen(operations: Sequence[Operation], facts: TaskFacts) -> dict[str, int]:
+    found = counts(operations, facts)
+    always = ("tasks stored", "succeeded", "failed", "cancelled", "slots of schedules")
+    return {name: found[name] for name in always}
