@@ -18,7 +18,7 @@ from tasks.conf import task_settings
 from tasks.models import Schedule, Task
 from tasks.notifier import SECOND_POLL_AFTER, Listener, waited_for
 from tasks.querysets import TaskQuerySet
-from tasks.querysets.sql.cursors import begin_again
+from tasks.querysets.sql.cursors import ClaimCursor
 from tasks.registry import KINDS
 from tasks.runtime.service_threads import ServiceThreads
 
@@ -54,6 +54,8 @@ class Poller:
         #: since the last second look.
         self._heard: dict[str, int] = {}
         self._heard_lately: dict[str, int] = {}
+        #: How far the claims of the worker have come.
+        self.cursor = ClaimCursor()
         #: True if the next claim is to begin at the beginning.
         self._begins_again = False
         #: When a task of which kinds is due, and since when that is known: see ``wait_busy``.
@@ -112,9 +114,11 @@ class Poller:
         if self._begins_again:
             self._begins_again = False
             for queue in self._queues:
-                begin_again(queue, ABOVE_ALL)
+                self.cursor.end_below(queue, ABOVE_ALL)
         with self._lock:
             heard, self._heard = self._heard, {}
+        for queue, priority in heard.items():
+            self.cursor.end_below(queue, priority)
         return heard
 
     def begin_look(self) -> None:

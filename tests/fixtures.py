@@ -14,6 +14,7 @@ from pytest_django import DjangoDbBlocker, Settings
 from leasing.testing import keeper
 from leasing.testing.keeper import ManualKeeper
 from tests import databases
+from tests.leasing.support import FakeClock, stopped_clock
 from tests.metrics import Value, reading
 from tests.pages import signed_in
 from tests.tracing import Spans, traced
@@ -37,6 +38,13 @@ def clocks() -> Iterator[ManualKeeper]:
     """The clocks of leases, of holders and database alike, moved by hand."""
     with keeper.manual_keeper() as clocks:
         yield clocks
+
+
+@pytest.fixture
+def holder_clock() -> Iterator[FakeClock]:
+    """The clock of holders, which stands still; the test moves it."""
+    with stopped_clock() as clock:
+        yield clock
 
 
 @pytest.fixture

@@ -21,22 +21,17 @@ from tasks.execution.attempt import Execution
 from tasks.execution.outcome_store import store_outcomes
 from tasks.execution.outcomes import Outcome
 from tasks.runtime.connection import lasting_connection
+from tasks.runtime.timing import USUAL, Timing
 
 #: The greatest number of outcomes in one statement, and the number that does not wait for more.
 MAX_BATCH, FULL_BATCH = 2000, 500
-#: Seconds that an outcome waits for others while more tasks run. If so many come meanwhile, it
-#: waits as long again, and the greatest time in all.
-BATCH_DELAY, MANY_COME, LONGEST_DELAY = 0.005, 25, 0.02
-#: Seconds for which the thread keeps its connection while no outcome comes.
-KEPT_IDLE = 5.0
+#: If so many come while an outcome waits for others (``Timing.batch_delay``), it waits as long
+#: again, and so many times that in all.
+MANY_COME, LONGEST_DELAY = 25, 4
 #: With this many waiting outcomes, a worker claims nothing until some are stored.
 MAX_WAITING = 4000
-#: Seconds after which another thread stores what comes after a slow statement (it may wait for a
-#: lock on one of its rows), and the greatest number of such statements at a time.
-STUCK_WRITER_AFTER, MAX_STUCK_WRITERS = 1.0, 4
-#: After this many times the ttl of its task an outcome that is not stored ends the worker, but not
-#: before so many answers to statements about it may have been lost, one after the other.
-STUCK_AFTER, STUCK_AFTER_ANSWERS = 3, 2
+#: The greatest number at a time of statements that are stuck.
+MAX_STUCK_WRITERS = 4
 
 
 class WriterState(Enum):
@@ -56,7 +51,9 @@ class Completer:
         is_busy: Callable[[], bool],
         stored: Callable[[list[Outcome]], object],
         callbacks: CallbackThreads | None = None,
+        timing: Timing = USUAL,
     ) -> None:
+        self._timing = timing
         self._callbacks = callbacks
         self._is_busy = is_busy
         self._stored = stored
@@ -110,8 +107,8 @@ class Completer:
         now = clock()
         for outcome in outcomes:  # the oldest first
             hold = outcome.execution.hold
-            answers = STUCK_AFTER_ANSWERS * task_settings.ANSWER_TIMEOUT
-            limit = max(STUCK_AFTER * hold.ttl, answers)
+            answers = self._timing.stuck_after_answers * task_settings.ANSWER_TIMEOUT
+            limit = max(self._timing.stuck_after * hold.ttl, answers)
             if now - max(outcome.ended_at, self._down_at) <= limit:
                 return False
             if not hold.is_lost:
@@ -127,7 +124,7 @@ class Completer:
         that others are to come, for all that the caller knows of."""
         state = self._state
         if state is WriterState.STORING:
-            if (now or clock()) - self._began_at > STUCK_WRITER_AFTER:
+            if (now or clock()) - self._began_at > self._timing.stuck_writer_after:
                 self.replace_stuck_writer()
         elif (
             state is WriterState.IDLE
@@ -148,7 +145,8 @@ class Completer:
         """Start another writer for what waits, if the present one has been storing for too long."""
         with self._wakes:
             stuck = (
-                self._state is WriterState.STORING and clock() - self._began_at > STUCK_WRITER_AFTER
+                self._state is WriterState.STORING
+                and clock() - self._began_at > self._timing.stuck_writer_after
             )
             gone = self._writer is None
             if (stuck or gone) and self._waiting and len(self._under_way) < MAX_STUCK_WRITERS:
@@ -208,7 +206,7 @@ class Completer:
                 if batch is None:
                     connections.close_all()
                     continue
-                store_outcomes(batch, self._note_database)
+                store_outcomes(batch, self._note_database, self._timing.store_pauses)
                 with self._wakes:
                     del self._under_way[threading.current_thread()]
                 self._stored(batch)
@@ -218,7 +216,7 @@ class Completer:
 
     def _next(self) -> list[Outcome] | None:
         """Return the outcomes to store now; an empty list when this thread is to end, None when
-        none came for KEPT_IDLE seconds."""
+        none came for a while."""
         me = threading.current_thread()
         with self._wakes:
             if self._writer is not me:
@@ -230,7 +228,7 @@ class Completer:
                     return []
                 self._state = WriterState.IDLE
                 # Whoever puts something from here on sees that, and wakes; before, it is seen.
-                if not self._waiting and not self._wakes.wait(KEPT_IDLE):
+                if not self._waiting and not self._wakes.wait(self._timing.completer_idle):
                     return None
             self._wait_for_batch()
             self._state = WriterState.STORING
@@ -245,14 +243,14 @@ class Completer:
 
     def _wait_for_batch(self) -> None:
         self._state = WriterState.COLLECTING
-        began_at = clock()
-        until, seen = began_at + BATCH_DELAY, 0
+        delay, began_at = self._timing.batch_delay, clock()
+        until, seen = began_at + delay, 0
         while len(self._waiting) < FULL_BATCH and self._is_busy() and not self._closed:
             left = until - clock()
             if left > 0:
                 self._wakes.wait(left)
                 continue
             came, seen = len(self._waiting) - seen, len(self._waiting)
-            until += BATCH_DELAY
-            if came < MANY_COME or until > began_at + LONGEST_DELAY:
+            until += delay
+            if came < MANY_COME or until > began_at + LONGEST_DELAY * delay:
                 return

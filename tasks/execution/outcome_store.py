@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from django.db import Error, connections
 
@@ -23,20 +23,27 @@ from tasks.models import Task
 from tasks.querysets import TaskQuerySet, TaskStatus
 from tasks.runtime import marks
 from tasks.runtime.marks import Marks
+from tasks.runtime.timing import USUAL
 from tasks.runtime.tracepoints import points
 
-#: Pauses between the tries to store a result, in seconds.
-STORE_PAUSES = (0.1, 0.3, 1, 2, 4, 8, 15)
 
+def store_outcomes(
+    outcomes: list[Outcome],
+    database_down: Callable[[bool], object] = bool,
+    pauses: Sequence[float] = USUAL.store_pauses,
+) -> None:
+    """Store ``outcomes``, each only under its grant. Raises nothing.
 
-def store_outcomes(outcomes: list[Outcome], database_down: Callable[[bool], object] = bool) -> None:
-    """Store ``outcomes``, each only under its grant. Raises nothing. ``database_down`` is called
-    with True if the database does not answer, else with False."""
+    Args:
+        outcomes: The outcomes of attempts that have ended.
+        database_down: Called with True if the database does not answer, else with False.
+        pauses: The pauses between tries, in seconds.
+    """
     try:
         for outcome in outcomes:
             if outcome.dropped:
                 _drop(outcome)
-        _store_until_stored(_left(outcomes), database_down)
+        _store_until_stored(_left(outcomes), database_down, pauses)
     except BaseException:  # pragma: no cover - an error here must reach no worker
         log.task_result_failed(exc_info=True)
     finally:
@@ -66,9 +73,11 @@ def _drop(outcome: Outcome) -> None:
             log.task_note_failed(execution.claimed, error=error)
 
 
-def _store_until_stored(left: list[Outcome], database_down: Callable[[bool], object]) -> None:
+def _store_until_stored(
+    left: list[Outcome], database_down: Callable[[bool], object], pauses: Sequence[float]
+) -> None:
     unsure = any(outcome.is_unsure for outcome in left)
-    for pause in (*STORE_PAUSES, None):
+    for pause in (*pauses, None):
         if not left:
             return
         try:

@@ -32,9 +32,7 @@ from tasks.parameters import OTHER_RELEASE
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind
 from tasks.runtime import forks
 from tasks.runtime.connection import lasting_connection
-
-#: Seconds that an interrupted handler has to return before its task is ended without it.
-END_PATIENCE = 1.0
+from tasks.runtime.timing import USUAL, Timing
 
 LEFT_OPEN = "The handler left a transaction open; its writes are rolled back."
 STOPPED = "its worker was stopped"
@@ -57,17 +55,23 @@ def _note_connection(**_named: Any) -> None:
     _thread.connects = True
 
 
-def run(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> None:
+def run(
+    execution: Execution,
+    call: Call | None = None,
+    chaos: Chaos | None = None,
+    timing: Timing = USUAL,
+) -> None:
     """Run an attempt to its end on this thread, and store the outcome. Raises nothing.
 
     Args:
         execution: The attempt.
         call: Calls the handler; by default on this thread.
         chaos: Faults for demonstrations.
+        timing: How often storing is tried again.
     """
     execution.carrier = threading.current_thread()
     try:
-        store_outcomes([work(execution, call, chaos)])
+        store_outcomes([work(execution, call, chaos)], pauses=timing.store_pauses)
     finally:
         execution.hold.detach()  # whatever was raised into this thread: nobody carries it on
     tidy()
@@ -129,13 +133,13 @@ def _hindrance(execution: Execution) -> Outcome | None:
     return None
 
 
-def time_out(execution: Execution) -> None:
+def time_out(execution: Execution, timing: Timing = USUAL) -> None:
     """Fail an attempt whose timeout is over, whether its handler can be ended or not."""
     if not execution.end_by("timeout"):
         return
     execution.end_work()
     if execution.kind is not Kind.THREAD:
-        execution.ended.wait(END_PATIENCE)
+        execution.ended.wait(timing.end_patience)
     error = execution.interruption.timeout_error()
     log.task_timed_out(execution.claimed, error=error)
     with lasting_connection():
@@ -143,7 +147,7 @@ def time_out(execution: Execution) -> None:
         outcome.close("timeout")
         if execution.trace is not None:
             execution.trace.over(outcome)
-        store_outcomes([outcome])
+        store_outcomes([outcome], pauses=timing.store_pauses)
     connections.close_all()
 
 

@@ -15,6 +15,7 @@ from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
 from tasks.models.queue import Queue
 from tasks.registry import Kind
+from tasks.runtime.timing import USUAL
 
 
 class WorkerState(models.TextChoices):
@@ -197,7 +198,7 @@ def _ends_of(workers: Iterable[Worker]) -> list[ProcessEnd]:
 class Worker(models.Model):
     """A worker process: what it serves, and when it was last seen."""
 
-    SEEN_EVERY = timedelta(seconds=6)
+    SEEN_EVERY = timedelta(seconds=USUAL.seen_every)
     LATE_AFTER = timedelta(seconds=14)
     GONE_AFTER = timedelta(seconds=30)
     FORGOTTEN_AFTER = timedelta(days=1)

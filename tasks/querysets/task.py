@@ -33,6 +33,7 @@ from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.columns import new_task
 from tasks.querysets.ends import Refused
+from tasks.querysets.sql.cursors import ClaimCursor
 from tasks.querysets.transitions import cancellation
 from tasks.querysets.unique import OnDuplicate, UniqueFor
 
@@ -235,12 +236,14 @@ class TaskQuerySet(TaskRows):
         limit: int = 1,
         ttl: float | timedelta | None = None,
         requests: Sequence[ClaimRequest] | None = None,
+        cursor: ClaimCursor | None = None,
     ) -> list[ClaimedTask]:
         """``claim`` for workers, without model instances unless something needs them: of each kind
-        in its order, and what ``requests`` ask for; by default ``limit`` tasks of any kind. Further
-        arguments and errors are those of ``claim``."""
+        in its order, and what ``requests`` ask for; by default ``limit`` tasks of any kind. It goes
+        on where the claim before with the same ``cursor`` has ended. Further arguments and errors
+        are those of ``claim``."""
         asked = [ClaimRequest(limit)] if requests is None else requests
-        return worker.take(self.home(), holder, queues, asked, ttl)
+        return worker.take(self.home(), holder, queues, asked, ttl, cursor or ClaimCursor())
 
     def take_one(
         self, key: int, holder: str, *, queue: str, ttl: float | timedelta | None = None

@@ -37,6 +37,7 @@ from tasks.querysets.claimed import ClaimedTask, keeping
 from tasks.querysets.recovery import sweep_if_due
 from tasks.querysets.slots import Seats
 from tasks.querysets.sql import claim as one_statement
+from tasks.querysets.sql.cursors import ClaimCursor
 from tasks.registry import KINDS
 from tasks.runtime.tracepoints import points
 
@@ -136,14 +137,19 @@ def _keys(rows: TaskRows) -> ClaimKeyQuerySet:
 
 
 def take(
-    rows: TaskRows, holder: str, queues: Queues, requests: Sequence[ClaimRequest], ttl: Ttl
+    rows: TaskRows,
+    holder: str,
+    queues: Queues,
+    requests: Sequence[ClaimRequest],
+    ttl: Ttl,
+    cursor: ClaimCursor,
 ) -> list[ClaimedTask]:
     """Claim what ``requests`` ask for, without model instances where nothing needs them."""
     terms, names = _asked(rows, holder, queues, ttl)
     claimed: list[ClaimedTask] = []
     more = True
     if postgres.serves(rows.db):
-        claimed, more = one_statement.take(rows, terms, names, requests)
+        claimed, more = one_statement.take(rows, terms, names, requests, cursor)
     if more:
         with keeping(claimed):
             seated = _take_portably(rows, terms, names, requests)

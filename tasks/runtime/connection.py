@@ -23,8 +23,8 @@ from leasing.db.answers import LAST_CALL, is_watched, unwatch_raw, watch_answers
 from leasing.db.dialects import patience, use_private_connection
 from tasks.conf import task_settings
 
-#: Seconds for which a thread keeps a connection from task to task, and how long while none comes.
-KEPT, KEPT_IDLE = 10.0, 1.0
+#: Seconds for which a thread keeps a connection from task to task.
+KEPT = 10.0
 LIMIT, HANDLERS_LIMIT = "ANSWER_TIMEOUT", "HANDLER_ANSWER_TIMEOUT"
 
 _never = threading.Event()
@@ -40,7 +40,7 @@ _thread = _Thread()
 
 def keep_connections() -> None:
     """Keep the connections of this thread from task to task where CONN_MAX_AGE is 0. The thread
-    calls ``close_kept`` when no task came for KEPT_IDLE seconds."""
+    calls ``close_kept`` when no task came for a while."""
     _thread.keeps = True
 
 

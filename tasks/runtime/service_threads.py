@@ -22,9 +22,8 @@ from leasing.runtime.services import Service, run_services
 from leasing.runtime.threads import LastingThread
 from tasks.log import log
 from tasks.runtime.connection import LIMIT, lasting_connection
+from tasks.runtime.timing import USUAL, Timing
 
-#: Seconds between two looks of the watcher.
-TEND_EVERY = 1.0
 #: Seconds that ``stop`` waits for what services have to do at their end.
 PATIENCE = 5.0
 _NONE: Mapping[str, Service] = {}
@@ -40,8 +39,9 @@ class Watched(Protocol):
 class ServiceThreads:
     """Runs services until ``ended``; ``watched`` is watched along with their threads."""
 
-    def __init__(self, ended: threading.Event, *watched: Watched) -> None:
+    def __init__(self, ended: threading.Event, *watched: Watched, timing: Timing = USUAL) -> None:
         self.ended = ended
+        self._tend_every = timing.tend_every
         self.callbacks = receiver_threads()
         self._threads: list[LastingThread] = []
         self._closing: list[LastingThread] = []
@@ -105,9 +105,9 @@ class ServiceThreads:
     def _watching(self, each: Watched) -> Service:
         def look() -> float:
             each.tend()
-            return TEND_EVERY
+            return self._tend_every
 
-        return Service(look, log.worker_tending_failed, longest=TEND_EVERY)
+        return Service(look, log.worker_tending_failed, longest=self._tend_every)
 
     def _thread(
         self,

@@ -8,7 +8,7 @@ on another thread than the loop's, so that a slow database delays no coroutine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
@@ -21,16 +21,12 @@ from leasing.runtime.clock import clock
 from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
-from tasks.execution.chaos import Chaos
-from tasks.execution.completer import Completer
 from tasks.execution.context import Context
 from tasks.execution.outcomes import Outcome
 from tasks.registry import Kind
 from tasks.runtime import forks
 from tasks.worker.executor import Executor
 
-#: Seconds without an answer after which the loop counts as blocked, and gets nothing more to do.
-BLOCKED_AFTER = 1.0
 #: After how many times the ttl of its tasks a loop that is blocked counts as ended.
 HOPELESS_AFTER = 3
 
@@ -112,14 +108,8 @@ class Coroutines(Executor):
 
     kind = Kind.COROUTINE
 
-    def __init__(
-        self,
-        slots: int,
-        completer: Completer,
-        wake: Callable[[], object],
-        chaos: Chaos | None = None,
-    ) -> None:
-        super().__init__(slots, completer, wake, chaos)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = LastingThread("event-loop", self._run_loop)
         self._closed = False
@@ -153,7 +143,7 @@ class Coroutines(Executor):
             self._pinged_at = clock()
             self._loop.call_soon_threadsafe(self._answer)
             return False
-        return clock() - pinged_at > BLOCKED_AFTER
+        return clock() - pinged_at > self.timing.blocked_after
 
     def _answer(self) -> None:
         self._pinged_at = None

@@ -2,10 +2,10 @@
 
 There is an executor of threads, of coroutines and of child processes (``tasks.worker.threads``,
 ``coroutines``, ``processes``). A worker claims for the executors that have room: for their free
-slots, and where tasks are short for as many more as the slots end in ``PREFETCH_SECONDS`` seconds.
+slots, and where tasks are short for as many more as the slots end in ``Timing.prefetch`` seconds.
 A slot whose task turns out to be long does not count: what waits and is more than the other slots
 end in that time is given back for others to run, and all of it where every slot is at a long task.
-So is what has waited for longer than ``MAX_SLOT_WAIT``, whatever the reason. An executor whose
+So is what has waited for longer than ``Timing.slot_wait``, whatever the reason. An executor whose
 slots are all at long tasks has no room: it claims nothing of what it has given back until one of
 them has ended. The file is long, for all of that is judged by the same pace and the same slots.
 """
@@ -27,24 +27,25 @@ from tasks.execution.outcomes import Outcome
 from tasks.querysets.claim_request import may_wait
 from tasks.registry import Kind
 from tasks.runtime import marks, probes
+from tasks.runtime.timing import USUAL, Timing
 
-#: Seconds of work that wait in an executor, and the greatest number of tasks.
-PREFETCH_SECONDS, MAX_PREFETCH = 0.03, 2000
-#: The same of tasks that must not wait, for their attempt counts from the claim and may be the only
-#: one: those that take microseconds begin about as soon as others that have a slot. Each claim
-#: would be for a few of them, and take longer than they do. Only under a parent, which gives back
-#: what has not begun when the worker dies. And the number of tasks that have to end for each of
-#: them: where the parent dies too, that costs no more than that share of others.
+#: The greatest number of tasks that wait in an executor.
+MAX_PREFETCH = 2000
+#: Seconds of work, and the number, of tasks that must not wait, for their attempt counts from the
+#: claim and may be the only one: those that take microseconds begin about as soon as others that
+#: have a slot. Each claim would be for a few of them, and take longer than they do. Only under a
+#: parent, which gives back what has not begun when the worker dies. And the number of tasks that
+#: have to end for each of them: where the parent dies too, that costs no more than that share of
+#: others.
 MOMENT, MAX_IN_A_MOMENT, CAREFUL = 0.004, 512, 16
 #: Seconds in which all of these end, by the time from one end to the next, most of it for claims.
 ALL_END_IN = 0.01
-#: A task is long once it has run for so many seconds, and for so many times what others take.
-LONG_AFTER, LONG_FACTOR = 0.005, 3.0
+#: A task is long once it has run for ``Timing.long_after`` seconds, and for so many times what
+#: others take.
+LONG_FACTOR = 3.0
 #: Seconds until what waits behind long tasks is judged again, and given back: where the whole
 #: process had to wait all tasks look long, and end at once when it goes on.
 CONFIRM_AFTER = 0.01
-#: Seconds after its claim until a task that has not begun is given back.
-MAX_SLOT_WAIT = 1.0
 #: Seconds after its claim until a task that neither waits nor has begun is nobody's.
 FORGOTTEN_AFTER = 10.0
 #: The number of latest tasks that tell how long one takes: their mean, without the slowest quarter.
@@ -63,8 +64,10 @@ class Executor:
         completer: Completer,
         wake: Callable[[], object],
         chaos: Chaos | None = None,
+        timing: Timing = USUAL,
     ) -> None:
         self.slots = slots
+        self.timing = timing
         self.chaos = chaos
         #: With how many tasks left in it somebody wants to know; -1: nobody does.
         self.look_at = -1
@@ -133,8 +136,8 @@ class Executor:
 
     @property
     def prefetch(self) -> int:
-        """Return the number of tasks that may wait: as many as the slots end in PREFETCH_SECONDS,
-        by the latest tasks. Few at first, and none where that is unknown."""
+        """Return the number of tasks that may wait: as many as the slots end in
+        ``Timing.prefetch``, by the latest tasks. Few at first, and none where that is unknown."""
         if not self._paced:
             return 0
         flowing = self._flowing(clock())
@@ -144,9 +147,9 @@ class Executor:
             most = min(MAX_IN_A_MOMENT, self._paced // CAREFUL)
             in_a_moment = min(self._fit(flowing, MOMENT), ALL_END_IN / max(self._each, 1e-6))
             return int(max(0, min(most, in_a_moment - self.slots)))
-        return int(min(MAX_PREFETCH, self._fit(flowing), 2 * self._paced))
+        return int(min(MAX_PREFETCH, self._fit(flowing, self.timing.prefetch), 2 * self._paced))
 
-    def _fit(self, slots: int, seconds: float = PREFETCH_SECONDS) -> float:
+    def _fit(self, slots: int, seconds: float) -> float:
         """Return the number of tasks that so many ``slots`` end in so many ``seconds``."""
         return seconds * slots / max(self._pace, 1e-6)
 
@@ -166,7 +169,7 @@ class Executor:
 
     @property
     def _long_after(self) -> float:
-        return max(LONG_AFTER, LONG_FACTOR * self._pace)
+        return max(self.timing.long_after, LONG_FACTOR * self._pace)
 
     @property
     def low(self) -> int:
@@ -230,7 +233,7 @@ class Executor:
     @property
     def _waits_until_at_most(self) -> float | None:
         try:
-            return self._waiting[0].claimed.sent_at + MAX_SLOT_WAIT
+            return self._waiting[0].claimed.sent_at + self.timing.slot_wait
         except IndexError:
             return None
 
@@ -255,7 +258,7 @@ class Executor:
             self._crowded_since = None
             return waiting
         flowing = self._flowing(now)
-        kept = int(self._fit(flowing))
+        kept = int(self._fit(flowing, self.timing.prefetch))
         waiting -= self._count_moved()
         # A few too many are not worth it.
         if flowing == self.slots or waiting <= kept + kept // 2:

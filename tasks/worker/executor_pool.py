@@ -16,6 +16,7 @@ from tasks.execution.outcomes import Outcome
 from tasks.querysets.claim_request import ClaimRequest, may_wait
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
+from tasks.runtime.timing import USUAL, Timing
 from tasks.worker.coroutines import Coroutines
 from tasks.worker.executor import Executor
 from tasks.worker.processes import Processes
@@ -42,10 +43,11 @@ class ExecutorPool:
         stored: Callable[[list[Outcome]], object],
         chaos: Chaos | None = None,
         callbacks: CallbackThreads | None = None,
+        timing: Timing = USUAL,
     ) -> None:
-        self.completer = Completer(self._expects_more, stored, callbacks)
+        self.completer = Completer(self._expects_more, stored, callbacks, timing)
         self.executors: dict[Kind, Executor] = {
-            executor.kind: executor(slots[executor.kind], self.completer, wake, chaos)
+            executor.kind: executor(slots[executor.kind], self.completer, wake, chaos, timing)
             for executor in (Threads, Coroutines, Processes)
         }
         #: True if the latest requests were for tasks of every kind.

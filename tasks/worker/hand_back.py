@@ -11,7 +11,7 @@ from django.db import Error
 from leasing.hold.held_grant import ABANDONED, abandon_all
 from leasing.runtime.clock import clock
 from tasks.execution.attempt import Execution
-from tasks.execution.runner import END_PATIENCE, STOPPED
+from tasks.execution.runner import STOPPED
 from tasks.log import log
 from tasks.models import Task
 from tasks.querysets.claimed import ClaimedTask
@@ -24,8 +24,9 @@ abandoned: Counter[str] = Counter()
 CHECK_STORED_EVERY = 0.02
 
 
-def give_back_all(left: list[Execution]) -> None:
-    """End what can be ended, and give everything back: the worker is to end."""
+def give_back_all(left: list[Execution], patience: float) -> None:
+    """End what can be ended within ``patience`` seconds, and give everything back: the worker is to
+    end."""
     # What timed out, and what its handler has ended, is stored or about to be.
     ending = [each for each in left if each.ended_by]
     left = [each for each in left if not each.ended_by]
@@ -33,13 +34,13 @@ def give_back_all(left: list[Execution]) -> None:
     for execution in interrupted:
         if execution.end_by("stop"):
             execution.end_work()
-    patience = clock() + END_PATIENCE
+    until = clock() + patience
     for execution in interrupted:
-        execution.ended.wait(max(0.0, patience - clock()))
+        execution.ended.wait(max(0.0, until - clock()))
     if left:
         give_back(left, STOPPED)
     pause = threading.Event()
-    while clock() < patience and any(each.hold.is_kept for each in ending):
+    while clock() < until and any(each.hold.is_kept for each in ending):
         pause.wait(CHECK_STORED_EVERY)
 
 

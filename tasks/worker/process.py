@@ -60,12 +60,12 @@ from tasks.notifier import limiter
 from tasks.poller import Poller
 from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
-from tasks.querysets.sql.cursors import begin_again
 from tasks.registry import Kind
 from tasks.runtime import marks
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tasks.runtime.memory import resident_mib
 from tasks.runtime.service_threads import PATIENCE, ServiceThreads, Watched
+from tasks.runtime.timing import USUAL, Timing
 from tasks.sample import own_handlers
 from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.hand_back import give_back, give_back_all, give_up
@@ -109,6 +109,7 @@ class WorkerProcess:
         name: The name of the worker; made of host and process by default.
         fleet: The name of its parent, its number among the children of that, and how many had the
             number before it; None: it has none.
+        timing: How patient its parts are.
     """
 
     def __init__(
@@ -126,7 +127,9 @@ class WorkerProcess:
         chaos: Chaos | None = None,
         name: str | None = None,
         fleet: tuple[str, int, int] | None = None,
+        timing: Timing = USUAL,
     ) -> None:
+        self._timing = timing
         self.name = name or default_holder()
         self.fleet = fleet
         #: True once it serves.
@@ -165,11 +168,11 @@ class WorkerProcess:
         self._claiming = Service(self._look, failed, survives=(Error,))
         #: Further threads that the watcher looks after.
         self.watched: list[Watched] = []
-        self._threads = ServiceThreads(self._ended, self._timekeeper, self)
+        self._threads = ServiceThreads(self._ended, self._timekeeper, self, timing=timing)
         self.poller = Poller(self.queues, self._ended, self._renew_now)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
         self.executors = ExecutorPool(
-            counts, self.poller.wake, self._stored, chaos, self._threads.callbacks
+            counts, self.poller.wake, self._stored, chaos, self._threads.callbacks, timing
         )
         self.health = WorkerHealth(
             self._claiming,
@@ -187,6 +190,7 @@ class WorkerProcess:
             self.name,
             lambda: {"blocked": self.executors.blocked},
             self._lose_name,
+            every=self._timing.seen_every,
             queues=self.queues,
             slots=self.executors.slots,
             fleet=fleet,
@@ -308,9 +312,8 @@ class WorkerProcess:
         return self.executors.wake_when(is_empty=found > 0 and not self.poller.hears)
 
     def _note_heard(self) -> None:
-        """Note what has become ready: it may go before what was claimed, and what would be next."""
+        """Note what has become ready: it may go before what was claimed."""
         for queue, priority in self.poller.take_heard().items():
-            begin_again(queue, priority)
             self.executors.note_ready(queue, priority)
 
     def _claim_for(self, requests: list[ClaimRequest]) -> int:
@@ -332,7 +335,13 @@ class WorkerProcess:
     def _take(self, requests: list[ClaimRequest]) -> int:
         if not requests or self.stopping.is_set():
             return 0
-        claimed = Task.objects.take(self.name, queues=self.queues, requests=requests, ttl=self.ttl)
+        claimed = Task.objects.take(
+            self.name,
+            queues=self.queues,
+            requests=requests,
+            ttl=self.ttl,
+            cursor=self.poller.cursor,
+        )
         self.executors.record_claimed(requests, claimed)
         self._looked, self._busy = True, bool(claimed)
         self._more = self.executors.have_more
@@ -436,7 +445,7 @@ class WorkerProcess:
 
     def _time_out(self, execution: Execution) -> None:
         with apart(self._threads.callbacks):
-            time_out(execution)
+            time_out(execution, self._timing)
 
     # Threads
 
@@ -487,7 +496,7 @@ class WorkerProcess:
             self.executors.expect_no_more()
             if self.executions:
                 self.poller.wait(min(0.5, max(0.0, deadline - clock())))
-        give_back_all(self.executions)
+        give_back_all(self.executions, self._timing.end_patience)
         self._timekeeper.close()
         self.executors.close(PATIENCE)
         self._ended.set()

@@ -2,8 +2,8 @@
 
 A child is started (never forked) when the first task needs it, and serves one task after the
 other. It is killed, with all that it started, when the attempt is over before the handler is:
-timed out, lost, given back, or cancelled and not ended for CANCEL_GRACE seconds; and when a signal
-has stopped it for as long as a stopped worker would have kept the task: the ttl.
+timed out, lost, given back, or cancelled and not ended for ``Timing.cancel_grace``; and when a
+signal has stopped it for as long as a stopped worker would have kept the task: the ttl.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from tasks.runtime import marks
 from tasks.worker import child
 from tasks.worker.threads import Threads
 
-#: Seconds that a handler in a child has to end once its task was cancelled.
-CANCEL_GRACE = 10.0
 #: Seconds that a child has to start: to import the project.
 START_PATIENCE = 60.0
 #: Seconds between looks whether the attempt is over.
@@ -52,7 +50,7 @@ class Processes(Threads):
 
     @contextmanager
     def _caller(self) -> Iterator[runner.Call | None]:
-        mine = ChildProcess()
+        mine = ChildProcess(self.timing.cancel_grace)
         self._children.append(mine)
         try:
             yield mine.call
@@ -71,9 +69,11 @@ class Processes(Threads):
 
 
 class ChildProcess:
-    """One child process at a time, replaced after it was killed or has died."""
+    """One child process at a time, replaced after it was killed or has died. A handler has
+    ``cancel_grace`` seconds to end once its task was cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, cancel_grace: float) -> None:
+        self._cancel_grace = cancel_grace
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Any = None
         #: True if it has reported that it is up.
@@ -84,7 +84,7 @@ class ChildProcess:
         """Run the handler of ``execution`` in the child. Raises what the handler raised,
         ProcessDied, LeaseLost, TaskCancelled."""
         self._start()
-        watch = Watch(execution)
+        watch = Watch(execution, self._cancel_grace)
         try:
             if not self._ready:
                 self._receive(watch, clock() + START_PATIENCE)
@@ -171,8 +171,9 @@ class ChildProcess:
 class Watch:
     """Watch an attempt while its handler runs in a child."""
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution: Execution, cancel_grace: float) -> None:
         self.execution = execution
+        self._cancel_grace = cancel_grace
         self._reported = self._news()
         self._cancelled_at: float | None = None
         self._stopped_at: float | None = None
@@ -198,7 +199,7 @@ class Watch:
             raise LeaseLost(hold.grant.resource, hold.overdue_reason)
         if interruption.cancelled_by:
             self._cancelled_at = self._cancelled_at or clock()
-            if clock() - self._cancelled_at > CANCEL_GRACE:
+            if clock() - self._cancelled_at > self._cancel_grace:
                 raise TaskCancelled("The handler did not end, and its process was killed.")
         news = self._news()
         if news == self._reported:

@@ -28,6 +28,7 @@ from tasks.models import Worker, WorkerRole, WorkerState
 from tasks.runtime.connection import lasting_connection
 from tasks.runtime.process_identity import is_running, own_identity
 from tasks.runtime.service_threads import ServiceThreads
+from tasks.runtime.timing import USUAL
 
 #: Tries to take a name whose row changes while it is looked at.
 TRIES = 3
@@ -51,6 +52,7 @@ class Presence:
         news: Returns the columns that each heartbeat writes.
         on_taken: Called with the error when another process has taken the name meanwhile: this one
             was silent.
+        every: Seconds between heartbeats.
         what: The columns that are written at the start.
     """
 
@@ -59,11 +61,14 @@ class Presence:
         name: str,
         news: Callable[[], Mapping[str, Any]] = dict,
         on_taken: Callable[[NameTaken], object] = lambda taken: None,
+        *,
+        every: float = USUAL.seen_every,
         **what: Any,
     ) -> None:
         self._name = name
         self._news = news
         self._on_taken = on_taken
+        self._every = every
         self._what = what
         self._is_known = self._is_taken = False
         #: The news of its last heartbeat, when that was sent, and True if it was ``beside``
@@ -76,7 +81,7 @@ class Presence:
             self._tick,
             partial(log.worker_unseen, worker=name),
             close=lambda: sign_off(name),
-            longest=Worker.SEEN_EVERY.total_seconds(),
+            longest=every,
         )
 
     def begin(self, stopping: threading.Event) -> bool:
@@ -125,7 +130,7 @@ class Presence:
     @property
     def _seen_in(self) -> float:
         """The seconds until the next heartbeat."""
-        return self._seen_at + Worker.SEEN_EVERY.total_seconds() - clock()
+        return self._seen_at + self._every - clock()
 
     def _tick(self) -> float:
         news = self._news()
@@ -141,7 +146,7 @@ class Presence:
         self._said, self._seen_at, self._was_beside = news, sent_at, False
         if probes.comparing:
             _compare_clocks()
-        return Worker.SEEN_EVERY.total_seconds()
+        return self._every
 
     def _take_name(self) -> Worker | None:
         """Register under the name. Returns the row of the process that has it; None if this one

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from django.db import connections
 
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
-from tasks.execution.chaos import Chaos
-from tasks.execution.completer import Completer
 from tasks.registry import Kind
 from tasks.runtime import connection
 from tasks.worker.executor import Executor
@@ -24,14 +23,8 @@ class Threads(Executor):
 
     kind = Kind.THREAD
 
-    def __init__(
-        self,
-        slots: int,
-        completer: Completer,
-        wake: Callable[[], object],
-        chaos: Chaos | None = None,
-    ) -> None:
-        super().__init__(slots, completer, wake, chaos)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._comes = threading.Condition()
         self._idle = 0
         self._threads: list[LastingThread] = []
@@ -70,7 +63,7 @@ class Threads(Executor):
 
     def _wait(self) -> None:
         runner.tidy()
-        if not self._comes_within(connection.KEPT_IDLE):
+        if not self._comes_within(self.timing.slot_idle):
             connection.close_kept()
             self._comes_within(None)
 

@@ -15,7 +15,17 @@ from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Lease
-from tests.fixtures import clocks, compatible, others_write, portable, registry, shard, spans, value
+from tests.fixtures import (
+    clocks,
+    compatible,
+    holder_clock,
+    others_write,
+    portable,
+    registry,
+    shard,
+    spans,
+    value,
+)
 from tests.leasing.support import (
     OFTEN,
     FakeClock,
@@ -28,6 +38,7 @@ from tests.leasing.support import (
 __all__ = [
     "clocks",
     "compatible",
+    "holder_clock",
     "others_write",
     "portable",
     "registry",

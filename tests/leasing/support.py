@@ -18,6 +18,7 @@ from leasing.functions import after, next_token
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Leasable, Lease, LeaseEvent
+from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps
 from leasing.store import Grant, Renewal, Renewals
 from leasing.stores.rows import RowStore, grant_of
@@ -230,14 +231,23 @@ def after_a_query_before(part: str, call: Callable[[], object]) -> Iterator[None
 class FakeClock:
     """The holder's clock, moved by hand."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
+
+
+@contextmanager
+def stopped_clock() -> Iterator[FakeClock]:
+    """A block in which the clock of all holders of this process stands still, unless the test
+    moves it; the database's goes on."""
+    stopped = FakeClock(clocks.system_clock())
+    with patch.object(clocks, "system_clock", stopped):
+        yield stopped
 
 
 def far_away() -> datetime:

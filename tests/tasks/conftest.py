@@ -21,11 +21,19 @@ from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.models import Task
 from tasks.querysets import recovery
-from tasks.querysets.sql import cursors
 from tasks.registry import Handler
-from tasks.worker import executor, hand_back
 from tests.factories import make_task
-from tests.fixtures import clocks, compatible, others_write, portable, registry, shard, spans, value
+from tests.fixtures import (
+    clocks,
+    compatible,
+    holder_clock,
+    others_write,
+    portable,
+    registry,
+    shard,
+    spans,
+    value,
+)
 from tests.leasing.conftest import (
     clock,
     database_clock,
@@ -46,6 +54,7 @@ __all__ = [
     "database_clock",
     "form",
     "hold",
+    "holder_clock",
     "manual_keeper",
     "notes",
     "on_postgresql",
@@ -64,22 +73,6 @@ __all__ = [
 def _no_sweep_at_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim recovers nothing that the test has prepared, unless the test recovers first."""
     monkeypatch.setattr(recovery, "swept_at", {"default": float("inf")})
-
-
-@pytest.fixture(autouse=True)
-def _no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No claim goes on behind those of the test before."""
-    monkeypatch.setattr(cursors, "_cursors", {})
-
-
-@pytest.fixture(autouse=True)
-def _no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a loaded machine too a worker begins what it has claimed, and waits until what is ending
-    has ended: a test that is about giving up says so."""
-    monkeypatch.setattr(executor, "MAX_SLOT_WAIT", 20.0)
-    monkeypatch.setattr(executor, "LONG_AFTER", 20.0)
-    for module in (runner, hand_back):
-        monkeypatch.setattr(module, "END_PATIENCE", 10.0)
 
 
 @pytest.fixture

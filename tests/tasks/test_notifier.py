@@ -205,21 +205,21 @@ def test_a_poller_knows_the_highest_priority_that_it_has_heard_of_in_each_of_its
 
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_worker_that_hears_of_tasks_that_were_given_back_begins_again_with_those_it_has_passed(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    monkeypatch.setattr("tasks.querysets.sql.cursors.LASTS", 1000)
     (passed,) = running(1, holder="bob", priority=32767)
     others = make_tasks(3, priority=32767)
-    worker = WorkerProcess(queues=["default"])
+    poller = WorkerProcess(queues=["default"]).poller
 
     def claim() -> list[int]:
-        worker._note_heard()
-        return [each.id for each in Task.objects.take("ann", limit=1, queues=["default"])]
+        poller.take_heard()
+        taken = Task.objects.take("ann", limit=1, queues=["default"], cursor=poller.cursor)
+        return [each.id for each in taken]
 
     assert claim() == [others[0].pk]
     Task.objects.give_back(passed, "its worker died")
     assert claim() == [others[1].pk]
-    worker.poller.hear("all")
+    poller.hear("all")
     assert claim() == [passed.pk]
 
 

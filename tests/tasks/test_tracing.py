@@ -426,7 +426,7 @@ def test_a_child_process_is_told_of_the_span(
     spans: Spans, execution_of: Callable[[Task], Execution], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
-    executor = ChildProcess()
+    executor = ChildProcess(10.0)
     monkeypatch.setattr(executor, "_start", lambda: None)
     monkeypatch.setattr(executor, "_send", sent.append)
     monkeypatch.setattr(executor, "_receive", lambda *args: Answer())

@@ -11,6 +11,7 @@ from django.db import connections
 
 from tasks.execution.attempt import Execution
 from tasks.models import Task
+from tasks.runtime.timing import Timing
 from tasks.worker.process import WorkerProcess
 from tasks.worker.timeouts import Timekeeper
 from tests.processes import wait_for
@@ -21,10 +22,17 @@ PATIENCE = 20.0
 DUTIES = {"services", "scheduler", "sampling", "housekeeping"}
 
 
+def patient(**seconds: Any) -> Timing:
+    """Timing for a loaded machine: a worker begins what it has claimed, and waits until what is
+    ending has ended. A test that is about giving up passes its own ``seconds``."""
+    return Timing(**{"slot_wait": 20.0, "long_after": 20.0, "end_patience": 10.0, **seconds})
+
+
 @contextmanager
 def working(**options: Any) -> Iterator[WorkerProcess]:
-    """A worker at work; made to stop at the end, if it has not."""
-    worker = WorkerProcess(**{"threads": 2, "stop_timeout": PATIENCE, **options})
+    """A worker at work; made to stop at the end, if it has not. It is ``patient``."""
+    usual = {"threads": 2, "stop_timeout": PATIENCE, "timing": patient()}
+    worker = WorkerProcess(**{**usual, **options})
 
     def work() -> None:
         worker.run()

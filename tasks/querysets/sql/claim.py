@@ -39,10 +39,9 @@ from tasks.querysets.sql.claim_text import (
     take_one_statement,
     take_statement,
 )
-from tasks.querysets.sql.cursors import ClaimCursor, claim_cursor_of
+from tasks.querysets.sql.cursors import ClaimCursor
 from tasks.querysets.sql.statements import (
     cached_statement,
-    key_of,
     plan_took,
     planned,
 )
@@ -67,12 +66,14 @@ _scan = _decoder.scan_once
 
 
 def take(
-    rows: TaskRows, terms: Terms, queues: Sequence[str], requests: Sequence[ClaimRequest]
+    rows: TaskRows,
+    terms: Terms,
+    queues: Sequence[str],
+    requests: Sequence[ClaimRequest],
+    claim_cursor: ClaimCursor,
 ) -> tuple[list[ClaimedTask], bool]:
     """Grant ready tasks of ``rows`` that need no seat, as many as ``requests`` ask for. Returns
     them, and whether it came past tasks that need one."""
-    key = key_of(rows)
-    claim_cursor = ClaimCursor() if key is None else claim_cursor_of(key)
     places = [
         (number, queue, kind)
         for number, request in enumerate(requests, 1)

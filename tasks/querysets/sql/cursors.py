@@ -1,4 +1,4 @@
-"""Remember how far the claims of this process have come, so that the next ones go on from there.
+"""Remember how far the claims of a worker have come, so that the next ones go on from there.
 
 A claimed task leaves a dead entry in the index that claims read. Vacuum removes it, but not
 while somewhere a transaction is open that is older; then each claim would wade through what
@@ -8,7 +8,7 @@ all they ask for, that changes which task is claimed first and nothing else; whe
 they look from the beginning, at once.
 
 Whatever else there is waits for the next look from the beginning: what another claim passed over
-or gave back, and a task of higher priority of which nobody was notified (``begin_again``).
+or gave back, and a task of higher priority of which nobody was notified (``end_below``).
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ LASTS = 0.25
 
 
 class ClaimCursor:
-    """The position of claims with one filter. Threads may share it: a stale value does no harm."""
+    """The position of the claims of one worker, all with the same filter. Threads may share it: a
+    stale value does no harm."""
 
-    def __init__(self) -> None:
+    def __init__(self, lasts: float = LASTS) -> None:
+        self._lasts = lasts
         self._began_at = 0.0
         #: The last task that was claimed of each queue and kind.
         self._after: dict[tuple[str, int], ClaimedTask] = {}
@@ -37,7 +39,7 @@ class ClaimCursor:
         """For each of ``places``, a request's, a queue and a kind, the key of the task to begin
         behind; None: begin at the beginning."""
         now = clock()
-        if not 0 <= now - self._began_at < LASTS:
+        if not 0 <= now - self._began_at < self._lasts:
             self._began_at = now
             self._after = {}
         known = self._after
@@ -58,27 +60,7 @@ class ClaimCursor:
         return len(self._after) < len(known)
 
     def end_below(self, queue: str, priority: int) -> None:
-        """Begin at the beginning if it is at a lower ``priority`` of ``queue``."""
+        """Begin at the beginning if it is at a lower ``priority`` of ``queue``: something of this
+        priority has become ready there."""
         if any(each.queue == queue and each.priority < priority for each in self._after.values()):
             self._after = {}
-
-
-_cursors: dict[Any, ClaimCursor] = {}
-MAX_CURSORS = 100
-
-
-def claim_cursor_of(key: Any) -> ClaimCursor:
-    """The cursor of the claims that ``key`` tells from others."""
-    claim_cursor = _cursors.get(key)
-    if claim_cursor is None:
-        if len(_cursors) >= MAX_CURSORS:
-            _cursors.clear()
-        claim_cursor = _cursors[key] = ClaimCursor()
-    return claim_cursor
-
-
-def begin_again(queue: str, priority: int) -> None:
-    """Have claims that are at a lower ``priority`` of ``queue`` begin at the beginning: something
-    of this priority has become ready there."""
-    for claim_cursor in list(_cursors.values()):
-        claim_cursor.end_below(queue, priority)

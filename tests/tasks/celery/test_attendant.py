@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,9 +104,8 @@ def test_its_name_is_no_other_process_s(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_when_its_name_is_taken_meanwhile_it_stops_as_after_a_signal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
     connect()
     start()
     elsewhere = {"process": "another-boot:1|1|1", "hostname": "node-2", "pid": 8}

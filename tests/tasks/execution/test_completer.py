@@ -29,7 +29,7 @@ class Result:
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the outcomes that were stored, in their order."""
     found: list[Any] = []
-    monkeypatch.setattr(completer, "store_outcomes", lambda batch, hear: found.extend(batch))
+    monkeypatch.setattr(completer, "store_outcomes", lambda batch, *_: found.extend(batch))
     return found
 
 

@@ -25,6 +25,7 @@ from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
+from tasks.runtime.timing import USUAL, Timing
 from tests.factories import claimed, make_task
 from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
@@ -48,12 +49,8 @@ transactional = pytest.mark.django_db(transaction=True)
 Run = Callable[..., Task]
 
 
-PAUSES = outcome_store.STORE_PAUSES
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_store, "STORE_PAUSES", (0,) * len(PAUSES))
+#: As many tries as usual, one after the other.
+AT_ONCE = Timing(store_pauses=(0.0,) * len(USUAL.store_pauses))
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +75,8 @@ class Running:
 
     def __call__(self, function: Callable[..., Any] | None = None, **options: Any) -> Task:
         """Run a task to its end, with ``function`` as its handler."""
-        task = make_task(name="jobs.echo", state="running", holder="ann", **options)
-        runner.run(self.execution(task))
+        task: Task = make_task(name="jobs.echo", state="running", holder="ann", **options)
+        runner.run(self.execution(task), timing=AT_ONCE)
         assert self._keeper._holds == {}
         task.refresh_from_db()
         return task
@@ -254,7 +251,7 @@ def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
     running = Running(manual_keeper)
     start = database_now("default")
 
-    runner.run(running.execution(mine))
+    runner.run(running.execution(mine), timing=AT_ONCE)
 
     row = row_of(task)
     assert (row["status"], row["attempts"]) == (TaskStatus.READY, 0)
@@ -276,12 +273,12 @@ def test_once_the_handler_is_there_the_task_is_run(
     del handlers["jobs.echo"]
     running = Running(manual_keeper)
     mine = claimed(task, "old")
-    runner.run(running.execution(mine))
+    runner.run(running.execution(mine), timing=AT_ONCE)
 
     handlers["jobs.echo"] = known
     make_due(task)
     mine = claimed(task, "new")
-    runner.run(running.execution(mine))
+    runner.run(running.execution(mine), timing=AT_ONCE)
 
     assert row_of(task)["status"] == TaskStatus.SUCCEEDED
     assert row_of(task)["task_output"] == {"x": 1}
@@ -301,7 +298,7 @@ def test_a_task_whose_data_the_handler_here_does_not_take_waits_and_spends_no_at
     mine = claimed(task, "old")
     start = database_now("default")
 
-    runner.run(Running(manual_keeper).execution(mine))
+    runner.run(Running(manual_keeper).execution(mine), timing=AT_ONCE)
 
     row = row_of(task)
     assert (row["status"], row["attempts"], called) == (TaskStatus.READY, 0, [])
@@ -439,7 +436,7 @@ def test_a_task_whose_lease_may_be_over_does_not_begin(
     execution = Running(manual_keeper).execution(task)
     clock.advance(60)
 
-    runner.run(execution)
+    runner.run(execution, timing=AT_ONCE)
 
     assert (called, execution.hold.is_lost) == ([], False)
     assert row_of(task)["status"] == TaskStatus.RUNNING
@@ -580,7 +577,7 @@ def test_that_many_results_wait_is_told_in_one_line(
 
     with away(monkeypatch, "complete_claimed", 1, GONE):
         monkeypatch.setattr(outcome_store, "_answers", lambda using: False)
-        outcome_store.store_outcomes(done)
+        outcome_store.store_outcomes(done, pauses=AT_ONCE.store_pauses)
 
     said = [each for each in caplog.records if each.event == "task.result_delayed"]
     assert [(each.levelname, each.task_id, each.waiting) for each in said] == [
@@ -658,7 +655,7 @@ def test_a_result_that_cannot_be_stored_is_left_to_recovery(
     with away(monkeypatch, "complete_claimed", 99, GONE) as tries:
         task = run(lambda ctx, **data: None)
 
-    assert len(tries) == len(PAUSES) + 1
+    assert len(tries) == len(AT_ONCE.store_pauses) + 1
     assert task.status == TaskStatus.RUNNING
     assert "task.result_not_stored" in logged(caplog)
     expire(task)
@@ -666,7 +663,7 @@ def test_a_result_that_cannot_be_stored_is_left_to_recovery(
 
 
 def test_the_pauses_between_the_tries_outlast_a_restart_of_the_database() -> None:
-    assert 15 < sum(PAUSES) < 60
+    assert 15 < sum(USUAL.store_pauses) < 60
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit(1)])

@@ -179,14 +179,13 @@ def test_what_could_not_be_stored_stays_marked_for_as_long_as_its_lease(
 
     task = make_task(name="jobs.echo", state="running")
     handlers["jobs.echo"] = lambda ctx, **data: None
-    monkeypatch.setattr("tasks.execution.outcome_store.STORE_PAUSES", ())
     monkeypatch.setattr("tasks.execution.outcome_store._store", fail)
     monkeypatch.setattr("tasks.execution.outcome_store.connections", {"default": known})
     monkeypatch.setattr("tasks.execution.outcome_store._answers", lambda using: False)
     monkeypatch.setattr(known, "close", lambda: None)
     execution = execution_of(task)
 
-    store_outcomes([runner.work(execution)])
+    store_outcomes([runner.work(execution)], pauses=())
     assert not known.are_full
     assert known.begun() == {task.grant_id}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,38 +18,37 @@ from tasks.querysets import worker
 from tasks.querysets.sql import claim as postgres
 from tasks.querysets.sql import claim_text, cursors
 from tasks.querysets.sql import statements as kept
+from tasks.querysets.sql.cursors import ClaimCursor
 from tests.factories import make_tasks
 from tests.leasing.conftest import DatabaseClock
+from tests.leasing.support import FakeClock
 from tests.tasks.support import take_back
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("on_postgresql", "unheard")]
 
 
-class Clock:
-    """The holder's clock, moved by hand."""
-
-    seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
+#: Makes claims one after the other with one cursor, as those of a worker. Returns their tasks.
+Take = Callable[..., list[int]]
 
 
-@pytest.fixture(autouse=True)
-def holders_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(cursors, "clock", clock)
-    return clock
+@pytest.fixture
+def cursor(holder_clock: FakeClock) -> ClaimCursor:
+    return ClaimCursor()
+
+
+@pytest.fixture
+def take(cursor: ClaimCursor) -> Take:
+    def take(limit: int, **options: Any) -> list[int]:
+        return [each.id for each in Task.objects.take("ann", limit=limit, cursor=cursor, **options)]
+
+    return take
 
 
 def enqueue(count: int = 1, **options: Any) -> list[int]:
     return [task.pk for task in make_tasks(count, **options)]
 
 
-def take(limit: int, **options: Any) -> list[int]:
-    return [each.id for each in Task.objects.take("ann", limit=limit, **options)]
-
-
-def test_a_claim_begins_behind_the_last_task_of_the_claim_before() -> None:
+def test_a_claim_begins_behind_the_last_task_of_the_claim_before(take: Take) -> None:
     tasks = enqueue(5)
     assert take(2) == tasks[:2]
     take_back(Task.objects.get(pk=tasks[0]))
@@ -60,7 +61,7 @@ def test_a_claim_begins_behind_the_last_task_of_the_claim_before() -> None:
     assert take(2) == []
 
 
-def test_a_claim_that_finds_too_few_looks_from_the_beginning_at_once() -> None:
+def test_a_claim_that_finds_too_few_looks_from_the_beginning_at_once(take: Take) -> None:
     low = enqueue(2, priority=-1)
     usual = enqueue(3)
     assert take(2) == usual[:2]
@@ -73,7 +74,7 @@ def test_a_claim_that_finds_too_few_looks_from_the_beginning_at_once() -> None:
     assert len(queries) == 1
 
 
-def test_a_claim_that_came_past_tasks_with_keys_begins_again_with_these() -> None:
+def test_a_claim_that_came_past_tasks_with_keys_begins_again_with_these(take: Take) -> None:
     """That look is from the beginning already: another before it would be one too many."""
     usual = enqueue(2)
     assert take(1) == usual[:1]
@@ -87,7 +88,7 @@ def test_a_claim_that_came_past_tasks_with_keys_begins_again_with_these() -> Non
 
 
 def test_further_on_the_longest_due_goes_first_and_then_the_first_stored(
-    database_clock: DatabaseClock,
+    database_clock: DatabaseClock, take: Take
 ) -> None:
     begin, *others = [
         enqueue(priority=-32768, scheduled_at=database_clock.now - timedelta(seconds=ago))[0]
@@ -99,46 +100,52 @@ def test_further_on_the_longest_due_goes_first_and_then_the_first_stored(
     assert take(3) == [others[2]]
 
 
-def test_higher_priorities_wait_for_the_next_look_from_the_beginning(holders_clock: Clock) -> None:
+def test_higher_priorities_wait_for_the_next_look_from_the_beginning(
+    holder_clock: FakeClock, take: Take
+) -> None:
     usual = enqueue(4)
     assert take(1) == usual[:1]
     high = enqueue(1, priority=1)
-    holders_clock.seconds += cursors.LASTS * 0.9
+    holder_clock.now += cursors.LASTS * 0.9
     assert take(1) == usual[1:2]
 
-    holders_clock.seconds += cursors.LASTS * 0.2
+    holder_clock.now += cursors.LASTS * 0.2
 
     assert take(1) == high
     assert take(1) == usual[2:3]
 
 
 @pytest.mark.usefixtures("queues")
-def test_claims_begin_again_for_something_of_higher_priority_than_they_are_at() -> None:
+def test_claims_begin_again_for_something_of_higher_priority_than_they_are_at(
+    take: Take, cursor: ClaimCursor
+) -> None:
     usual = enqueue(5, priority=1)
     assert take(1) == usual[:1]
     high = enqueue(2, priority=2)
 
-    cursors.begin_again("default", 1)
-    cursors.begin_again("mail", 2)
+    cursor.end_below("default", 1)
+    cursor.end_below("mail", 2)
     assert take(1) == usual[1:2]
-    cursors.begin_again("default", 2)
+    cursor.end_below("default", 2)
 
     assert take(3) == [*high, usual[2]]
-    cursors.begin_again("default", 2)
+    cursor.end_below("default", 2)
     assert take(2) == [*usual[3:]]
 
 
-def test_a_clock_that_went_back_begins_at_the_beginning(holders_clock: Clock) -> None:
+def test_a_clock_that_went_back_begins_at_the_beginning(
+    holder_clock: FakeClock, take: Take
+) -> None:
     usual = enqueue(2)
     assert take(1) == usual[:1]
     high = enqueue(1, priority=1)
 
-    holders_clock.seconds -= 60
+    holder_clock.now -= 60
 
     assert take(1) == high
 
 
-def test_a_task_that_is_gone_leads_nowhere_and_nothing_is_missed() -> None:
+def test_a_task_that_is_gone_leads_nowhere_and_nothing_is_missed(take: Take) -> None:
     first, second = enqueue(2)
     assert take(1) == [first]
     Task.objects.filter(pk=first).delete()
@@ -147,8 +154,8 @@ def test_a_task_that_is_gone_leads_nowhere_and_nothing_is_missed() -> None:
 
 
 @pytest.mark.usefixtures("queues")
-def test_each_queue_has_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("random.shuffle", lambda names: None)
+def test_each_queue_has_its_own_place(monkeypatch: pytest.MonkeyPatch, take: Take) -> None:
+    monkeypatch.setattr(random, "shuffle", lambda names: None)
     mails, reports = enqueue(3, queue="mail"), enqueue(3, queue="reports")
     both = ["mail", "reports"]
     assert take(1, queues=both) == mails[:1]
@@ -161,7 +168,7 @@ def test_each_queue_has_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(take(9, queues=both)) == [mails[0], mails[2], reports[0], reports[2]]
 
 
-def test_claims_of_a_part_of_the_tasks_have_a_place_of_their_own() -> None:
+def test_claims_of_a_part_of_the_tasks_have_a_place_of_their_own(take: Take) -> None:
     tasks = enqueue(3)
     assert take(1) == tasks[:1]
     take_back(Task.objects.get(pk=tasks[0]))
@@ -170,7 +177,7 @@ def test_claims_of_a_part_of_the_tasks_have_a_place_of_their_own() -> None:
     assert [each.id for each in part.take("ann", limit=1)] == tasks[:1]
 
 
-def test_tasks_with_a_key_are_seated_before_others_further_on() -> None:
+def test_tasks_with_a_key_are_seated_before_others_further_on(take: Take) -> None:
     free = enqueue(3)
     assert take(1) == free[:1]
     keyed = Task.objects.enqueue("jobs.echo", {}, concurrency_key="a").pk
@@ -184,7 +191,7 @@ def refuse(*arguments: Any, **options: Any) -> Any:
 
 
 def test_what_is_granted_is_not_forgotten_when_looking_further_fails(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, take: Take
 ) -> None:
     first, second, *_ = enqueue(2)
     assert take(1) == [first]
@@ -212,36 +219,25 @@ def test_what_is_granted_is_not_forgotten_when_seating_fails(
         getattr(Task.objects, verb)("ann", limit=9)
 
 
-def test_no_more_places_are_kept_than_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursors, "MAX_CURSORS", 2)
-
-    kept = [cursors.claim_cursor_of(key) for key in ("a", "b")]
-    assert cursors.claim_cursor_of("a") is kept[0]
-    cursors.claim_cursor_of("c")
-
-    assert cursors.claim_cursor_of("a") is not kept[0]
-
-
 @pytest.mark.parametrize("verb", ["claim", "take"])
 def test_after_a_slow_claim_claims_are_planned_anew(
-    verb: str, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
+    verb: str, holder_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "clock", holders_clock)
-    monkeypatch.setattr(kept, "clock", holders_clock)
     monkeypatch.setattr(kept, "_slow_at", float("-inf"))
+    holder_clock.now = 1e6 * kept.PLAN_LASTS
     slow: list[float] = []
     plans: list[str] = []
 
     def note(execute: Any, sql: str, *rest: Any) -> Any:
         plans.append(sql.rpartition("--")[2])
-        holders_clock.seconds += slow.pop() if slow else 0.001
+        holder_clock.now += slow.pop() if slow else 0.001
         return execute(sql, *rest)
 
     with connection.execute_wrapper(note):
         for seconds in (0.001, kept.SLOW + 0.001, 0.001, kept.SLOW + 0.001, 0.001):
             slow.append(seconds)
             getattr(Task.objects, verb)("ann")
-        holders_clock.seconds += kept.SLOW_LASTS
+        holder_clock.now += kept.SLOW_LASTS
         for seconds in (kept.SLOW + 0.001, 0.001):
             slow.append(seconds)
             getattr(Task.objects, verb)("ann")
@@ -251,11 +247,8 @@ def test_after_a_slow_claim_claims_are_planned_anew(
     assert plans[2] == plans[3] == plans[4] == plans[5] != plans[6]
 
 
-def test_claims_of_one_plan_send_the_same_object(
-    holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgres, "clock", holders_clock)
-    monkeypatch.setattr(kept, "clock", holders_clock)
+def test_claims_of_one_plan_send_the_same_object(holder_clock: FakeClock, take: Take) -> None:
+    holder_clock.now = 1e6 * kept.PLAN_LASTS
     sent: list[str] = []
 
     def note(execute: Any, sql: str, *rest: Any) -> Any:
@@ -264,7 +257,7 @@ def test_claims_of_one_plan_send_the_same_object(
 
     with connection.execute_wrapper(note):
         for seconds in (0.0, 0.0, kept.PLAN_LASTS, 0.0):
-            holders_clock.seconds += seconds
+            holder_clock.now += seconds
             take(1)
 
     assert sent[0] is sent[1]
@@ -274,18 +267,21 @@ def test_claims_of_one_plan_send_the_same_object(
 
 @pytest.mark.parametrize(("of_the_limit", "again"), [(0.9, False), (1.1, True)])
 def test_a_claim_of_many_may_take_longer(
-    of_the_limit: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
+    of_the_limit: float,
+    again: bool,
+    holder_clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    take: Take,
 ) -> None:
-    monkeypatch.setattr(postgres, "clock", holders_clock)
-    monkeypatch.setattr(kept, "clock", holders_clock)
     monkeypatch.setattr(kept, "_slow_at", float("-inf"))
+    holder_clock.now = 1e6 * kept.PLAN_LASTS
     enqueue(4)
     before = kept.plan()
 
     def wait(execute: Any, sql: str, *rest: Any) -> Any:
         if sql.lstrip().startswith("WITH"):
             seconds = kept.SLOW + 3 * kept.SLOW_EACH
-            holders_clock.seconds += of_the_limit * seconds
+            holder_clock.now += of_the_limit * seconds
         return execute(sql, *rest)
 
     with connection.execute_wrapper(wait):
@@ -296,7 +292,7 @@ def test_a_claim_of_many_may_take_longer(
 
 @pytest.mark.parametrize("size", [1, 100])
 def test_a_claim_that_was_prepared_is_planned_once(
-    size: int, monkeypatch: pytest.MonkeyPatch
+    size: int, monkeypatch: pytest.MonkeyPatch, take: Take
 ) -> None:
     """By a plan that serves for any limit, as soon as the server has seen enough others."""
     Task.objects.enqueue_many("jobs.echo", [{}] * 2000)
@@ -333,7 +329,7 @@ def test_a_claim_that_was_prepared_is_planned_once(
     assert min(plans) > 0
 
 
-def test_what_a_claim_has_locked_it_does_not_look_for_among_all_that_is_ready() -> None:
+def test_what_a_claim_has_locked_it_does_not_look_for_among_all_that_is_ready(take: Take) -> None:
     # As planned while little was ready, and used when much is.
     enqueue(1)
     with connection.cursor() as cursor:
@@ -351,14 +347,13 @@ def test_what_a_claim_has_locked_it_does_not_look_for_among_all_that_is_ready() 
 
 @pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (kept.PLAN_LASTS + 1, False)])
 def test_statements_are_planned_anew_after_a_while(
-    seconds: float, again: bool, holders_clock: Clock, monkeypatch: pytest.MonkeyPatch
+    seconds: float, again: bool, holder_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The statement stays the same for some time, and then does not: nothing prepared is kept for
     longer."""
-    monkeypatch.setattr(kept, "clock", holders_clock)
     monkeypatch.setattr(kept, "SLOW", math.inf)  # on a loaded machine a claim may take long
-    monkeypatch.setattr(cursors, "LASTS", 3600.0)
-    holders_clock.seconds = 100 * kept.PLAN_LASTS
+    holder_clock.now = 1e6 * kept.PLAN_LASTS
+    cursor = ClaimCursor(lasts=3600.0)
     enqueue(3)
 
     def statements() -> list[str]:
@@ -370,13 +365,13 @@ def test_statements_are_planned_anew_after_a_while(
             return execute(sql, *rest)
 
         with connection.execute_wrapper(note):
-            claimed += Task.objects.take("ann")
+            claimed += Task.objects.take("ann", cursor=cursor)
             assert Task.objects.complete_claimed([(each, 1) for each in claimed]) == []
         return sent
 
     first = statements()
     before = statements()
-    holders_clock.seconds += seconds
+    holder_clock.now += seconds
     after = statements()
 
     assert (before == after) == again
@@ -402,7 +397,9 @@ def test_psycopg_parses_a_claim_once_unless_somebody_filters() -> None:
             assert (f"{table}." in text) == (rows is some)
 
 
-def test_django_compiles_a_claim_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_django_compiles_a_claim_once_for_all_sizes(
+    monkeypatch: pytest.MonkeyPatch, take: Take
+) -> None:
     monkeypatch.setattr(kept, "statements", {})
     compiled: list[str] = []
     granting = claim_text._granting

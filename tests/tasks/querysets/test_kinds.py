@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from tasks import registry
 from tasks.models import Task
 from tasks.querysets.claim_request import ClaimRequest
+from tasks.querysets.sql.cursors import ClaimCursor
 from tasks.registry import Handler, Kind
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
@@ -41,8 +42,8 @@ def in_order(*kinds: int, **options: Any) -> list[int]:
     return [make_task(kind=kind, **options).pk for kind in kinds]
 
 
-def take(*requests: ClaimRequest) -> list[int]:
-    return [each.id for each in Task.objects.take("ann", requests=requests)]
+def take(*requests: ClaimRequest, cursor: ClaimCursor | None = None) -> list[int]:
+    return [each.id for each in Task.objects.take("ann", requests=requests, cursor=cursor)]
 
 
 # Enqueuing
@@ -220,23 +221,24 @@ def test_each_kind_is_taken_as_far_as_there_is_room_for_it() -> None:
 
 @pytest.mark.usefixtures("on_postgresql", "unheard")
 def test_a_kind_that_ran_out_is_looked_for_from_the_beginning_and_no_other() -> None:
+    cursor = ClaimCursor(lasts=3600.0)
     threads, coroutines = in_order(*[THREAD] * 5), in_order(*[COROUTINE] * 3)
 
     def requests() -> tuple[ClaimRequest, ClaimRequest]:
         return ClaimRequest(2, [THREAD]), ClaimRequest(2, [COROUTINE])
 
-    assert sorted(take(*requests())) == [*threads[:2], *coroutines[:2]]
+    assert sorted(take(*requests(), cursor=cursor)) == [*threads[:2], *coroutines[:2]]
     (high,) = in_order(THREAD, priority=1)
     (higher,) = in_order(COROUTINE, priority=1)
 
     asked = requests()
     with CaptureQueriesContext(connection) as queries:
-        assert sorted(take(*asked)) == [*threads[2:4], coroutines[2], higher]
+        assert sorted(take(*asked, cursor=cursor)) == [*threads[2:4], coroutines[2], higher]
 
     assert len(queries) == 2
     assert [each.found for each in asked] == [2, 2]
-    assert take(ClaimRequest(1, [COROUTINE])) == []
-    assert sorted(take(ClaimRequest(2, [THREAD]))) == [threads[4], high]
+    assert take(ClaimRequest(1, [COROUTINE]), cursor=cursor) == []
+    assert sorted(take(ClaimRequest(2, [THREAD]), cursor=cursor)) == [threads[4], high]
 
 
 @pytest.mark.usefixtures("form", "unheard")
@@ -327,12 +329,13 @@ def test_the_first_of_every_kind_are_read_by_the_index() -> None:
 
 @pytest.mark.usefixtures("form")
 def test_a_second_look_for_one_kind_forgets_nothing_of_what_another_was_refused() -> None:
+    cursor = ClaimCursor(lasts=3600.0)
     in_order(COROUTINE, COROUTINE, COROUTINE)
     in_order(THREAD, THREAD, max_attempts=1)
-    take(ClaimRequest(2, [COROUTINE]))  # the next claim of them begins behind these
+    take(ClaimRequest(2, [COROUTINE]), cursor=cursor)  # the next claim of them begins behind these
     threads, coroutines = ClaimRequest(2, [THREAD], free=1), ClaimRequest(2, [COROUTINE])
 
-    take(threads, coroutines)
+    take(threads, coroutines, cursor=cursor)
 
     assert (threads.found, coroutines.found) == (1, 1)
     assert threads.passed_over and threads.has_more

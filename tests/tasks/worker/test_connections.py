@@ -15,7 +15,7 @@ from tasks.models import Task, TaskStatus
 from tasks.runtime import connection as keeping
 from tests.processes import wait_for
 from tests.tasks.support import Handlers
-from tests.tasks.workers import working
+from tests.tasks.workers import patient, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
@@ -36,9 +36,9 @@ def asked(handlers: Handlers) -> Asked:
     return asked
 
 
-def run(number: int, meanwhile: Callable[[], object] = lambda: None) -> None:
+def run(number: int, meanwhile: Callable[[], object] = lambda: None, **seconds: float) -> None:
     Task.objects.enqueue_many("ask", [{}] * number)
-    with working(threads=1):
+    with working(threads=1, timing=patient(**seconds)):
         wait_for(lambda: Task.objects.filter(status=TaskStatus.SUCCEEDED).count() == number)
         meanwhile()
 
@@ -50,9 +50,8 @@ def test_a_thread_keeps_its_connection_from_task_to_task(asked: Asked) -> None:
     assert len({id(raw) for _, raw in asked}) == 1
 
 
-def test_a_thread_without_tasks_keeps_none(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "KEPT_IDLE", 0.01)
-    run(3, lambda: wait_for(lambda: asked[-1][0].connection is None))
+def test_a_thread_without_tasks_keeps_none(asked: Asked) -> None:
+    run(3, lambda: wait_for(lambda: asked[-1][0].connection is None), slot_idle=0.01)
 
 
 def test_a_connection_is_not_kept_for_long(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

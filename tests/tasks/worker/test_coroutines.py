@@ -26,7 +26,7 @@ from tests.factories import make_task, make_tasks
 from tests.leasing.support import expire
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, instances_made, row_of
-from tests.tasks.workers import PATIENCE, ended, states, watching_once, working
+from tests.tasks.workers import PATIENCE, ended, patient, states, watching_once, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
@@ -321,10 +321,7 @@ def test_a_coroutine_whose_task_is_cancelled_is_cancelled_at_its_await(
     assert row_of(task)["cancel_requested_by"] == "ann"
 
 
-def test_a_blocked_loop_gets_no_more_to_do(
-    handlers: Handlers, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coroutines, "BLOCKED_AFTER", 0.05)
+def test_a_blocked_loop_gets_no_more_to_do(handlers: Handlers, sleeper: Sleeper) -> None:
     began, release = threading.Event(), threading.Event()
 
     async def block(ctx: Any, **data: Any) -> None:
@@ -333,7 +330,7 @@ def test_a_blocked_loop_gets_no_more_to_do(
 
     handlers["jobs.block"] = block
     blocking = make_task(name="jobs.block", data={})
-    with working() as worker:
+    with working(timing=patient(blocked_after=0.05)) as worker:
         assert began.wait(PATIENCE)
         assert row_of(blocking)["status"] == TaskStatus.RUNNING
         wait_for(lambda: worker.executors.executors[Kind.COROUTINE].free == 0)

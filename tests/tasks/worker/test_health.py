@@ -16,7 +16,6 @@ from leasing.runtime.services import Service
 from tasks.conf import task_settings
 from tasks.log import log
 from tasks.models import TaskStatus
-from tasks.runtime import service_threads
 from tasks.runtime.health import LATE_AFTER, Health
 from tasks.runtime.memory import resident_mib
 from tasks.worker import health as judging
@@ -27,7 +26,7 @@ from tests.leasing.support import FakeClock
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers
-from tests.tasks.workers import states, working
+from tests.tasks.workers import patient, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
@@ -214,12 +213,11 @@ def test_a_result_that_waits_tells_since_when(
 def test_a_worker_that_has_grown_too_large_ends_with_the_tasks_that_it_has(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service_threads, "TEND_EVERY", 0.02)
     size, go_on = [100], threading.Event()
     monkeypatch.setattr(process, "resident_mib", lambda: size[0])
     handlers["jobs.slow"] = lambda ctx: go_on.wait(20)
     first = make_task(name="jobs.slow", data={})
-    with working(max_memory=100) as worker:
+    with working(max_memory=100, timing=patient(tend_every=0.02)) as worker:
         wait_for(lambda: worker.executions)
         size[0] = 101
         wait_for(lambda: worker.health.read().closed[0].startswith("Finishing"))

@@ -13,13 +13,12 @@ from tasks.models import Task, TaskStatus
 from tasks.notifier import SECOND_POLL_AFTER
 from tasks.poller import ASK_AFTER, ASK_EVERY
 from tasks.registry import Handler, Kind
-from tasks.worker import executor as executors
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, row_of
-from tests.tasks.workers import PATIENCE, ended, states, working
+from tests.tasks.workers import PATIENCE, ended, patient, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
@@ -133,16 +132,15 @@ def test_a_task_runs_where_its_handler_says_whatever_its_row_does(
 
 
 def test_tasks_for_which_there_is_no_slot_of_their_kind_go_back_as_that(
-    ran_on: list[str], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    ran_on: list[str], handlers: Handlers
 ) -> None:
     """One for each slot after a while, in which it is the next to run."""
-    monkeypatch.setattr(executors, "MAX_SLOT_WAIT", 0.3)
     gate = threading.Event()
     handlers["jobs.gate"] = lambda ctx: gate.wait(PATIENCE) and None
     make_task(name="jobs.gate", data={}, priority=9)
     tasks = make_tasks(2, name="jobs.count", data={}, kind=Kind.COROUTINE.number)
 
-    with working(threads=1, coroutines=5):
+    with working(threads=1, coroutines=5, timing=patient(slot_wait=0.3)):
         wait_for(lambda: [row_of(task)["kind"] for task in tasks] == [Kind.THREAD.number] * 2)
         assert [row_of(task)["status"] for task in tasks] == ["ready"] * 2
         gate.set()
@@ -152,12 +150,10 @@ def test_tasks_for_which_there_is_no_slot_of_their_kind_go_back_as_that(
 
 
 def test_a_task_of_another_kind_than_its_row_says_is_next_where_it_belongs(
-    ran_on: list[str], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    ran_on: list[str], handlers: Handlers
 ) -> None:
     """Or a worker of another release, which has free slots of what the row says then, would have it
     before each slot that ends here."""
-    monkeypatch.setattr(executors, "LONG_AFTER", 0.0)
-    monkeypatch.setattr(executors, "MAX_SLOT_WAIT", PATIENCE)
     gate = threading.Semaphore(0)
     handlers["jobs.gate"] = lambda ctx: gate.acquire(timeout=PATIENCE) and None
     make_task(name="jobs.gate", data={}, priority=9)
@@ -165,7 +161,9 @@ def test_a_task_of_another_kind_than_its_row_says_is_next_where_it_belongs(
     Task.objects.filter(pk=single.pk).update(max_attempts=1)
     backlog = make_tasks(4, name="jobs.gate", data={})
 
-    with working(threads=1, coroutines=5) as worker:
+    with working(
+        threads=1, coroutines=5, timing=patient(long_after=0.0, slot_wait=PATIENCE)
+    ) as worker:
         for task in (other, single):
             wait_for(lambda task=task: row_of(task)["kind"] == Kind.THREAD.number)  # type: ignore[misc]
             assert row_of(task)["status"] == "ready"

@@ -29,7 +29,7 @@ from tests.factories import make_worker
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.runtime.test_process_identity import identity_of, with_part
-from tests.tasks.workers import ended, working
+from tests.tasks.workers import ended, patient, working
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -223,12 +223,9 @@ def test_who_has_lost_the_name_writes_nothing_to_the_row() -> None:
     assert Worker.objects.values().get() == before
 
 
-def test_a_worker_whose_name_another_took_while_it_was_silent_stops(
-    monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_worker_whose_name_another_took_while_it_was_silent_stops(caplog: Any) -> None:
     """It was suspended, or could not reach the database, for longer than it counts as present."""
-    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
-    with working(name="ann") as worker:
+    with working(name="ann", timing=patient(seen_every=0.02)) as worker:
         wait_for(Worker.objects.filter(name="ann", stopped_at=None).exists)
         Worker.objects.update(process="another-boot:1|1|1", hostname="node-2", pid=8)
         wait_for(ended(worker))
@@ -244,7 +241,6 @@ def test_a_command_whose_name_is_taken_meanwhile_exits_with_code_2(
     monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """A process that was silent for long, and one elsewhere that started under its name."""
-    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
     seen = WorkerQuerySet.seen
 
     def after_another(rows: WorkerQuerySet, name: str, **news: Any) -> int:

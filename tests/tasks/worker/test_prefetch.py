@@ -29,9 +29,10 @@ from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.process import Until, WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks
+from tests.leasing.support import FakeClock, stopped_clock
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, row_of
-from tests.tasks.workers import PATIENCE, ended, states, working
+from tests.tasks.workers import PATIENCE, ended, patient, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
@@ -119,16 +120,14 @@ def test_what_waits_goes_back_at_once_when_the_worker_stops_and_costs_no_attempt
     assert turnstile.began == [first.pk]
 
 
-@pytest.mark.parametrize("limit", ["MAX_SLOT_WAIT", "LONG_AFTER"])
+@pytest.mark.parametrize("limit", ["slot_wait", "long_after"])
 def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
-    limit: str, turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
+    limit: str, turnstile: Turnstile
 ) -> None:
-    monkeypatch.setattr(executors, limit, 0.1)
-    monkeypatch.setattr(executors, "PREFETCH_SECONDS", 1e6)  # of whatever pace
     turnstile.let(1)
     tasks = make_tasks(8, name="jobs.turn", data={})
 
-    with working(threads=1) as worker:
+    with working(threads=1, timing=patient(**{limit: 0.1, "prefetch": 1e6})) as worker:
         wait_for(lambda: len(turnstile.began) == 2)
         # Which of them is not said: what did not begin in time goes back, and others come first.
         wait_for(lambda: sorted(states()) == ["ready"] * 6 + ["running", "succeeded"])
@@ -142,15 +141,14 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
 
 
 def test_what_waits_behind_a_long_task_runs_in_another_worker(
-    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+    turnstile: Turnstile, short: None
 ) -> None:
-    monkeypatch.setattr(executors, "LONG_AFTER", 0.1)
     make_task(name="jobs.turn", data={}, priority=1)
     make_tasks(4, name="jobs.echo", data={})
 
-    with working(threads=1, name="at a long one") as worker:
+    with working(threads=1, name="at a long one", timing=patient(long_after=0.1)) as worker:
         wait_for(lambda: turnstile.began and len(worker.executions) == 5)
-        with working(threads=1, name="idle"):
+        with working(threads=1, name="idle", timing=patient(long_after=0.1)):
             wait_for(lambda: states() == ["running"] + ["succeeded"] * 4)
         turnstile.let(1)
         wait_for(lambda: states() == ["succeeded"] * 5)
@@ -159,12 +157,11 @@ def test_what_waits_behind_a_long_task_runs_in_another_worker(
 
 
 def test_a_worker_that_may_run_so_many_tasks_counts_what_it_gave_back_as_not_run(
-    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+    turnstile: Turnstile, short: None
 ) -> None:
-    monkeypatch.setattr(executors, "MAX_SLOT_WAIT", 0.1)
     make_tasks(5, name="jobs.turn", data={})
 
-    with working(threads=1, max_tasks=3) as worker:
+    with working(threads=1, max_tasks=3, timing=patient(slot_wait=0.1)) as worker:
         wait_for(lambda: given_back().exists())
         turnstile.let(8)
         wait_for(ended(worker))
@@ -173,13 +170,12 @@ def test_a_worker_that_may_run_so_many_tasks_counts_what_it_gave_back_as_not_run
 
 
 def test_a_worker_that_runs_what_is_there_runs_what_it_gave_back_too(
-    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+    turnstile: Turnstile, short: None
 ) -> None:
     """It had found nothing more to claim, and was to end with what it had."""
-    monkeypatch.setattr(executors, "MAX_SLOT_WAIT", 0.1)
     make_tasks(2, name="jobs.turn", data={})
 
-    with working(threads=1, until=Until.ONCE) as worker:
+    with working(threads=1, until=Until.ONCE, timing=patient(slot_wait=0.1)) as worker:
         wait_for(lambda: given_back().exists())
         turnstile.let(2)
         wait_for(ended(worker))
@@ -205,14 +201,11 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_passed_over_too(
     assert states() == ["succeeded"] * 5
 
 
-def test_free_slots_are_claimed_for_while_one_is_at_a_long_task(
-    turnstile: Turnstile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_free_slots_are_claimed_for_while_one_is_at_a_long_task(turnstile: Turnstile) -> None:
     """Also where all were waited for, since tasks of one attempt had ended at once so far."""
-    monkeypatch.setattr(executors, "LONG_AFTER", 0.01)
     make_tasks(4, name="jobs.echo", data={}, max_attempts=1)
 
-    with working(threads=2) as worker:
+    with working(threads=2, timing=patient(long_after=0.01)) as worker:
         wait_for(lambda: states() == ["succeeded"] * 4)
         make_task(name="jobs.turn", data={}, max_attempts=1)
         worker.poller.wake()
@@ -228,19 +221,17 @@ class Settled:
     def wake(self, now: float, *, is_busy: bool) -> None: ...
 
 
-def executor_of(slots: int, *seconds: float) -> Threads:
-    """An executor whose latest tasks took so many ``seconds``, by a clock that stands still."""
-    now = clock()
+def executor_of(slots: int, *seconds: float, long_after: float = 20.0) -> Threads:
+    """An executor whose latest tasks took so many ``seconds``."""
 
     class Ended:
         execution = SimpleNamespace()
 
-    executor = Threads(slots, Settled(), lambda: None)  # type: ignore[arg-type]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executors, "clock", lambda: now)
+    executor = Threads(slots, Settled(), lambda: None, timing=patient(long_after=long_after))
+    with stopped_clock() as clock:
         for each in seconds:
             executor._running[id(Ended.execution)] = Ended.execution  # type: ignore[assignment]
-            executor._end(Ended, now - each)  # type: ignore[arg-type]
+            executor._end(Ended, clock() - each)  # type: ignore[arg-type]
     return executor
 
 
@@ -301,37 +292,33 @@ def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment
 
 @pytest.mark.usefixtures("_under_a_parent")
 def test_what_must_not_wait_is_no_more_than_what_slots_that_take_turns_end_soon(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, holder_clock: FakeClock
 ) -> None:
     executor = executor_of(4, *[0.0] * executors.CAREFUL * 600)
     executor.may_prefetch = False
     monkeypatch.setattr(executor, "_begin", lambda count: None)
-    now = clock()
-    monkeypatch.setattr(executors, "clock", lambda: now)
     executions: list[Any] = [SimpleNamespace() for _ in range(10)]
 
     executor.submit(executions)
     executor.look_at = 0
     for each in executions:
-        now += executors.ALL_END_IN / 40
-        executor._end(SimpleNamespace(execution=each), now)  # type: ignore[arg-type]
+        holder_clock.advance(executors.ALL_END_IN / 40)
+        executor._end(SimpleNamespace(execution=each), holder_clock())  # type: ignore[arg-type]
 
     assert 35 <= executor.prefetch <= 36
 
 
 def test_what_was_to_end_at_once_and_does_not_is_judged_when_it_is_long(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    monkeypatch.setattr(executors, "LONG_AFTER", 0.1)
-    executor = executor_of(4, *[0.0] * (executors.CAREFUL - 1))
+    executor = executor_of(4, *[0.0] * (executors.CAREFUL - 1), long_after=0.1)
     executor.may_prefetch = False
     executor._running[1] = SimpleNamespace()  # type: ignore[assignment]
-    executor._begun[1] = now = clock()
-    monkeypatch.setattr(executors, "clock", lambda: now)
+    executor._begun[1] = holder_clock()
     executor.look_at = executor.low
 
     assert (executor.room, executor.judges_in) == (0, 0.1)
-    now += 0.1
+    holder_clock.advance(0.1)
     assert (executor.room, executor.judges_in) == (3, math.inf)
 
 
@@ -351,11 +338,9 @@ class Line:
     """An executor of ``slots`` slots with as many tasks of ten milliseconds behind those that run
     as fit, on a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
-        monkeypatch.setattr(executors, "LONG_AFTER", 0.1)
-        self.executor = executor_of(slots, *[0.01] * 100)
-        self.now = clock()
-        monkeypatch.setattr(executors, "clock", lambda: self.now)
+    def __init__(self, clock: FakeClock, slots: int) -> None:
+        self.executor = executor_of(slots, *[0.01] * 100, long_after=0.1)
+        self.clock = clock
         self.tasks: list[Any] = []
         for _ in range(slots):
             self._comes()
@@ -364,20 +349,20 @@ class Line:
             self._comes()
 
     def _comes(self) -> None:
-        claimed = SimpleNamespace(sent_at=self.now, queue="default", priority=0)
+        claimed = SimpleNamespace(sent_at=self.clock.now, queue="default", priority=0)
         task = SimpleNamespace(claimed=claimed)
         self.tasks.append(task)
         self.executor._running[id(task)] = task  # type: ignore[assignment]
         self.executor._waiting.append(task)  # type: ignore[arg-type]
 
     def _begins(self) -> None:
-        self.executor._begun[id(self.executor._waiting.popleft())] = self.now
+        self.executor._begun[id(self.executor._waiting.popleft())] = self.clock.now
 
     def end(self, count: int) -> None:
         """End the first tasks; the next begin."""
         for _ in range(count):
             outcome = SimpleNamespace(execution=self.tasks.pop(0))
-            self.executor._end(outcome, self.now - 0.01)  # type: ignore[arg-type]
+            self.executor._end(outcome, self.clock.now - 0.01)  # type: ignore[arg-type]
             self._begins()
 
     def end_long(self, count: int) -> None:
@@ -390,23 +375,23 @@ class Line:
     def look_in_time(self) -> list[Any]:
         """Look when there is a reason to, as long as nothing else happens."""
         until = self.executor.waits_until
-        assert until is not None and until > self.now
-        self.now = until
+        assert until is not None and until > self.clock.now
+        self.clock.now = until
         return self.executor.overdue()
 
 
 def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    line = Line(monkeypatch, 2)
-    began_at, waiting = line.now, line.tasks[2:]
+    line = Line(holder_clock, 2)
+    began_at, waiting = line.clock.now, line.tasks[2:]
     assert waiting and line.executor.overdue() == []
 
     assert line.look_in_time() == []
-    assert line.now == pytest.approx(began_at + 0.1)
+    assert line.clock.now == pytest.approx(began_at + 0.1)
     assert line.look_in_time() == waiting[::-1]
 
-    assert line.now == pytest.approx(began_at + 0.1 + executors.CONFIRM_AFTER)
+    assert line.clock.now == pytest.approx(began_at + 0.1 + executors.CONFIRM_AFTER)
     assert line.executor.executions == line.tasks[:2]
     assert line.executor.room == line.executor.prefetch == 0
     assert line.executor.waits_until is None
@@ -415,10 +400,10 @@ def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
 
 
 def test_long_tasks_count_once_for_all_that_is_given_back_behind_them(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
     """The short ones end elsewhere: what ends here are mostly long ones."""
-    line = Line(monkeypatch, 4)
+    line = Line(holder_clock, 4)
 
     def fill(short: int) -> None:
         for _ in range(4):
@@ -433,7 +418,7 @@ def test_long_tasks_count_once_for_all_that_is_given_back_behind_them(
         while not line.look_in_time():
             pass
         del line.tasks[4:]
-        line.now += 2
+        line.clock.now += 2
         line.end_long(4)
 
     for short in (0, 4, 4):
@@ -449,25 +434,25 @@ def test_long_tasks_count_once_for_all_that_is_given_back_behind_them(
 
 
 def test_a_line_that_has_emptied_is_judged_from_its_own_beginning_on(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    line = Line(monkeypatch, 2)
+    line = Line(holder_clock, 2)
     assert line.look_in_time() == []
     line.end(len(line.executor._waiting))
     assert line.executor.overdue() == []
 
-    line.now += 0.2
+    line.clock.now += 0.2
     for _ in range(8):
         line._comes()
     assert line.executor.overdue() == []
-    line.now += executors.CONFIRM_AFTER
+    line.clock.now += executors.CONFIRM_AFTER
     assert len(line.executor.overdue()) == 8
 
 
 def test_what_is_given_up_while_all_is_withdrawn_goes_back_once(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    line = Line(monkeypatch, 1)
+    line = Line(holder_clock, 1)
     *kept, lost = line.executor._waiting
     del line.executor._running[id(lost)]
 
@@ -475,21 +460,21 @@ def test_what_is_given_up_while_all_is_withdrawn_goes_back_once(
 
 
 def test_tasks_that_begin_after_the_look_are_looked_at_when_they_may_be_long(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
     """The threads have not come to it yet."""
-    line = Line(monkeypatch, 2)
+    line = Line(holder_clock, 2)
     line.executor._begun.clear()
 
     assert line.executor.overdue() == []
-    assert line.executor.waits_until == pytest.approx(line.now + 0.1)
+    assert line.executor.waits_until == pytest.approx(line.clock.now + 0.1)
 
 
 def test_what_looked_long_because_the_process_was_suspended_sends_nothing_back(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    line = Line(monkeypatch, 2)
-    line.now += 0.9
+    line = Line(holder_clock, 2)
+    line.clock.now += 0.9
 
     assert line.executor.overdue() == []
     line.end(2)
@@ -499,10 +484,10 @@ def test_what_looked_long_because_the_process_was_suspended_sends_nothing_back(
 
 
 def test_behind_some_long_tasks_as_many_wait_as_the_other_slots_end_soon(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    line = Line(monkeypatch, 8)
-    line.now += 0.05
+    line = Line(holder_clock, 8)
+    line.clock.now += 0.05
     line.end(2)
     waiting = line.tasks[8:]
 
@@ -514,19 +499,18 @@ def test_behind_some_long_tasks_as_many_wait_as_the_other_slots_end_soon(
     assert returned == waiting[kept:][::-1]
 
 
-def test_a_slot_at_a_long_task_is_nothing_to_prefetch_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Line(monkeypatch, 2)
+def test_a_slot_at_a_long_task_is_nothing_to_prefetch_for(holder_clock: FakeClock) -> None:
+    line = Line(holder_clock, 2)
     fit = line.executor.prefetch
-    line.now += 0.09
+    line.clock.now += 0.09
     line.end(1)
-    line.now += 0.02
+    line.clock.now += 0.02
 
     assert line.executor.prefetch == fit // 2
 
 
-def test_tasks_that_take_as_long_as_others_are_not_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = executor_of(4, *[1.0] * 16)
-    monkeypatch.setattr(executors, "LONG_AFTER", 0.1)
+def test_tasks_that_take_as_long_as_others_are_not_long() -> None:
+    executor = executor_of(4, *[1.0] * 16, long_after=0.1)
     executor._begun = dict.fromkeys(range(4), clock() - 2.0)
 
     assert executor._flowing(clock()) == 4
@@ -669,9 +653,9 @@ def test_nothing_is_claimed_for_what_is_no_more_urgent_than_those_that_wait(
 
 
 def test_an_executor_has_room_for_what_goes_before_what_waits_once(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    line = Line(monkeypatch, 4)
+    line = Line(holder_clock, 4)
     assert line.executor.room == 0
 
     for queue, priority in (("default", 0), ("default", -1), ("mail", 1)):
@@ -680,15 +664,15 @@ def test_an_executor_has_room_for_what_goes_before_what_waits_once(
     line.executor.note_ready("default", 1)
     assert line.executor.room == 4
 
-    line.now += 0.2
+    line.clock.now += 0.2
     assert line.executor.room == 0  # at long tasks: it would wait for these
 
 
 def test_what_goes_before_what_waits_has_no_more_wait_than_twice_as_many(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
     """Most of what is claimed for a few that are more urgent may be like what waits."""
-    line = Line(monkeypatch, 4)
+    line = Line(holder_clock, 4)
     most = 2 * len(line.tasks)
     for _ in range(most):
         line.executor.note_ready("default", 1)
@@ -702,16 +686,19 @@ def test_what_goes_before_what_waits_has_no_more_wait_than_twice_as_many(
 
 def test_of_what_is_claimed_only_what_is_more_urgent_is_compared_with_each_that_waits(
     monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
     """A thousand that go behind a thousand would take a tenth of a second, as others come."""
-    line = Line(monkeypatch, 4)
+    line = Line(holder_clock, 4)
     waiting, compare = list(line.executor._waiting), Mock(wraps=executors._goes_before)
     monkeypatch.setattr(line.executor, "_begin", lambda count: None)
     monkeypatch.setattr(executors, "_goes_before", compare)
     line.executor.is_outranked = True
 
     claimed: list[Any] = [
-        SimpleNamespace(claimed=SimpleNamespace(sent_at=line.now, queue=queue, priority=priority))
+        SimpleNamespace(
+            claimed=SimpleNamespace(sent_at=line.clock.now, queue=queue, priority=priority)
+        )
         for queue, priority in (("default", 1), ("default", 0), ("default", -1), ("mail", 9))
     ]
     line.executor.submit(claimed)
@@ -770,23 +757,21 @@ def test_results_that_come_together_are_stored_by_few_statements(
         return complete(rows, results)
 
     monkeypatch.setattr(TaskQuerySet, "complete_claimed", counting)
-    monkeypatch.setattr("tasks.execution.completer.BATCH_DELAY", PATIENCE)
     barrier = threading.Barrier(8)
     handlers["jobs.meet"] = lambda ctx: barrier.wait(PATIENCE) and None
     make_tasks(8, name="jobs.meet", data={})
 
-    with working(threads=8):
+    with working(threads=8, timing=patient(batch_delay=PATIENCE)):
         wait_for(lambda: states() == ["succeeded"] * 8)
 
     assert sum(sizes) == 8
     assert len(sizes) <= 2
 
 
-def test_a_single_result_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.execution.completer.BATCH_DELAY", 10 * PATIENCE)
+def test_a_single_result_waits_for_no_other() -> None:
     task = make_task(name="jobs.echo", data={})
 
-    with working():
+    with working(timing=patient(batch_delay=10 * PATIENCE)):
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
 
 
@@ -800,10 +785,7 @@ def test_a_result_waits_for_others_for_a_moment_only(turnstile: Turnstile) -> No
         turnstile.let(1)
 
 
-def test_a_bad_output_among_many_sinks_none(
-    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tasks.execution.completer.BATCH_DELAY", PATIENCE)
+def test_a_bad_output_among_many_sinks_none(handlers: Handlers) -> None:
     barrier = threading.Barrier(6)
     outputs: dict[str, Any] = {"set": {1}, "nul": "a\0b", "good": 7}
 
@@ -817,7 +799,7 @@ def test_a_bad_output_among_many_sinks_none(
     for what in ("good", "set", "good", "raise", "nul", "good"):
         make_task(name="jobs.answer", data={"what": what}, max_attempts=1 if what == "raise" else 3)
 
-    with working(threads=6):
+    with working(threads=6, timing=patient(batch_delay=PATIENCE)):
         wait_for(lambda: {"ready", "running"}.isdisjoint(states()))
 
     assert states() == ["succeeded", "failed", "succeeded", "failed", "failed", "succeeded"]
@@ -832,8 +814,6 @@ def test_a_bad_output_among_many_sinks_none(
 def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.execution.completer.BATCH_DELAY", PATIENCE)
-    monkeypatch.setattr(outcome_store, "STORE_PAUSES", (0, 0))
     complete = TaskQuerySet.complete_claimed
 
     def choking(rows: Any, results: Any) -> Any:
@@ -852,7 +832,9 @@ def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
     for what in ("good", "poison", "good", "good"):
         make_task(name="jobs.answer", data={"what": what})
 
-    with working(threads=4, stop_timeout=0):
+    with working(
+        threads=4, stop_timeout=0, timing=patient(batch_delay=PATIENCE, store_pauses=(0, 0))
+    ):
         wait_for(lambda: states() == ["succeeded", "running", "succeeded", "succeeded"])
 
 
@@ -870,11 +852,10 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
         return complete(rows, results)
 
     monkeypatch.setattr(TaskQuerySet, "complete_claimed", storing)
-    monkeypatch.setattr(outcome_store, "STORE_PAUSES", (0.01,) * 5000)
     monkeypatch.setattr(outcome_store, "_answers", lambda using: not away.is_set())
     first = make_task(name="jobs.echo", data={})
 
-    with working() as worker:
+    with working(timing=patient(store_pauses=(0.01,) * 5000)) as worker:
         wait_for(lambda: worker.executors.completer.is_full)
         others = make_tasks(5, name="jobs.echo", data={})
         before = len(tries)
@@ -890,7 +871,6 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
 def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
     monkeypatch: pytest.MonkeyPatch, handlers: Handlers
 ) -> None:
-    monkeypatch.setattr("tasks.execution.completer.STUCK_WRITER_AFTER", 0.02)
     handlers["jobs.answer"] = lambda ctx, what: what
     let_go = threading.Event()
     complete = TaskQuerySet.complete_claimed
@@ -903,7 +883,7 @@ def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
     monkeypatch.setattr(TaskQuerySet, "complete_claimed", storing)
     make_task(name="jobs.answer", data={"what": "locked"})
 
-    with working() as worker:
+    with working(timing=patient(stuck_writer_after=0.02)) as worker:
         wait_for(lambda: bool(worker.executors.completer._under_way))
         after = make_task(name="jobs.answer", data={"what": "free"})
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)

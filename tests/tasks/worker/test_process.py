@@ -33,7 +33,7 @@ from tests.leasing.support import expire
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, make_due, refusals, row_of
-from tests.tasks.workers import PATIENCE, ended, states, working
+from tests.tasks.workers import PATIENCE, ended, patient, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
@@ -390,24 +390,21 @@ def test_only_slots_for_handlers_that_there_are_count(handlers: Handlers) -> Non
     assert drop(registry.Kind.PROCESS) == {"thread": 3}
 
 
-def test_a_worker_is_seen_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
-    with working() as worker:
+def test_a_worker_is_seen_again_and_again() -> None:
+    with working(timing=patient(seen_every=0.02)) as worker:
         wait_for(known(worker))
         first = worker_row(worker).last_seen_at
         wait_for(lambda: worker_row(worker).last_seen_at > first)
 
 
 def test_each_sign_of_life_says_which_slots_are_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
     monkeypatch.setattr(ExecutorPool, "blocked", {"thread": 2})
-    with working() as worker:
+    with working(timing=patient(seen_every=0.02)) as worker:
         wait_for(lambda: known(worker)() and worker_row(worker).blocked == {"thread": 2})
 
 
-def test_a_worker_whose_row_was_deleted_writes_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
-    with working() as worker:
+def test_a_worker_whose_row_was_deleted_writes_another() -> None:
+    with working(timing=patient(seen_every=0.02)) as worker:
         wait_for(known(worker))
         Worker.objects.all().delete()
         wait_for(known(worker))
@@ -433,12 +430,11 @@ def test_a_worker_that_could_not_say_so_works_all_the_same(
     def away(*args: Any, **options: Any) -> None:
         raise OperationalError("the database is away")
 
-    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
     register = WorkerQuerySet.register
     monkeypatch.setattr(WorkerQuerySet, "register", away)
     task = make_task(name="jobs.echo", data={})
 
-    with working() as worker:
+    with working(timing=patient(seen_every=0.02)) as worker:
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         wait_for(lambda: "worker.unseen" in logged(caplog))
         monkeypatch.setattr(WorkerQuerySet, "register", register)
@@ -448,7 +444,6 @@ def test_a_worker_that_could_not_say_so_works_all_the_same(
 def test_a_sign_of_life_under_way_does_not_undo_the_signing_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Worker, "SEEN_EVERY", timedelta(seconds=0.02))
     seen, under_way = WorkerQuerySet.seen, threading.Event()
 
     def slow(rows: Any, name: str, **news: Any) -> int:
@@ -456,7 +451,7 @@ def test_a_sign_of_life_under_way_does_not_undo_the_signing_off(
         threading.Event().wait(0.3)
         return seen(rows, name)
 
-    with working() as worker:
+    with working(timing=patient(seen_every=0.02)) as worker:
         wait_for(known(worker))
         monkeypatch.setattr(WorkerQuerySet, "seen", slow)
         assert under_way.wait(PATIENCE)

@@ -24,7 +24,7 @@ from tests.factories import make_task
 from tests.leasing.support import expire
 from tests.processes import wait_for
 from tests.tasks.support import attempt, attempts, row_of
-from tests.tasks.workers import ended, watching_once, working
+from tests.tasks.workers import ended, patient, watching_once, working
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -121,7 +121,6 @@ def test_a_process_is_killed_when_its_task_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Timed out, lost, cancelled and not listening, frozen, given back: one after the other."""
-    monkeypatch.setattr(processes, "CANCEL_GRACE", 0.1)
     folders = [tmp_path / name for name in ("timeout", "lost", "cancelled", "frozen", "stopped")]
     for folder in folders:
         folder.mkdir()
@@ -130,7 +129,7 @@ def test_a_process_is_killed_when_its_task_is_over(
     # What is killed is to have said in which process it was.
     monkeypatch.setattr(Timekeeper, "watch", watching_once(lambda: began(folders[0])))
 
-    with working(stop_timeout=0) as worker:
+    with working(stop_timeout=0, timing=patient(cancel_grace=0.1)) as worker:
         wait_for(lambda: row_of(tasks[0])["status"] == TaskStatus.FAILED, timeout=START_PATIENCE)
         wait_for(lambda: began(folders[1]), timeout=START_PATIENCE)
         expire(tasks[1])

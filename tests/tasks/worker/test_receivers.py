@@ -23,11 +23,12 @@ from tasks.celery.broker import CeleryBroker
 from tasks.management.commands import run_generator, run_recovery, run_relay
 from tasks.models import Task
 from tests.factories import make_task, make_tasks
+from tests.leasing.support import OtherSession
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.celery.support import FakeBroker
 from tests.tasks.support import Handlers, row_of
-from tests.tasks.workers import DUTIES, PATIENCE, ended, states, working
+from tests.tasks.workers import DUTIES, PATIENCE, ended, patient, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
@@ -62,7 +63,6 @@ class Hanging:
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
-    monkeypatch.setattr("tasks.execution.completer.STUCK_WRITER_AFTER", 0.01)
     monkeypatch.setattr(callbacks, "HANGS_AFTER", 0.01)
     hanging = Hanging()
     yield hanging
@@ -145,16 +145,15 @@ def test_receivers_that_hang_hold_up_no_recovery(
     hanging: Hanging,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.runtime.service_threads.TEND_EVERY", 0.01)
     connect(signals.recovered, hanging)
 
     with recovering(monkeypatch):
         try:
             for number in range(2):
-                make_tasks(3, state="stuck")
-                wait_for(lambda: states() == ["ready"] * 3 * (number + 1), timeout=8)  # noqa: B023
+                make_task(state="stuck")
+                wait_for(lambda: states() == ["ready"] * (number + 1))  # noqa: B023
             # Those that wait are told though nothing more happens.
-            wait_for(lambda: len(hanging.reported) == 6, timeout=8)
+            wait_for(lambda: len(hanging.reported) == 2)
         finally:
             hanging.let_go.set()
     wait_for(lambda: not {each.name for each in threading.enumerate()} & DUTIES)
@@ -224,23 +223,21 @@ def test_receivers_hear_of_a_task_in_order_and_as_it_was(connect: Connect) -> No
 
 
 def test_a_worker_that_cannot_store_ends_to_be_started_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    on_postgresql: None,
+    handlers: Handlers,
+    other_session: OtherSession,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The reason for the delay makes no difference."""
-    let_go = threading.Event()
-
-    def hang(outcomes: list[Any], _: Any) -> None:
-        let_go.wait(PATIENCE)
-        for outcome in outcomes:
-            outcome.execution.hold.detach()
-
-    monkeypatch.setattr("tasks.execution.completer.store_outcomes", hang)
-    monkeypatch.setattr("tasks.execution.completer.STUCK_AFTER", 0.01)
-    monkeypatch.setattr("tasks.execution.completer.STUCK_AFTER_ANSWERS", 0)
+    """Somebody has locked the row for long; any other reason makes no difference."""
+    hasty = patient(stuck_after=0.01, stuck_after_answers=0, end_patience=0.1)
+    locked = threading.Event()
+    handlers["jobs.echo"] = lambda ctx, **data: locked.wait(PATIENCE) and None
     task = make_task(name="jobs.echo", data={})
-    with working(stop_timeout=0) as worker:
+    with working(stop_timeout=0, timing=hasty) as worker:
+        wait_for(lambda: row_of(task)["status"] == "running")
+        other_session.lock(task)
+        locked.set()
         wait_for(lambda: worker.failed)
-        let_go.set()
         wait_for(ended(worker))
 
     assert "worker.stuck" in logged(caplog)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,7 +28,6 @@ from tasks.execution.completer import Completer
 from tasks.maintenance import housekeeping, recovery, scheduler
 from tasks.models import TaskStatus, Worker, WorkerQuerySet
 from tasks.registry import Kind
-from tasks.runtime import service_threads
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.worker import coroutines, process
 from tasks.worker.coroutines import Coroutines
@@ -41,18 +40,18 @@ from tests.leasing.support import expire
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, row_of
-from tests.tasks.workers import PATIENCE, states, working
+from tests.tasks.workers import PATIENCE, patient, states, working
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("quick", "_looks_often"),
+    pytest.mark.usefixtures("quick"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 
 
-@pytest.fixture
-def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_threads, "TEND_EVERY", 0.02)
+def watched(**seconds: float) -> AbstractContextManager[WorkerProcess]:
+    """A worker whose watcher looks often."""
+    return working(timing=patient(tend_every=0.02, **seconds))
 
 
 def once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: BaseException) -> None:
@@ -90,7 +89,7 @@ def test_what_escapes_a_place_ends_neither_it_nor_its_task(
     once(monkeypatch, *where, error)
     task = make_task(name=name, data={}, max_attempts=1)
 
-    with working(threads=1, coroutines=1):
+    with working(threads=1, coroutines=1, timing=patient(tend_every=0.02)):
         wait_for(lambda: states() == ["succeeded"])
 
     assert attempts(task) == [(1, "returned")]
@@ -120,7 +119,7 @@ def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers)
 
     handlers["jobs.ends"], handlers["jobs.waits"] = ends, waits
     tasks = [make_task(name=name, data={}, max_attempts=1) for name in ("jobs.waits", "jobs.ends")]
-    with working(coroutines=2):
+    with working(coroutines=2, timing=patient(tend_every=0.02)):
         wait_for(lambda: states() == ["succeeded"] * 2)
 
     assert [row_of(task)["task_output"] for task in tasks] == ["waited", "ended"]
@@ -145,7 +144,7 @@ def test_a_thread_of_a_worker_that_ends_is_started_again(
     count = replaced[name]
     once(monkeypatch, *where, SystemExit())
 
-    with working() as worker:
+    with watched() as worker:
         for number in range(2):
             make_task(name="jobs.echo", data={})
             wait_for(lambda: states() == ["succeeded"] * (number + 1))  # noqa: B023
@@ -165,7 +164,7 @@ def test_schedules_that_take_long_to_look_at_get_a_thread_and_recovery_waits_no_
 
     monkeypatch.setattr(scheduler, "_look", look)
     task = make_task(name="jobs.echo", data={}, state="running", holder="gone")
-    with working() as worker:
+    with watched() as worker:
         wait_for(lambda: "scheduler" in looked_on)
         looked_on.clear()
         wait_for(lambda: looked_on)
@@ -177,10 +176,8 @@ def test_schedules_that_take_long_to_look_at_get_a_thread_and_recovery_waits_no_
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has connections for nothing")
-def test_an_idle_worker_has_three_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_worker_has_three_connections() -> None:
     """To claim, for services, and to listen."""
-    monkeypatch.setattr("tasks.execution.completer.KEPT_IDLE", 0.1)
-    monkeypatch.setattr("tasks.runtime.connection.KEPT_IDLE", 0.1)
 
     def opened() -> int:
         """Those of an earlier test may end at any moment, and autovacuum begin at any."""
@@ -198,7 +195,7 @@ def test_an_idle_worker_has_three_connections(monkeypatch: pytest.MonkeyPatch) -
         cursor.execute("SELECT clock_timestamp()")
         began = cursor.fetchone()[0]
     task = make_task(name="jobs.echo", data={})
-    with working() as worker:
+    with watched(completer_idle=0.1, slot_idle=0.1) as worker:
         wait_for(lambda: worker.poller.hears)
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         wait_for(Worker.objects.filter(name=worker.name).exists)
@@ -216,7 +213,7 @@ def test_the_watcher_is_watched_while_there_is_nothing_to_do(
             raise SystemExit
 
     monkeypatch.setattr(WorkerProcess, "tend", tend)
-    with working():
+    with watched():
         wait_for(lambda: replaced["watcher"] == count + 1, timeout=5)
 
 
@@ -236,7 +233,7 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
             cursor.execute("SELECT pg_sleep(%s)", [PATIENCE])
 
     monkeypatch.setattr(process, "give_up", give_up)
-    with working():
+    with watched():
         assert asked.wait(PATIENCE)
         wait_for(lambda: "worker.tending_failed" in logged(caplog))
     assert "connection.cut_off" in logged(caplog, setting="TASK_QUEUE['ANSWER_TIMEOUT']")
@@ -249,7 +246,7 @@ def test_timeouts_are_watched_again_when_their_thread_has_ended(
     handlers["jobs.long"] = lambda ctx: let_go.wait(PATIENCE)
     once(monkeypatch, Timekeeper, "due", SystemExit())
     task = make_task(name="jobs.long", data={}, max_attempts=1, timeout=0.05)
-    with working():
+    with watched():
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
         let_go.set()
 
@@ -397,7 +394,7 @@ def test_a_result_that_was_stored_as_its_thread_ended_is_not_stored_twice(
     once(monkeypatch, Completer, "_note_database", SystemExit())
     task = make_task(name="jobs.echo", data={"x": 1})
 
-    with working() as worker:
+    with watched() as worker:
         wait_for(lambda: once_more and not worker.executions)
 
     assert (row_of(task)["status"], row_of(task)["task_output"]) == ("succeeded", {"x": 1})
