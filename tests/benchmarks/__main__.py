@@ -43,6 +43,7 @@ WORKLOADS = {
     "claim": True,
     "keeper": True,
     "recovery": True,
+    "capacity": True,
     "pages": True,
     "api": False,
     "remote": False,

@@ -12,7 +12,7 @@ import os
 from leasing.management.console import LOGGERS
 from project.settings import *  # noqa: F403
 from project.settings import DATABASES, INSTALLED_APPS, LOGGING
-from tests.benchmarks.sizes import KILL_QUEUES
+from tests.benchmarks.sizes import CALM_QUEUE, KILL_QUEUES
 
 DEBUG = False
 DATABASES["default"]["CONN_MAX_AGE"] = None
@@ -24,7 +24,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.postgresql":
 
 INSTALLED_APPS += ["tests.benchmarks"]
 ROOT_URLCONF = os.environ.get("BENCH_URLS") or "project.urls"
-TASK_QUEUE = {"QUEUES": ("default", *KILL_QUEUES)}
+TASK_QUEUE = {"QUEUES": ("default", CALM_QUEUE, *KILL_QUEUES)}
 TASKS = {"default": {"BACKEND": "tasks.backend.DatabaseBackend", "QUEUES": []}}
 LEASING = {"TTL": 30.0}
 

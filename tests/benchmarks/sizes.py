@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 #: For what runs side by side.
+#: Of tasks that have workers to themselves, but for what others do to them.
+CALM_QUEUE = "calm"
 KILL_QUEUES = tuple(f"kills-{number}" for number in range(4))
 
 
@@ -29,6 +31,9 @@ class Size:
     rounds: int = 4
     holds: int = 10_000
     keeper_seconds: float = 25.0
+    hold_points: tuple[int, ...] = (1_000, 10_000, 50_000)
+    #: Running, when their worker is killed.
+    mass: int = 10_000
     depths: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     claims: int = 25
     before_snapshot: int = 50_000
@@ -72,6 +77,8 @@ SHORT = replace(
     rounds=2,
     holds=500,
     keeper_seconds=12.0,
+    hold_points=(1_000,),
+    mass=1_000,
     depths=(10_000, 100_000),
     claims=10,
     before_snapshot=5_000,
@@ -106,6 +113,8 @@ MINI = replace(
     rounds=1,
     holds=20,
     keeper_seconds=0.5,
+    hold_points=(20,),
+    mass=50,
     depths=(100, 300),
     claims=2,
     before_snapshot=100,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from functools import lru_cache
@@ -63,6 +64,13 @@ def stay(ctx: Context, **data: Any) -> dict[str, Any]:
 
 
 if os.environ.get("BENCH_ASYNC"):
+
+    @handler("bench.linger")
+    async def linger(ctx: Context, **data: Any) -> dict[str, Any]:
+        """``stay``, as a coroutine."""
+        if ctx.attempt == 1:
+            await asyncio.sleep(3600)
+        return {"attempt": ctx.attempt}
 
     @handler("bench.coroutine")
     async def coroutine(ctx: Context, **data: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def run(bench: Bench) -> Figures:
     limits = {workers: limit(bench, count, workers=workers) for workers in (1, 2)}
     one = ours(bench, count)
     beside = ours(bench, count, BENCH_ASYNC="1")
-    coroutines = ours(bench, count, first=_of_coroutine(), BENCH_ASYNC="1")
+    coroutines = ours(bench, count, first=of_coroutine(), BENCH_ASYNC="1")
     two = ours(bench, count, workers=2)
     single = Task.objects.enqueue("bench.nothing", {"n": 1}, max_attempts=1)
     once = ours(bench, count, first=single)
@@ -80,10 +80,10 @@ def run(bench: Bench) -> Figures:
     return figures
 
 
-def _of_coroutine() -> Task:
+def of_coroutine(name: str = "bench.coroutine") -> Task:
     """Return a task of a handler that the workers register and this process does not."""
     task = Task.objects.enqueue("bench.nothing", {"n": 1})
-    Task.objects.filter(pk=task.pk).update(name="bench.coroutine", kind=Kind.COROUTINE.number)
+    Task.objects.filter(pk=task.pk).update(name=name, kind=Kind.COROUTINE.number)
     return task
 
 
