@@ -98,7 +98,7 @@ _TAG = {"postgresql": "{}.task_data->>'tag'", "sqlite": "json_extract({}.task_da
 #: A change of any of these is recorded; heartbeats are not.
 _WATCHED = ("status", "attempts", "fencing_token", "unique_key", "slot", "processed_at")
 _TABLE = (
-    "CREATE TABLE chaos_change (seq {serial}, at {double}, task bigint, tag text, name text,"
+    "CREATE TABLE chaos_task (seq {serial}, at {double}, task bigint, tag text, name text,"
     " was text, status text, attempts_was int, attempts int, max_attempts int, token bigint,"
     " holder text, due {double}, processed_was {double}, processed {double}, unique_key text,"
     ' limit_key text, "limit" int, output {json})'
@@ -119,7 +119,7 @@ def _statements(vendor: str) -> list[str]:
     if vendor == "sqlite":
         serial, differ = "integer PRIMARY KEY AUTOINCREMENT", "IS NOT"
         types = {"serial": serial, "double": "double", "json": "text"}
-        body = "BEGIN INSERT INTO chaos_change VALUES ({}); END"
+        body = "BEGIN INSERT INTO chaos_task VALUES ({}); END"
     else:
         serial, differ = "bigserial PRIMARY KEY", "IS DISTINCT FROM"
         types = {"serial": serial, "double": "double precision", "json": "jsonb"}
@@ -127,13 +127,13 @@ def _statements(vendor: str) -> list[str]:
     when = " OR ".join(f"OLD.{name} {differ} NEW.{name}" for name in _WATCHED)
     statements = [_TABLE.format(**types)]
     for name, values, event, condition in (
-        ("chaos_added", added, "INSERT", ""),
-        ("chaos_changed", changed, "UPDATE", f"WHEN ({when})"),
+        ("chaos_task_added", added, "INSERT", ""),
+        ("chaos_taskd", changed, "UPDATE", f"WHEN ({when})"),
     ):
         if vendor == "postgresql":
             statements.append(
                 f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-                f" INSERT INTO chaos_change VALUES ({values}); RETURN NULL; END $$"
+                f" INSERT INTO chaos_task VALUES ({values}); RETURN NULL; END $$"
             )
         does = body.format(values if vendor == "sqlite" else name)
         statements.append(
@@ -144,7 +144,7 @@ def _statements(vendor: str) -> list[str]:
 
 def _values(vendor: str, *, was: bool) -> str:
     seconds, old = _SECONDS[vendor], "OLD.{}" if was else "NULL"
-    seq = "nextval('chaos_change_seq_seq')" if vendor == "postgresql" else "NULL"
+    seq = "nextval('chaos_task_seq_seq')" if vendor == "postgresql" else "NULL"
     processed_was = seconds.format("OLD.processed_at") if was else "NULL"
     return ", ".join(
         [
@@ -182,7 +182,7 @@ def read() -> TaskFacts:
         return Change(**{**row, **moments, "output": parsed})
 
     with connection.cursor() as cursor:
-        cursor.execute("SELECT * FROM chaos_change ORDER BY seq")
+        cursor.execute("SELECT * FROM chaos_task ORDER BY seq")
         names = [column[0] for column in cursor.description[1:]]
         changes = [change(**dict(zip(names, row[1:], strict=True))) for row in cursor.fetchall()]
     attempts = TaskAttempt.objects.order_by("id").values_list(

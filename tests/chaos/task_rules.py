@@ -21,8 +21,9 @@ from tests.chaos.history import FAILED, Operation
 from tests.chaos.ledger import ENDED, Change, TaskFacts
 from tests.chaos.workload import Violation
 
-#: The time within which a worker works again after a fault.
-AGAIN_WITHIN = 10.0
+#: Seconds within which a worker works again after a fault; and those that a loaded machine may take
+#: to start one, where some were killed.
+AGAIN_WITHIN, START_SLACK = 10.0, 10.0
 #: Of tasks that were in hand as their worker was killed, the share that may have been marked as
 #: begun and had not reached the first line of the handler.
 BRINK = 0.1
@@ -280,14 +281,15 @@ def again_after_faults(
         since = fault.ended
         stalls = [(each.began, each.ended or each.began) for each in _named(operations, "stall")]
         stalled = sum(end - began for began, end in stalls if end >= since)
-        until = since + int(within * SECOND) + stalled
+        slack = START_SLACK if fault.resource.startswith("kill") else 0.0
+        until = since + int((within + slack) * SECOND) + stalled
         others = [each for each in faults if each is not fault]
         if until > last or any(_overlaps(each, since, until) for each in others):
             continue
         place = bisect_right(begins, since)
         works = place < len(begins) and begins[place] <= until
         if not works and (left := waiting(since, until)):
-            text = f"no {name} began for {within:g} s after {fault.resource}: "
+            text = f"no {name} began for {within + slack:g} s after {fault.resource}: "
             yield Violation("worked again", text + _first(left), (fault,))
 
 

@@ -40,8 +40,8 @@ def actors(run: Run) -> list[Actor]:
     return [
         calls(produce, 0),
         calls(produce, 1, network="pooler"),
-        Actor("fleet", [*worker, "--workers", "2", "--threads", "3"], kind=WORKER, lasts=True),
-        Actor("bare", [*worker, "--workers", "0", "--threads", "2"], kind=WORKER, lasts=True),
+        Actor("fleet", [*worker, "--workers", "2", "--threads", "4"], kind=WORKER, lasts=True),
+        Actor("bare", [*worker, "--workers", "0", "--threads", "3"], kind=WORKER, lasts=True),
     ]
 
 
@@ -59,16 +59,16 @@ class Producer:
 
     #: The handlers whose tasks it enqueues.
     HANDLERS: Sequence[str] = (
-        *["chaos.work"] * 5,
-        *["chaos.coroutine"] * 3,
-        *["chaos.stubborn"],
-        *["chaos.in_process"],
+        *["chaos.work"] * 10,
+        *["chaos.coroutine"] * 6,
+        *["chaos.in_process"] * 2,
+        "chaos.stubborn",
     )
 
     def __init__(self, part: Part) -> None:
         self.part, self.random, self.record = part, part.random, part.recorder.call
         self._number = 0
-        self._tags: list[str] = []
+        self._tags = [""]
 
     def run(self) -> None:
         """Go on until the part is to stop."""
@@ -137,11 +137,14 @@ class Producer:
             call.ok(task=self.tasks.enqueue(name, data, **options, **limits).pk)
 
     def cancel(self) -> None:
-        """Cancel one of the tasks enqueued lately."""
-        if self._tags:
-            tag = self.random.choice(self._tags[-20:])
-            with self.record("cancel", tag, passes=(Error,), tag=tag) as call:
-                call.ok(changed=self.tasks.filter(task_data__tag=tag).cancel(by="chaos"))
+        """Cancel a task that waits, or one of those enqueued lately."""
+        if self.random.random() < 0.5:
+            tag, name, data, options = self.task()
+            with self.record("enqueue", name, passes=(Error,), tag=tag) as call:
+                call.ok(task=self.tasks.enqueue(name, data, delay=1.0, **options).pk)
+        tag = self.random.choice(self._tags[-10:])
+        with self.record("cancel", tag, passes=(Error,), tag=tag) as call:
+            call.ok(changed=self.tasks.filter(task_data__tag=tag).cancel(by="chaos"))
 
     @property
     def tasks(self) -> Any:
@@ -158,7 +161,9 @@ class Producer:
         name = name or self.random.choice(self.HANDLERS)
         data = {"tag": tag, "seconds": self.random.choice(SECONDS), **data}
         options = {"max_attempts": self.random.choice([1, 2, 5, 5])}
-        if name != "chaos.stubborn" and self.random.random() < 0.1:
+        if name == "chaos.stubborn":  # still at work when another attempt has begun
+            data["seconds"], options["max_attempts"] = 2.5 * TTL, 5
+        elif self.random.random() < 0.1:
             data["fails"] = self.random.choice([1, 2])
         return tag, name, data, options
 

@@ -22,7 +22,7 @@ from tests.chaos.workloads.queue import SETTINGS, check, facts, is_settled
 __all__ = ["SETTINGS", "actors", "check", "facts", "is_settled", "must_happen", "prepare"]
 
 SCOPES = [f"leasing_tasks.{name}" for name in ("view_task", "add_task", "change_task")]
-HANDLERS = (*["chaos.work"] * 5, *["chaos.coroutine"] * 3, "chaos.stubborn")
+HANDLERS = (*["chaos.work"] * 10, *["chaos.coroutine"] * 6, "chaos.stubborn")
 
 
 def actors(run: Run) -> list[Actor]:
