@@ -6,7 +6,6 @@ The pages stay readable as files: links between them are relative, and those tha
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import sys
@@ -16,13 +15,13 @@ from typing import Any
 import django
 from markdown_it import MarkdownIt
 
-#: The id of a system check.
-CHECK = r"leasing\w*\.[EWI]\d+"
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 os.environ.setdefault("DATABASE_URL", "sqlite://:memory:")
 django.setup()
+
+from from_code import pages  # noqa: E402
 
 from tasks.monitoring import DOCS  # noqa: E402
 
@@ -89,68 +88,6 @@ def keep_tables(app: Any, kind: str, name: str, of: Any, options: Any, lines: li
     ).split("\n")
 
 
-def checks_page() -> str:
-    """Return the page of the system checks, from the code that reports them."""
-    rows = {
-        row
-        for package in ("leasing", "tasks")
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for function in ast.walk(ast.parse(path.read_text()))
-        if isinstance(function, ast.FunctionDef)
-        for call in ast.walk(function)
-        if isinstance(call, ast.Call) and (row := _check_of(call, function))
-    }
-    head = """# Ids of system checks
-
-`manage.py check` reports these; those from 101 on by `manage.py check --deploy` alone. To accept
-one, add its id to `SILENCED_SYSTEM_CHECKS`. `...` stands for a part that varies.
-
-| id | message | what to do |
-|---|---|---|
-"""
-    return head + "".join(f"| `{code}` | {text} | {hint} |\n" for code, text, hint in sorted(rows))
-
-
-def _check_of(call: ast.Call, function: ast.FunctionDef) -> tuple[str, str, str] | None:
-    """Return id, message and hint of a ``call`` that makes a message of a system check. A message
-    that is made elsewhere is described by the docstring of the ``function`` around it."""
-    given = {each.arg: each.value for each in call.keywords}
-    code = given.get("id")
-    if not isinstance(code, ast.Constant) or not re.fullmatch(CHECK, str(code.value)):
-        return None
-    texts = {
-        target.id: node.value
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and node.lineno < call.lineno
-        for target in ast.walk(node.targets[0])
-        if isinstance(target, ast.Name)
-    }
-    message = _text(call.args[0], texts) if call.args else ""
-    purpose = " ".join((ast.get_docstring(function) or "").split())
-    return str(code.value), message or purpose, _text(given.get("hint"), texts)
-
-
-def _text(node: ast.expr | None, texts: dict[str, ast.expr]) -> str:
-    """Return a message with its parts that vary as `...`."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text.replace("|", "\\|")
-        case ast.JoinedStr(values=parts):
-            return "".join(_text(part, texts) for part in parts)
-        case ast.FormattedValue(value=ast.Name(id=name)) if name in texts:
-            return _text(texts[name], texts) or "..."
-        case ast.FormattedValue():
-            return "..."
-        case ast.BinOp(left=left, right=right):
-            return _text(left, texts) + _text(right, texts)
-        case ast.Tuple(elts=[first, *_]):
-            return _text(first, texts)
-        case ast.Name(id=name) if name in texts:
-            return _text(texts[name], texts)
-        case _:
-            return ""
-
-
 def runbook_pages() -> list[Path]:
     """Return the pages that the package carries: the runbook, and the ids of the checks."""
     pages = [*(ROOT / "docs" / "runbook").glob("*.md"), ROOT / "docs" / "checks.md"]
@@ -180,7 +117,8 @@ def runbook_html(name: str, text: str) -> str:
 
 def write_pages(app: Any) -> None:
     """Write the pages that come from the code."""
-    (ROOT / "docs" / "checks.md").write_text(checks_page())
+    for name, text in pages().items():
+        (ROOT / "docs" / f"{name}.md").write_text(text)
     folder = ROOT / "tasks" / "monitoring" / "runbook"
     for page in runbook_pages():
         text = runbook_text(page)

@@ -104,8 +104,9 @@ class LeasingSettings(AppSettings):
 
     #: Seconds that a lease lasts, unless the caller passes a ttl.
     TTL: float = 30.0
-    #: Bounds of every ttl that a caller passes.
+    #: The shortest ttl that a caller may pass.
     MIN_TTL: float = 1.0
+    #: The longest.
     MAX_TTL: float = 86_400.0
     #: Seconds between renewals of a hold; None is a third of its ttl.
     RENEW_EVERY: float | None = None
@@ -114,7 +115,7 @@ class LeasingSettings(AppSettings):
     #: Seconds before the database's expiry at which a holder stops trusting its lease; None is the
     #: larger of 0.2 s (a round trip) and 2 % of the ttl (clocks that run at different rates).
     MARGIN: float | None = None
-    #: Seconds to wait for a lease that is held, unless the caller passes ``wait``; None: for ever.
+    #: Seconds to wait for a lease that is held, unless the caller passes ``wait``; None: forever.
     WAIT: float | None = 0.0
     #: Seconds after an expiry (not a release) during which nobody else gets a lease, unless its
     #: holder gave another number: time for writes of a crashed holder to arrive.
@@ -144,9 +145,10 @@ class LeasingSettings(AppSettings):
     #: Requests that may wait at the same time in one process of a WSGI server with several threads;
     #: the others are answered at once. In a process with one thread none waits.
     API_WAITING_THREADS: int = 1
-    #: Requests that may wait at the same time in one process of an ASGI server, of all clients and
-    #: of each; the others are answered at once.
+    #: Requests that may wait at the same time in one process of an ASGI server; the others are
+    #: answered at once.
     API_WAITING_REQUESTS: int = 400
+    #: The number of these that may be of one user, token or address.
     API_WAITING_PER_CLIENT: int = 200
     #: Networks of the proxies whose X-Forwarded-For is believed; UNIX_SOCKET is that of a proxy
     #: which connects over a socket of this machine.
@@ -163,7 +165,7 @@ class LeasingSettings(AppSettings):
     METRICS_LEADERS: tuple[str, ...] = ()
     #: True to trace leases and tasks with OpenTelemetry. Read as the apps start.
     TRACES: bool = False
-    #: Seconds for which audit entries are kept; None: without limit.
+    #: Seconds for which audit entries are kept, by default a year; None: without limit.
     AUDIT_RETENTION: float | None = 365 * 86_400.0
 
 

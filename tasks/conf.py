@@ -16,7 +16,8 @@ class TaskQueueSettings(AppSettings):
 
     #: Attempts of a task, unless the caller or its handler sets them.
     MAX_ATTEMPTS: int = 10
-    #: The pause before a retry: random, up to ``base`` * 2 ** (attempt - 1), at most ``cap``.
+    #: The pause before a retry, unless the handler has a policy: random, up to
+    #: ``base`` * 2 ** (attempt - 1), at most ``cap``.
     BACKOFF: Mapping[str, float] = {"base": 1.0, "cap": 3600.0}
     #: All queues. Other names are refused, so that a typo does not hide tasks.
     QUEUES: tuple[str, ...] = ("default",)
@@ -34,7 +35,7 @@ class TaskQueueSettings(AppSettings):
     RETENTION: Mapping[str, Age] = {}
     #: True to record the charts' samples every ten seconds, by one of all workers.
     SAMPLES: bool = True
-    #: The time for which samples are kept; None: no limit.
+    #: The time for which samples are kept, by default a day; None: no limit.
     SAMPLE_RETENTION: Age = 86_400.0
     #: Seconds between polls of an idle worker; five times as long while notifications arrive.
     POLL_EVERY: float = 1.0
@@ -60,7 +61,7 @@ class TaskQueueSettings(AppSettings):
     CELERY_PATIENCE: float = 60.0
     #: The exchange to which the relay publishes the messages of ``tasks.outbox``.
     OUTBOX_EXCHANGE: str = "outbox"
-    #: The time for which published messages are kept; None: no limit.
+    #: The time for which published messages are kept, by default a week; None: no limit.
     OUTBOX_RETENTION: Age = 7 * 86_400.0
 
 

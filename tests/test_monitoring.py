@@ -527,8 +527,8 @@ def as_test(name: str, case: Case) -> dict[str, Any]:
 
 
 def documented() -> set[str]:
-    """The metrics of docs/metrics.md."""
-    text = (ROOT / "docs" / "metrics.md").read_text()
+    """The metrics of docs/metrics-reference.md."""
+    text = (ROOT / "docs" / "metrics-reference.md").read_text()
     return set(re.findall(r"^\| `((?:leasing|tasks)_\w+)` \|", text, re.MULTILINE))
 
 
