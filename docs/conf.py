@@ -66,7 +66,11 @@ intersphinx_timeout = 5
 html_theme = "furo"
 html_title = "django-leasing"
 html_static_path: list[str] = []
-html_theme_options = {"source_repository": "https://github.com/django-leasing/django-leasing/"}
+html_theme_options = {
+    "source_repository": "https://github.com/django-leasing/django-leasing/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
 copybutton_exclude = ".linenos, .gp, .go"
 
 

@@ -121,7 +121,7 @@ def page(name: str) -> str:
     given: dict[str, Any] = {"name": "reschedule", "form": "csv", "pk": 1}
     match name.split(":")[1]:
         case "runbook_page":
-            given["name"] = "orphans"
+            given["name"] = "worker-gone"
         case "worker":
             given["pk"] = make_worker().pk
         case "detail" | "act" if name.startswith("leasing_tasks"):
