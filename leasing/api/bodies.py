@@ -21,6 +21,7 @@ from pydantic import (
     ConfigDict,
     PlainSerializer,
     SerializerFunctionWrapHandler,
+    StringConstraints,
     WithJsonSchema,
     model_serializer,
     model_validator,
@@ -226,6 +227,13 @@ class Keywords:
 
 #: Any text that every supported database stores.
 Text = Annotated[str, Keywords(pattern=r"^[^\x00]*$")]
+
+#: Text that says something: without the spaces around it there is some left.
+Words = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1),
+    Keywords(pattern=r"^[^\x00]*[^\s\x00][^\x00]*$"),
+]
 
 #: The name of a resource, a holder, a queue, ...: checked where it is used.
 Name = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from leasing.api.bodies import Between, BothSpellings, Moment, Name, Request, Text
+from leasing.api.bodies import Between, BothSpellings, Moment, Name, Request, Words
 from leasing.api.keys import HoldersRequest, TermOut, term_shown
 from leasing.api.lists import Page
 from leasing.api.waiting import Wait
@@ -55,7 +55,7 @@ class RenewMany(Request):
 class Revoke(Request):
     """The reason for revoking a lease: stored with the event and in the audit."""
 
-    reason: Text = Field(min_length=1, max_length=MAX_REASON, examples=["its host is gone"])
+    reason: Words = Field(max_length=MAX_REASON, examples=["its host is gone"])
 
 
 class LeaseOut(BothSpellings):

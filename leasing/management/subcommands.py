@@ -5,13 +5,14 @@ from __future__ import annotations
 import getpass
 import json
 import os
-from argparse import SUPPRESS, Action, ArgumentParser
+from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
 from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
 
+from leasing.dashboard.forms import REASON_LENGTH
 from leasing.humanize import stamp
 from leasing.management.base import TablesCommand
 from leasing.runtime.terminal import as_json, as_table
@@ -102,11 +103,26 @@ def add_json(parser: ArgumentParser, what: str = "object") -> None:
     parser.add_argument("--json", action="store_true", help=f"Print a JSON {what}")
 
 
-def add_operator(parser: ArgumentParser, **reason: Any) -> None:
-    """Add --by, --reason (both stored in the audit) and --json."""
+def add_operator(parser: ArgumentParser, *, required: bool = False, **reason: Any) -> None:
+    """Add --by, --reason (both stored in the audit) and --json.
+
+    Args:
+        parser: The parser of a subcommand.
+        required: True if nobody does it without a reason.
+        reason: Further options of --reason.
+    """
+
+    def checked(text: str) -> str:
+        text = text.strip()
+        if not required <= len(text) <= REASON_LENGTH:
+            raise ArgumentTypeError(
+                f"Give a reason of {int(required)} to {REASON_LENGTH} characters."
+            )
+        return text
+
     parser.add_argument("--by", help="Name of the operator (default: the current user)")
-    options = {"default": "", "help": "Reason, stored in the audit"} | reason
-    parser.add_argument("--reason", **options)
+    options = {"default": None if required else "", "help": "Reason, stored in the audit"} | reason
+    parser.add_argument("--reason", required=required, type=checked, **options)
     add_json(parser)
 
 

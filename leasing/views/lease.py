@@ -21,7 +21,7 @@ from leasing.diagnosis.lease import explain
 from leasing.leasables import find_row, rows_of
 from leasing.models import Leasable, LeaseEvent
 from leasing.web import navigation
-from leasing.web.access import may, page, report, verb
+from leasing.web.access import check_may_see, may, page, report, seen_grants, verb
 from leasing.web.badges import badge_of_event
 from leasing.web.cursors import Cursor
 from leasing.web.export import FORMATS, export
@@ -57,14 +57,20 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
     row = _found(lease_id)
     form = ForceReleaseForm(row.lease_resource, request.POST)
     if not form.is_valid():
+        check_may_see(request, VIEW, form)
         return _detail(request, lease_id, form, status=400)
     reason = form.cleaned_data["reason"]
     user: Any = request.user
     with audit.recording(
         user, "revoke", type(row), keys=[row.pk], reason=reason, via="page"
     ) as act:
-        act.changed = rows_of(type(row)).filter(pk=row.pk).revoke(reason=reason, by=act.by)
-    said, otherwise = f"Lease revoked from {row.holder}.", "Nothing changed: the lease is not held."
+        held = rows_of(type(row)).filter(pk=row.pk)
+        seen = seen_grants(request)
+        if seen is not None:
+            held = held.filter(grants=seen)
+        act.changed = held.revoke(reason=reason, by=act.by)
+    said = f"Lease revoked from {row.holder}."
+    otherwise = "Nothing changed: the lease is not held, or it was granted again meanwhile."
     report(request, act.changed, said, otherwise)
     back = request.POST.get("next", "")
     if url_has_allowed_host_and_scheme(back, {request.get_host()}, request.is_secure()):

@@ -11,6 +11,7 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import Permission
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, connections, transaction
+from django.forms import Form
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
@@ -95,6 +96,27 @@ def why_not(what: str) -> str:
     if is_read_only():
         return "This site is read-only: no changes are possible."
     return f"{what} requires a permission that you do not have."
+
+
+def check_may_see(request: HttpRequest, permission: str, form: Form) -> None:
+    """Raise PermissionDenied unless the user may see the page that shows ``form`` again: that to
+    act is another permission.
+
+    Args:
+        request: The request of the user.
+        permission: The permission of the page.
+        form: The form that was filled in wrongly, or not yet.
+    """
+    if not request.user.has_perm(permission):
+        wrong = [str(each) for errors in form.errors.values() for each in errors]
+        raise PermissionDenied(" ".join(["Nothing has been changed.", *wrong]))
+
+
+def seen_grants(request: HttpRequest) -> int | None:
+    """Return how often the row had been granted when its page was shown, as the page sends it; None
+    where it does not."""
+    seen = request.POST.get("seen", "")
+    return int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 10 else None
 
 
 def is_live(request: HttpRequest) -> bool:

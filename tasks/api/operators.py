@@ -12,7 +12,7 @@ from ninja.errors import HttpError
 from pydantic import Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import Request, Text
+from leasing.api.bodies import Request, Text, Words
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.principals import principal_of
 from leasing.dashboard.forms import REASON_LENGTH
@@ -38,7 +38,7 @@ class Reasoned(Request):
 class Reason(Request):
     """The reason for an operator's action: stored with the task and in the audit."""
 
-    reason: Text = Field(min_length=1, max_length=REASON_LENGTH)
+    reason: Words = Field(max_length=REASON_LENGTH)
 
 
 class Reschedule(Reasoned):

@@ -46,7 +46,7 @@ def add_filters(parser: ArgumentParser) -> None:
     parser.add_argument("--stuck", action="store_true", help="The same as --state stuck")
 
 
-def add_verb(verb: ArgumentParser, reason: str = "Reason, stored in the audit") -> None:
+def add_verb(verb: ArgumentParser, **reason: Any) -> None:
     verb.add_argument(
         "ids", type=key_of, nargs="*", metavar="ID", help="IDs of the tasks (or use the filters)"
     )
@@ -54,7 +54,7 @@ def add_verb(verb: ArgumentParser, reason: str = "Reason, stored in the audit") 
     verb.add_argument(
         "--yes", action="store_true", help="Without IDs: act on all tasks that match the filters"
     )
-    add_operator(verb, help=reason)
+    add_operator(verb, **reason)
 
 
 def add_time(parser: ArgumentParser) -> None:

@@ -16,11 +16,19 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 
 from leasing.dashboard.operator_actions import MAX_SELECTED, NAMED
-from leasing.web.access import READ_ONLY, may, page, report, verb
+from leasing.web.access import (
+    READ_ONLY,
+    check_may_see,
+    may,
+    page,
+    report,
+    seen_grants,
+    verb,
+)
 from tasks.dashboard import listing, selection
 from tasks.dashboard.operator_actions import ACTIONS, TaskAction
 from tasks.models import Task
-from tasks.views.detail import detail
+from tasks.views.detail import VIEW, detail
 
 
 def act(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
@@ -37,11 +45,11 @@ def act(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
         task = listing.find(listing.tasks(), pk)
         form = chosen.form_for(listing.tasks(), {pk: None}, request.POST)
         if not form.is_valid():
+            check_may_see(request, VIEW, form)
             return detail(request, pk, {chosen.name: form}, status=400)
-        seen = request.POST.get("seen", "")
-        grants = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 10 else None
+        keys = {task.pk: seen_grants(request)}
         outcome = chosen.perform(
-            listing.tasks(), {task.pk: grants}, form.cleaned_data, user=request.user, via="page"
+            listing.tasks(), keys, form.cleaned_data, user=request.user, via="page"
         )
         why = next(iter(outcome.skipped), "changed meanwhile")
         report(request, outcome.changed, f"{chosen.done}.", f"Nothing changed: {why}.")
@@ -91,6 +99,7 @@ def _ask(
     form: forms.Form,
     status: int = 200,
 ) -> HttpResponse:
+    check_may_see(request, VIEW, form)
     view = chosen.outlook(listing.tasks(), picked.keys, {})
     named = listing.tasks().filter(pk__in=view.fitting[:NAMED]).order_by("pk")
     context = {

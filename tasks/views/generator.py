@@ -12,7 +12,7 @@ from leasing.dashboard.forms import ReasonForm
 from leasing.functions import database_now
 from leasing.models import AuditEntry
 from leasing.validation.names import recorded_name
-from leasing.web.access import may, page, verb
+from leasing.web.access import check_may_see, may, page, verb
 from leasing.web.polling import answer
 from tasks.dashboard import worker_rows
 from tasks.dashboard.badges import GENERATOR_BADGES, WORKER_BADGES
@@ -49,6 +49,7 @@ def _set(
 ) -> HttpResponse:
     form = ReasonForm(request.POST)
     if not form.is_valid():
+        check_may_see(request, VIEW, form)
         return _generator(request, status=400, **{form_name: form})
     set_desired(by=recorded_name(request.user), reason=form.cleaned_data["reason"], via="page")
     return redirect("leasing_tasks:generator")

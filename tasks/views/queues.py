@@ -8,7 +8,7 @@ from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
-from leasing.web.access import is_live, may, page, report, verb
+from leasing.web.access import check_may_see, is_live, may, page, report, verb
 from leasing.web.polling import answer, shared_reading
 from tasks.dashboard.forms import PauseQueueForm, QueueForm
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
@@ -44,12 +44,14 @@ def resume(request: HttpRequest) -> HttpResponse:
 def _act(request: HttpRequest, name: str, form: Form, done: str) -> HttpResponse | None:
     """Do an action to the queue that ``form`` names. Returns None if that is not valid."""
     if not form.is_valid():
+        check_may_see(request, VIEW, form)
         return None
     queue, action = form.cleaned_data["queue"], QUEUE_ACTIONS[name]
     try:
         rows = Queue.objects.known(queue)
     except UnknownQueue as error:
         form.add_error("queue", str(error))
+        check_may_see(request, VIEW, form)
         return None
     outcome = action.perform(rows, {queue: None}, form.cleaned_data, user=request.user, via="page")
     why = next(iter(outcome.skipped), "")

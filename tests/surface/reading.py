@@ -293,7 +293,7 @@ GIVEN = {
     "schedules pause": ["nightly"],
     "schedules resume": ["nightly"],
     "schedules run": ["nightly"],
-    "tasks cancel": ["--state", "scheduled", "--yes"],
+    "tasks cancel": ["--state", "scheduled", "--yes", "--reason", "x"],
     "tasks discard": ["--state", "succeeded", "--yes"],
     "tasks enqueue": [SLEEP, "--data", json.dumps(DATA)],
     "tasks reschedule": ["--state", "ready", "--in", "1h", "--yes"],

@@ -67,7 +67,8 @@ class Command(SubcommandsCommand):
         add_verb(add("retry", "Make failed and cancelled tasks ready again"))
         add_verb(
             add("cancel", "Cancel tasks; running ones are asked to stop"),
-            "Reason, stored with the tasks and in the audit",
+            required=True,
+            help="Reason, stored with the tasks and in the audit",
         )
         add_verb(add("discard", "Delete tasks that have ended"))
         reschedule = add("reschedule", "Move waiting tasks to another queue or time")

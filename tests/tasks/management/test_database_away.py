@@ -33,7 +33,7 @@ def away() -> Iterator[None]:
         "tasks show 1",
         "tasks explain task:1",
         "tasks retry 1",
-        "tasks cancel --queue default --yes",
+        "tasks cancel --queue default --yes --reason why",
         "tasks enqueue sample.sleep",
         "tasks workers list",
         "queues list",

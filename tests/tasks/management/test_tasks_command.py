@@ -76,7 +76,7 @@ def test_it_lists_what_is_asked_for_the_newest_first(options: list[str], states:
 @pytest.mark.parametrize("name", ["sort", "file"])
 def test_the_names_of_a_handler_are_one(renamed: list[int], name: str) -> None:
     assert sorted(listed("--name", name)) == renamed
-    assert count(tasks("cancel", "--name", name, "--yes")) == 2
+    assert count(tasks("cancel", "--name", name, "--yes", "--reason", "x")) == 2
 
 
 def test_the_list_is_a_table_that_steers_no_terminal() -> None:
@@ -115,7 +115,7 @@ def test_a_task_is_named_as_every_output_prints_it(command: str) -> None:
         (["list", "--queue", "nope"], r"Unknown queue 'nope': .* Known: default, mail, reports\."),
         (["list", "--name", "jobs.ecko"], "No handler is registered .* Did you mean 'jobs.echo'"),
         (["retry", "--queue", "nope", "--yes"], "Unknown queue 'nope'"),
-        (["cancel", "1", "--name", "nope"], "No handler is registered for 'nope'"),
+        (["retry", "1", "--name", "nope"], "No handler is registered for 'nope'"),
         (["reschedule", "1", "--to-queue", "nope"], "Unknown queue 'nope'"),
         (["enqueue", "nope"], "No handler is registered for 'nope'"),
         (["enqueue", "sample.sleep", "--queue", "nope"], "Unknown queue 'nope'"),
@@ -228,7 +228,7 @@ def test_nothing_is_done_to_all_tasks_by_mistake(verb: str) -> None:
     make_task(state="failed")
 
     with pytest.raises(CommandError, match="--state"):
-        tasks(verb, "--yes")
+        tasks(verb, "--yes", "--reason", "x")
 
 
 def test_ids_and_filters_narrow_each_other() -> None:
