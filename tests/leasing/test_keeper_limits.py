@@ -296,15 +296,13 @@ def test_what_is_told_behind_callbacks_that_hang_is_dropped_in_the_end(
 
 
 def test_callback_threads_is_behind_while_much_waits_and_gets_on(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr("leasing.runtime.callbacks.clock", lambda: now)
     callback_threads = CallbackThreads()
     for pending, ended_at, is_behind in (
-        (callbacks.BACKLOG - 1, now, False),
-        (callbacks.BACKLOG, now - callbacks.HANGS_AFTER, False),
-        (callbacks.BACKLOG, now - callbacks.HANGS_AFTER + 0.1, True),
+        (callbacks.BACKLOG - 1, holder_clock.now, False),
+        (callbacks.BACKLOG, holder_clock.now - callbacks.HANGS_AFTER, False),
+        (callbacks.BACKLOG, holder_clock.now - callbacks.HANGS_AFTER + 0.1, True),
     ):
         callback_threads._pending, callback_threads._ended_at = pending, ended_at
         assert callback_threads.is_behind is is_behind

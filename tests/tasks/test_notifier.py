@@ -64,30 +64,30 @@ def test_what_is_rolled_back_notifies_nobody_and_silences_nobody(heard: list[str
 
 @pytest.mark.usefixtures("queues")
 def test_a_queue_is_notified_once_in_a_while_each_by_itself(
-    heard: list[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    heard: list[str],
+    holder_clock: FakeClock,
 ) -> None:
-    monkeypatch.setattr(notifier, "clock", clock)
     make_tasks(3, name="jobs.echo")
     make_task(name="jobs.echo", queue="mail")
     assert heard == ["queue 0 default", "queue 0 mail"]
 
-    clock.advance(notifier.IN_STATEMENT_WINDOW * 0.9)
+    holder_clock.advance(notifier.IN_STATEMENT_WINDOW * 0.9)
     make_task(name="jobs.echo")
     assert len(heard) == 2
-    clock.advance(notifier.WINDOW)
+    holder_clock.advance(notifier.WINDOW)
     make_task(name="jobs.echo")
     assert heard[2:] == ["queue 0 default"]
 
 
 def test_a_priority_that_is_higher_than_the_last_is_notified_at_once(
-    heard: list[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    heard: list[str],
+    holder_clock: FakeClock,
 ) -> None:
-    monkeypatch.setattr(notifier, "clock", clock)
     for priority in (0, 5, 5, 3, -1, 6):
         make_task(name="jobs.echo", priority=priority)
     assert heard == ["queue 0 default", "queue 5 default", "queue 6 default"]
 
-    clock.advance(2 * notifier.WINDOW)
+    holder_clock.advance(2 * notifier.WINDOW)
     make_task(name="jobs.echo", priority=-1)
     assert heard[3:] == ["queue -1 default"]
 
@@ -224,10 +224,9 @@ def test_a_worker_that_hears_of_tasks_that_were_given_back_begins_again_with_tho
 
 
 def test_what_was_not_notified_just_after_something_more_urgent_is_looked_for_as_urgent_too(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    holder_clock: FakeClock,
 ) -> None:
     """It may go before what waits in the worker. The second look is for it."""
-    monkeypatch.setattr("tasks.poller.clock", clock)
     poller = WorkerProcess(queues=["default"]).poller
 
     def look() -> dict[str, int]:
@@ -237,11 +236,11 @@ def test_what_was_not_notified_just_after_something_more_urgent_is_looked_for_as
     poller.hear("queue 5 default")
     assert look() == {"default": 5}
     poller.hear("queue 2 default")
-    clock.advance(notifier.SECOND_POLL_AFTER * 0.9)
+    holder_clock.advance(notifier.SECOND_POLL_AFTER * 0.9)
     assert look() == {"default": 2}
-    clock.advance(notifier.SECOND_POLL_AFTER * 0.2)
+    holder_clock.advance(notifier.SECOND_POLL_AFTER * 0.2)
     assert look() == {"default": 5}
-    clock.advance(notifier.SECOND_POLL_AFTER)
+    holder_clock.advance(notifier.SECOND_POLL_AFTER)
     assert look() == {}
 
 
@@ -303,9 +302,10 @@ def notes_of(other: Any) -> list[str]:
 
 
 def test_other_processes_are_notified_by_one_query_and_once_for_many(
-    other: Any, heard: list[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    other: Any,
+    heard: list[str],
+    holder_clock: FakeClock,
 ) -> None:
-    monkeypatch.setattr(notifier, "clock", clock)
     with CaptureQueriesContext(connection) as queries:
         make_task(name="jobs.echo")
         make_task(name="jobs.echo")
@@ -393,16 +393,15 @@ def test_a_database_that_is_away_while_its_listen_connection_opens_is_one_outage
 
 
 def test_a_listener_whose_notifications_do_not_arrive_says_so_once_and_again_when_it_changes(
-    on_postgresql: None, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    on_postgresql: None, holder_clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    """By a clock that runs only while nothing arrives: a proof is never late by itself."""
-    monkeypatch.setattr(notifier, "clock", clock)
+    """By a holder_clock that runs only while nothing arrives: a proof is never late by itself."""
     monkeypatch.setattr(notifier, "ARRIVAL", 0.02)
     monkeypatch.setattr(notifier, "PROOF_EVERY", 0.0)
     tries: list[str] = []
 
     def swallow(*args: Any, **options: Any) -> Iterator[Any]:
-        clock.advance(notifier.ARRIVAL)
+        holder_clock.advance(notifier.ARRIVAL)
         return iter([])
 
     def notify_trial(using: str, channel: str) -> str:
@@ -424,9 +423,8 @@ def test_a_listener_whose_notifications_do_not_arrive_says_so_once_and_again_whe
 
 
 def test_a_listener_rests_longer_after_each_silence_since_it_last_heard(
-    on_postgresql: None, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    on_postgresql: None, holder_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifier, "clock", clock)
     monkeypatch.setattr(notifier, "PROOF_EVERY", 0.0)
     arrive = iter([False, False, True, False])
     arrives = False
@@ -439,7 +437,7 @@ def test_a_listener_rests_longer_after_each_silence_since_it_last_heard(
     def read(raw: Any, notifies: Any = psycopg.Connection.notifies, **options: Any) -> Any:
         if arrives:
             return notifies(raw, **options)
-        clock.advance(notifier.ARRIVAL)
+        holder_clock.advance(notifier.ARRIVAL)
         return iter([])
 
     monkeypatch.setattr(notifier, "notify_trial", notify_trial)

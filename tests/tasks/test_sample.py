@@ -19,16 +19,15 @@ from tests.leasing.support import FakeClock, FakeStore, hold_of
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> list[float]:
+def slept(monkeypatch: pytest.MonkeyPatch, holder_clock: FakeClock) -> list[float]:
     """Return the sleeps of the handler; the clock moves instead."""
     naps: list[float] = []
 
     def sleep(seconds: float) -> None:
         naps.append(seconds)
-        clock.advance(seconds)
+        holder_clock.advance(seconds)
 
-    monkeypatch.setattr("tasks.sample.time.sleep", sleep)
-    monkeypatch.setattr(sample, "clock", clock)
+    monkeypatch.setattr(time, "sleep", sleep)
     return naps
 
 
@@ -74,7 +73,7 @@ def test_it_wakes_up_within_a_second_of_losing_its_task(
         if len(slept) == 3:
             hold._held.mark_lost("revoked")
 
-    monkeypatch.setattr("tasks.sample.time.sleep", lose_in_the_third)
+    monkeypatch.setattr(time, "sleep", lose_in_the_third)
 
     with pytest.raises(LeaseLost), hold:
         sample.sleep(context(hold), sleep_duration_seconds=60)

@@ -38,10 +38,8 @@ Meanwhile = Callable[..., None]
 
 
 @pytest.fixture
-def clock(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    for module in (waiting, pauses):
-        monkeypatch.setattr(module, "clock", clock)
-    return clock
+def clock(holder_clock: FakeClock) -> FakeClock:
+    return holder_clock
 
 
 @pytest.fixture
@@ -296,11 +294,11 @@ def test_who_waits_asks_the_workers_now_and_then(
 
 
 def test_a_worker_forgets_who_has_not_asked_for_long(
-    worker_hears: Poller, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    worker_hears: Poller,
+    holder_clock: FakeClock,
 ) -> None:
-    monkeypatch.setattr(notifier, "clock", clock)
     worker_hears.hear("wait /api/tasks/1")
-    clock.advance(notifier.WAITED_FOR)
+    holder_clock.advance(notifier.WAITED_FOR)
     worker_hears.hear("wait /api/tasks/2")
 
     assert waited_for.take(["/api/tasks/1", "/api/tasks/2"]) == ["/api/tasks/2"]

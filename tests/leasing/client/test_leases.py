@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pytest_django import Settings
 
-from leasing.client import AsyncLeaseClient, LeaseClient, calls
+from leasing.client import AsyncLeaseClient, LeaseClient
 from leasing.client.calls import LeaseCalls
 from leasing.client.messages import Answer, Request
 from leasing.client.transport import Transport
@@ -20,6 +20,7 @@ from leasing.models import ApiToken, Lease
 from leasing.runtime.aio import Steps
 from leasing.runtime.clock import clock
 from leasing.waiting import Rest
+from tests.leasing.support import FakeClock
 from tests.processes import wait_for
 from tests.remote import Service
 
@@ -54,18 +55,17 @@ def test_a_lease_that_someone_holds_is_refused_with_the_reason(leases: LeaseClie
     assert held.value.remaining == pytest.approx(300, abs=2)
 
 
-def test_a_wait_ends_by_a_clock_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_ends_by_a_clock_that_stands_still(holder_clock: FakeClock) -> None:
     """At this moment, the seconds waited are a little less than those to wait."""
-    now, patience = 100.0, 0.1
-    assert (now + patience) - now < patience
+    holder_clock.now, patience = 100.0, 0.1
+    assert (holder_clock.now + patience) - holder_clock.now < patience
 
     class Held(Transport):
         def sending(self, request: Request, **options: Any) -> Steps[Answer]:
             yield bool
             refusal = {"error": "report:42 is held by web-1."}
-            return Answer(409, refusal, now, retry_after=5.0, request=request)
+            return Answer(409, refusal, holder_clock.now, retry_after=5.0, request=request)
 
-    monkeypatch.setattr(calls, "clock", lambda: now)
     steps = LeaseCalls(Held("https://leases.example.com")).acquire("report:42", wait=patience)
     rests = []
     with pytest.raises(LeaseTimeout):
@@ -73,7 +73,7 @@ def test_a_wait_ends_by_a_clock_that_stands_still(monkeypatch: pytest.MonkeyPatc
             step = next(steps)
             if isinstance(step, Rest):
                 rests.append(step.seconds)
-                now += step.seconds
+                holder_clock.now += step.seconds
     assert 0.0 not in rests
 
 

@@ -16,6 +16,7 @@ from leasing.keeper import Keeper
 from leasing.runtime.threads import replaced
 from tasks.execution import completer
 from tasks.execution.completer import Completer
+from tests.leasing.support import FakeClock
 from tests.processes import wait_for
 
 
@@ -129,23 +130,21 @@ def test_a_result_whose_storing_begins_meanwhile_is_not_missed() -> None:
     [(0, 0.005, 1), (23, 0.005, 24), (25, 0.02, 101), (200, 0.015, 601)],
 )
 def test_a_result_waits_for_more_the_longer_the_more_come(
-    come: int, waited: float, stored_together: int, monkeypatch: pytest.MonkeyPatch
+    come: int, waited: float, stored_together: int, holder_clock: FakeClock
 ) -> None:
+    holder_clock.now = began_at = 1000.0
     storing = Completer(lambda: True, bool)
-    now = 1000.0
 
     def wait(seconds: float) -> None:
-        nonlocal now
-        now += seconds
+        holder_clock.now += seconds
         storing._waiting.extend([Result()] * come)  # type: ignore[list-item]
 
-    monkeypatch.setattr(completer, "clock", lambda: now)
     storing._wakes = SimpleNamespace(wait=wait)  # type: ignore[assignment]
     storing._waiting.append(Result())  # type: ignore[arg-type]
 
     storing._wait_for_batch()
 
-    assert now - 1000 == pytest.approx(waited)
+    assert holder_clock.now - began_at == pytest.approx(waited)
     assert len(storing._waiting) == stored_together
 
 
@@ -160,7 +159,7 @@ class Late(Result):
 
 
 @pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> Any:
+def stuck(holder_clock: FakeClock) -> Any:
     """Asks whether a completer is stuck at a moment with a result that is under way, or waits."""
 
     def is_stuck(now: float, result: Late, *, is_away: bool = False, waits: bool = False) -> bool:
@@ -170,11 +169,10 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Any:
         if waits:
             storing._waiting, storing._under_way = deque([result]), {}  # type: ignore[list-item]
         storing._note_database(is_away)
-        with monkeypatch.context() as patched:
-            for moment in (1045.0, now):
-                patched.setattr(completer, "clock", lambda moment=moment: moment)
-                answer = storing.is_stuck()
-                storing._note_database(False)
+        for moment in (1045.0, now):
+            holder_clock.now = moment
+            answer = storing.is_stuck()
+            storing._note_database(False)
         return answer
 
     return is_stuck

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import uuid
 from collections import defaultdict
 from pathlib import Path
@@ -20,7 +21,7 @@ from tasks.fleet.hand_back import DeadWorker
 from tasks.models import Task, TaskStatus, Worker
 from tasks.notifier import limiter
 from tests.factories import make_task, make_worker
-from tests.leasing.support import expire
+from tests.leasing.support import FakeClock, expire
 from tests.tasks.support import Reported, attempts, grant_to, names_of, row_of, running, take_over
 
 pytestmark = pytest.mark.django_db
@@ -160,21 +161,25 @@ kept: Any = defaultdict(lambda: SimpleNamespace(close=lambda: None))
 class Clock:
     """In place of the clock and of ``time.sleep``."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, clock: FakeClock) -> None:
+        clock.now = 0.0
+        self.clock = clock
         self.between: list[Any] = []
 
+    @property
+    def now(self) -> float:
+        return self.clock()
+
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.clock.advance(seconds)
         if self.between:
             self.between.pop(0)()
 
 
 @pytest.fixture
-def moments(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    moments = Clock()
-    monkeypatch.setattr(hand_back, "clock", lambda: moments.now)
-    monkeypatch.setattr("tasks.fleet.hand_back.time.sleep", moments.sleep)
+def moments(monkeypatch: pytest.MonkeyPatch, holder_clock: FakeClock) -> Clock:
+    moments = Clock(holder_clock)
+    monkeypatch.setattr(time, "sleep", moments.sleep)
     return moments
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from leasing.runtime.clock import clock
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
@@ -21,6 +20,7 @@ from tasks.runtime import marks
 from tasks.runtime.marks import UNSTORED, Marks, size_of
 from tasks.worker.hand_back import give_back
 from tests.factories import make_task
+from tests.leasing.support import FakeClock, stopped_clock
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, end_by_another
 from tests.tasks.workers import PATIENCE, ended, states, working
@@ -96,19 +96,17 @@ def test_a_map_that_has_no_place_for_all_that_may_be_in_the_worker_is_full() -> 
 
 
 def test_a_mark_that_is_kept_is_cleared_when_its_time_is_over(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    now = 100.0
-    monkeypatch.setattr(marks, "clock", lambda: now)
     known = Marks(3, 1)
     known.begin(str(grant := uuid.uuid4()))
     known.keep(str(grant), 60)
     known.clear([str(grant)])  # it is not stored, whatever somebody else says
 
-    now += 59
+    holder_clock.now += 59
     assert not known.are_full
     assert known.begun() == {grant}
-    now += 1
+    holder_clock.now += 1
     assert not known.are_full
     assert known.begun() == set()
 
@@ -189,10 +187,10 @@ def test_what_could_not_be_stored_stays_marked_for_as_long_as_its_lease(
     assert not known.are_full
     assert known.begun() == {task.grant_id}
 
-    later = clock() + 2 * task.ttl.total_seconds()
-    monkeypatch.setattr(marks, "clock", lambda: later)
-    assert not known.are_full
-    assert known.begun() == set()
+    with stopped_clock() as clock:
+        clock.advance(2 * task.ttl.total_seconds())
+        assert not known.are_full
+        assert known.begun() == set()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -12,40 +12,38 @@ from unittest.mock import Mock
 import pytest
 
 from tasks.fleet import parent as parent_module
-from tasks.fleet import status
 from tasks.fleet.parent import Parent, Plan, RunningChild, exit_reason
 from tasks.fleet.status import LIVED_LONG, LONGEST_PAUSE, ChildStatus, Member
+from tests.leasing.support import FakeClock
 
 
 @pytest.fixture(autouse=True)
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def now(monkeypatch: pytest.MonkeyPatch, holder_clock: FakeClock) -> FakeClock:
     """The clock, moved by hand."""
-    now = [100.0]
-    monkeypatch.setattr(status, "clock", lambda: now[0])
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
-    return now
+    return holder_clock
 
 
-def ends(member: Member, now: list[float], *, code: int, ready: bool = True, after: float) -> float:
+def ends(member: Member, now: FakeClock, *, code: int, ready: bool = True, after: float) -> float:
     """Have the member a child that ends so; returns the pause until the next."""
-    child = ChildStatus(member.index, "ann", started_at=now[0])
+    child = ChildStatus(member.index, "ann", started_at=now.now)
     child.receive({"ready": ready})
-    now[0] += after
+    now.now += after
     member.note_end(child, code, exit_reason(code))
     return member.pause
 
 
-def test_a_child_that_died_is_replaced_after_a_moment(now: list[float]) -> None:
+def test_a_child_that_died_is_replaced_after_a_moment(now: FakeClock) -> None:
     assert ends(Member(1), now, code=-9, after=LIVED_LONG + 1) == 0.1
 
 
 def test_a_child_that_ended_well_is_replaced_at_once_however_soon_that_was(
-    now: list[float],
+    now: FakeClock,
 ) -> None:
     assert ends(Member(1), now, code=0, after=0.1) == 0
 
 
-def test_the_pause_grows_while_children_die_young(now: list[float]) -> None:
+def test_the_pause_grows_while_children_die_young(now: FakeClock) -> None:
     member = Member(1)
 
     pauses = [ends(member, now, code=-9, after=1) for _ in range(8)]
@@ -55,7 +53,7 @@ def test_the_pause_grows_while_children_die_young(now: list[float]) -> None:
     assert ends(member, now, code=-9, after=1) == 0.2
 
 
-def test_a_child_that_ended_before_it_served_counts_as_a_failed_start(now: list[float]) -> None:
+def test_a_child_that_ended_before_it_served_counts_as_a_failed_start(now: FakeClock) -> None:
     member = Member(1)
 
     pauses = [ends(member, now, code=code, ready=False, after=0.1) for code in (1, 0, -9)]
@@ -65,7 +63,7 @@ def test_a_child_that_ended_before_it_served_counts_as_a_failed_start(now: list[
     assert member.failed_starts == 0
 
 
-def test_a_child_serves_from_the_first_report_that_says_so() -> None:
+def test_a_child_serves_from_the_first_report_that_says_so(now: FakeClock) -> None:
     child = ChildStatus(1, "ann")
 
     child.receive({"ready": False})
@@ -73,7 +71,7 @@ def test_a_child_serves_from_the_first_report_that_says_so() -> None:
     child.receive({"ready": True})
     child.receive({"ready": False})
 
-    assert (child.is_ready, child.beat_at) == (True, 100.0)
+    assert (child.is_ready, child.beat_at) == (True, now())
 
 
 def plan(**options: bool) -> Plan:
@@ -96,7 +94,7 @@ def test_without_restarts_the_exit_code_tells_if_any_ended_badly(
 
 @pytest.mark.parametrize(("code", "exit_code"), [(1, 1), (0, 1), (-11, 1), (2, 2)])
 def test_a_child_that_does_not_start_five_times_ends_the_fleet(
-    now: list[float], code: int, exit_code: int
+    now: FakeClock, code: int, exit_code: int
 ) -> None:
     parent = Parent(plan())
     member = parent.members[0]

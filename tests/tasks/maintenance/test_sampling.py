@@ -445,11 +445,9 @@ def test_quiet_slots_are_a_question_and_an_insert(
 
 
 @pytest.fixture
-def holders(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+def holders(holder_clock: FakeClock) -> FakeClock:
     """The samplers' own clock."""
-    own = FakeClock()
-    monkeypatch.setattr(sampling, "clock", own)
-    return own
+    return holder_clock
 
 
 def queries(call: Callable[[], object]) -> list[str]:

@@ -16,7 +16,6 @@ from django.urls import reverse
 
 from leasing.exceptions import LeaseLost
 from tasks.exceptions import NotSerializable
-from tasks.execution import progress
 from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
@@ -31,10 +30,9 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> FakeClock:
-    """The holder's clock, moved by hand, by which words are held back too."""
-    monkeypatch.setattr(progress, "clock", clock)
-    return clock
+def clock(holder_clock: FakeClock) -> FakeClock:
+    """The holder's clock, moved by hand."""
+    return holder_clock
 
 
 def said(task: Task) -> Any:

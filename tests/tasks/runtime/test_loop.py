@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.runtime import loop as module
 from tasks.runtime.loop import Loop, LoopThread
+from tests.leasing.support import FakeClock
 from tests.processes import wait_for
 
 
@@ -22,31 +22,26 @@ def loop() -> Iterator[Loop]:
     loop.abandon()
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The clock, moved by hand."""
-    now = [100.0]
-    monkeypatch.setattr(module, "clock", lambda: now[0])
-    return now
-
-
-def test_timers_are_called_in_the_order_of_their_moments(loop: Loop, now: list[float]) -> None:
+def test_timers_are_called_in_the_order_of_their_moments(
+    loop: Loop, holder_clock: FakeClock
+) -> None:
     called: list[str] = []
     loop.call_later(2, lambda: called.append("second"))
     loop.call_later(1, lambda: called.append("first"))
     loop.call_later(1.5, lambda: called.append("never")).cancel()
     loop.call_later(9, lambda: called.append("later"))
 
-    now[0] += 3
+    holder_clock.now += 3
     loop.step()
 
     assert called == ["first", "second"]
 
 
-def test_what_repeats_is_called_at_once_and_again(loop: Loop, now: list[float]) -> None:
+def test_what_repeats_is_called_at_once_and_again(loop: Loop, holder_clock: FakeClock) -> None:
     called: list[float] = []
-    loop.repeat(5, lambda: called.append(now[0]))
-    now[0] += 5
+    holder_clock.now = 100.0
+    loop.repeat(5, lambda: called.append(holder_clock.now))
+    holder_clock.now += 5
     loop.step()
 
     assert called == [100.0, 105.0]
@@ -115,7 +110,7 @@ def test_what_is_registered_is_closed_when_the_loop_is_abandoned() -> None:
 
 
 def test_a_callback_that_fails_does_not_end_the_loop(
-    loop: Loop, now: list[float], caplog: pytest.LogCaptureFixture
+    loop: Loop, holder_clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     called: list[int] = []
 

@@ -12,6 +12,7 @@ import pytest
 from django.db import OperationalError
 from django.db.migrations.recorder import MigrationRecorder
 
+from leasing.runtime import services
 from leasing.runtime.services import Service
 from tasks.conf import task_settings
 from tasks.log import log
@@ -37,11 +38,10 @@ LONG = 61.0
 class Parts:
     """The state by which the health is judged, as the test has it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock = FakeClock()
-        monkeypatch.setattr(judging, "clock", self.clock)
-        monkeypatch.setattr(judging, "system_clock", self.clock)
-        monkeypatch.setattr("leasing.runtime.services.system_clock", self.clock)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
+        self.clock = clock
+        for module in (judging, services):
+            monkeypatch.setattr(module, "system_clock", clock)
         self.keeper = SimpleNamespace(draining=False)
         monkeypatch.setattr(judging, "keeper", self.keeper)
         self.completer = Mock(waits_since=None, database_down=False)
@@ -76,8 +76,8 @@ class Parts:
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
-    return Parts(monkeypatch)
+def parts(monkeypatch: pytest.MonkeyPatch, holder_clock: FakeClock) -> Parts:
+    return Parts(monkeypatch, holder_clock)
 
 
 def test_a_worker_is_ready_once_it_has_claimed_and_all_migrations_are_applied(

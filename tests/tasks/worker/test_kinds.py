@@ -16,6 +16,7 @@ from tasks.registry import Handler, Kind
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks
+from tests.leasing.support import FakeClock
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, row_of
 from tests.tasks.workers import PATIENCE, ended, patient, states, working
@@ -98,11 +99,9 @@ def test_no_look_at_what_is_due_while_slots_soon_end(
 
 
 def test_what_is_due_is_asked_a_few_times_a_second(
-    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+    monkeypatch: pytest.MonkeyPatch, holder_clock: FakeClock, django_assert_num_queries: Any
 ) -> None:
     """However often a slot becomes free; and again once that moment has come."""
-    now = [100.0]
-    monkeypatch.setattr("tasks.poller.clock", lambda: now[0])
     poller = WorkerProcess().poller
     poller.listener.hears = True
     monkeypatch.setattr(poller._reason, "wait", lambda seconds: False)
@@ -111,7 +110,7 @@ def test_what_is_due_is_asked_a_few_times_a_second(
     with django_assert_num_queries(1):
         for _ in range(10):
             poller.wait_busy(60, [Kind.COROUTINE.number])
-    now[0] += ASK_EVERY
+    holder_clock.now += ASK_EVERY
     with django_assert_num_queries(1):
         poller.wait_busy(60, [Kind.COROUTINE.number])
     with django_assert_num_queries(1):

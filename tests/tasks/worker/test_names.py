@@ -17,15 +17,14 @@ from django.utils import timezone
 
 from leasing.functions import EPOCH, DbNow, after
 from leasing.models import Lease
-from leasing.runtime.clock import clock
 from tasks.exceptions import NameTaken
 from tasks.models import Worker, WorkerQuerySet
 from tasks.runtime.process_identity import own_identity
-from tasks.worker import registration
 from tasks.worker.process import WorkerProcess
 from tasks.worker.registration import Presence
 from tests.conftest import Spawn
 from tests.factories import make_worker
+from tests.leasing.support import FakeClock
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.runtime.test_process_identity import identity_of, with_part
@@ -256,12 +255,12 @@ def test_a_command_whose_name_is_taken_meanwhile_exits_with_code_2(
     assert Worker.objects.get().stopped_at is None
 
 
-def test_a_process_whose_row_was_deleted_keeps_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_row_was_deleted_keeps_its_start(holder_clock: FakeClock) -> None:
     presence = Presence("ann")
     assert presence.begin(Stopping())
     started_at = Worker.objects.get().started_at
     Worker.objects.all().delete()
-    monkeypatch.setattr(registration, "clock", lambda: clock() + 3600)
+    holder_clock.advance(3600)
 
     presence.service().step()
 
@@ -270,11 +269,9 @@ def test_a_process_whose_row_was_deleted_keeps_its_start(monkeypatch: pytest.Mon
 
 
 def test_a_heartbeat_without_news_is_sent_with_questions_that_are_due_before_it(
-    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+    holder_clock: FakeClock, django_assert_num_queries: Any
 ) -> None:
-    now = clock()
     news: dict[str, Any] = {"blocked": {}}
-    monkeypatch.setattr(registration, "clock", lambda: now)
     presence = Presence("ann", lambda: dict(news), queues=["default"], slots={})
     assert presence.begin(Stopping())
     beat = presence.service().step
@@ -284,30 +281,30 @@ def test_a_heartbeat_without_news_is_sent_with_questions_that_are_due_before_it(
         return bool(Worker.objects.filter(last_seen_at__gt=EPOCH).update(last_seen_at=EPOCH))
 
     assert (beat(), seen()) == (6.0, True)
-    now += 2.9
+    holder_clock.now += 2.9
     assert presence.beside(3.0) is None
-    now += 2.8
+    holder_clock.now += 2.8
     ask = presence.beside(3.0)
     assert ask is not None
     with django_assert_num_queries(1):
         assert ask("test", lambda: {"now": DbNow()})
     assert seen()
     # Its turn comes, and is over without a statement.
-    now += 0.3
+    holder_clock.now += 0.3
     with django_assert_num_queries(0):
         assert beat() == pytest.approx(5.7)
     # News are sent in their own turn, and at once.
     news["blocked"] = {"thread": 1}
-    now += 5
+    holder_clock.now += 5
     assert presence.beside(3.0) is None
     assert (beat(), seen()) == (6.0, True)
     assert Worker.objects.get().blocked == {"thread": 1}
     # Where the row is gone, only the answers are missing.
-    now += 5
+    holder_clock.now += 5
     Worker.objects.all().delete()
     ask = presence.beside(3.0)
     assert ask is not None and ask("test", lambda: {"now": DbNow()}) is None
-    now += 1
+    holder_clock.now += 1
     assert (beat(), seen()) == (6.0, True)
 
 

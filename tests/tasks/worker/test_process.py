@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,8 +18,7 @@ from pytest_django import Settings
 
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
-from leasing.runtime.clock import clock
-from tasks import poller, registry
+from tasks import registry
 from tasks.models import Schedule, Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import ClaimedTask
@@ -29,7 +27,7 @@ from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks, make_worker
-from tests.leasing.support import expire
+from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempt, attempts, make_due, refusals, row_of
@@ -518,19 +516,17 @@ def lost_in(executor: Executor, interval: float = 10.0) -> Any:
 
 
 def test_an_executor_whose_slots_all_have_tasks_that_are_over_is_stuck_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr("tasks.worker.executor.clock", lambda: now)
     executor = Threads(1, cast(Any, None), print)
     execution = lost_in(executor)
 
     assert not executor.is_stuck()
     execution.is_over = True
     assert not executor.is_stuck()
-    now += 30
+    holder_clock.now += 30
     assert not executor.is_stuck()
-    now += 0.1
+    holder_clock.now += 0.1
     assert executor.is_stuck()
 
 
@@ -550,41 +546,37 @@ class Looked(dict[int, Any]):
 
 @pytest.mark.parametrize("slots", [0, 1])
 def test_an_executor_whose_tasks_end_as_it_is_looked_at_is_not_stuck(
-    slots: int, monkeypatch: pytest.MonkeyPatch
+    slots: int, holder_clock: FakeClock
 ) -> None:
-    moments = count()
-    monkeypatch.setattr("tasks.worker.executor.clock", lambda: float(next(moments)))
     executor = Threads(slots, cast(Any, None), print)
     executor._running = Looked()
     for _ in range(3):
         lost_in(executor, interval=0.0)
+        holder_clock.advance(1)
 
         assert not executor.is_stuck()
 
 
 def test_an_executor_whose_slots_were_at_other_tasks_meanwhile_is_not_stuck(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr("tasks.worker.executor.clock", lambda: now)
     executor = Threads(1, cast(Any, None), print)
     for _ in range(3):
         lost_in(executor).is_over = True
         assert not executor.is_stuck()
-        now += 20
+        holder_clock.now += 20
         assert not executor.is_stuck()
         executor._running.clear()
 
 
-def test_an_executor_whose_tasks_all_wait_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = count()
-    monkeypatch.setattr("tasks.worker.executor.clock", lambda: float(next(moments)))
+def test_an_executor_whose_tasks_all_wait_is_not_stuck(holder_clock: FakeClock) -> None:
     executor = Threads(1, cast(Any, None), print)
     execution = lost_in(executor, interval=0.0)
     execution.is_over, execution.carrier = True, None
     executor._waiting.append(execution)
 
     assert not executor.is_stuck()
+    holder_clock.advance(1)
     assert not executor.is_stuck()
 
 
@@ -685,19 +677,17 @@ def test_a_worker_that_stored_its_last_result_as_it_began_to_rest_is_spared_its_
 
 
 def test_who_looks_ahead_sees_for_how_long_no_schedule_is_due(
-    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+    holder_clock: FakeClock, django_assert_num_queries: Any
 ) -> None:
-    now = clock()
-    monkeypatch.setattr(poller, "clock", lambda: now)
     looking = WorkerProcess().poller
     assert looking.no_schedule_for() == 0
     looking._rests = True
 
     with django_assert_num_queries(1):
         looking.look_ahead(3.0)
-    now += 5
+    holder_clock.now += 5
     assert looking.no_schedule_for() == pytest.approx(10)
-    now += 11
+    holder_clock.now += 11
     assert looking.no_schedule_for() == 0
 
     Schedule.objects.create(name="hourly", task_name="jobs.echo", cron="0 * * * *")

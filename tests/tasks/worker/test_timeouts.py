@@ -122,8 +122,7 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
     handlers: Handlers,
     own: float | None,
     expected: float,
-    clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
     function = registry.find("jobs.echo").function
     registry._handlers["jobs.echo"] = registry.Handler(
@@ -134,19 +133,17 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
 
     execution = Execution(claimed(task, "ann"), threading.Event())
     execution.hold.abandon()
-    monkeypatch.setattr("tasks.execution.cancellation.clock", clock)
     assert execution.interruption.deadline is None
     execution.start_timeout()
 
-    assert execution.interruption.deadline == clock() + expected
+    assert execution.interruption.deadline == holder_clock() + expected
 
 
 @pytest.mark.django_db
 def test_a_timeout_is_over_at_its_moment_and_not_before(
-    handlers: Handlers, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    handlers: Handlers,
+    holder_clock: FakeClock,
 ) -> None:
-    monkeypatch.setattr("tasks.worker.timeouts.clock", clock)
-    monkeypatch.setattr("tasks.execution.cancellation.clock", clock)
     timekeeper = Timekeeper(lambda execution: None)
     timekeeper._thread = threading.current_thread()  # the test looks by itself
 
@@ -160,14 +157,14 @@ def test_a_timeout_is_over_at_its_moment_and_not_before(
 
     late, early, done = watched(20), watched(10), watched(10)
     done.ended.set()
-    clock.advance(9.9)
+    holder_clock.advance(9.9)
     assert timekeeper.due() == []
     assert not early.interruption.timed_out
-    clock.advance(0.1)
+    holder_clock.advance(0.1)
     assert timekeeper.due() == [early]
     assert early.interruption.timed_out
     assert timekeeper.due() == []
-    clock.advance(10)
+    holder_clock.advance(10)
     assert timekeeper.due() == [late]
 
 

@@ -36,7 +36,7 @@ from tasks.worker.hand_back import abandoned
 from tasks.worker.process import WorkerProcess
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import make_task
-from tests.leasing.support import expire
+from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, row_of
@@ -342,9 +342,8 @@ def test_what_is_raised_into_the_thread_of_one_task_ends_its_renewals(
 
 def test_a_loop_that_is_blocked_for_three_ttl_carries_nothing_and_ends_its_worker(
     monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr(coroutines, "clock", lambda: now)
     executor = Coroutines(2, cast(Any, None), print)
     monkeypatch.setattr(executor, "_thread", SimpleNamespace(is_alive=lambda: True))
     executor._loop = cast(Any, SimpleNamespace(call_soon_threadsafe=lambda call: None))
@@ -354,28 +353,26 @@ def test_a_loop_that_is_blocked_for_three_ttl_carries_nothing_and_ends_its_worke
     executor._running[id(execution)] = execution
 
     assert not executor.is_stuck()  # and asks the loop
-    now += 30
+    holder_clock.now += 30
     assert carrier.is_alive() and not executor.is_stuck()
-    now += 0.1
+    holder_clock.now += 0.1
     assert executor.is_stuck() and not carrier.is_alive()
     executor._answer()
     assert carrier.is_alive() and not executor.is_stuck()
 
 
 def test_a_task_that_neither_waits_nor_has_begun_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
+    holder_clock: FakeClock,
 ) -> None:
-    now = 1000.0
-    monkeypatch.setattr("tasks.worker.executor.clock", lambda: now)
     executor = ExecutorPool(dict.fromkeys(Kind, 1), bool, bool).executors[Kind.THREAD]
-    claimed = SimpleNamespace(sent_at=now)
+    claimed = SimpleNamespace(sent_at=holder_clock.now)
     executions: list[Any] = [SimpleNamespace(carrier=None, claimed=claimed) for _ in range(2)]
     executor._running.update((id(each), each) for each in executions)
     executor._waiting.append(executions[0])
 
-    now += 9.9
+    holder_clock.now += 9.9
     assert executor.tend() == []
-    now += 0.1
+    holder_clock.now += 0.1
     assert executor.tend() == executions[1:]
     assert executor.executions == executions[:1]
 
