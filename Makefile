@@ -20,8 +20,8 @@ SQL := $(addprefix tests/,leasing/querysets leasing/contract leasing/db leasing/
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test slow test-all check docs scale surface mutants matrix wheel bench celery browser fuzz \
-	screenshots drawing format clean
+.PHONY: demo test slow test-all check docs scale surface mutants matrix wheel bench chaos celery browser \
+	fuzz screenshots drawing format clean
 
 # The demo site on http://localhost:8000; Ctrl-C stops it. PORT and DATABASE_URL may be set.
 # ENGINE=celery runs its tasks in Celery workers, over a broker of files, without a server.
@@ -102,6 +102,13 @@ SIZE := $(if $(SHORT),short,$(if $(FULL),full,default))
 bench: $(VENV)/test.stamp
 	@$(RUN) -m tests.benchmarks --size $(SIZE) --only $(ONLY) --peers $(PEERS) \
 		$(if $(REPORT_ONLY),--report-only)
+
+# Faults into real processes, a history of all that they did, and a checker of it: docs/reliability.md.
+# S=3600 is the seconds of all workloads together, SEED=7 repeats a plan of faults, FAULTS="kill cut"
+# and ONLY="leases register" select by name, DB=sqlite is the other database.
+chaos: $(VENV)/test.stamp
+	@$(RUN) -m tests.chaos $(if $(S),--seconds $(S)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(DB),--db $(DB)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(ONLY),--only $(ONLY))
 
 # 10,000 tasks through Celery on Redis and on RabbitMQ (Debian: redis-server, rabbitmq-server), with
 # restarts and kills. TASKS=500 for fewer, BROKER=redis for one.

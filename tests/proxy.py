@@ -26,14 +26,19 @@ class Proxy:
 
     def _serve(self, listener: socket.socket) -> None:
         self._listener = listener
+        #: The present connections: who called, and the server's end.
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        #: Who called over a connection of which one direction has ended.
+        self._half_closed: set[socket.socket] = set()
         self._swallowed: set[socket.socket] = set()
         self._swallows = threading.Event()
-        self._ends: list[socket.socket] = []
         #: The number of requests from there that are still answered.
         self._answered: dict[socket.socket, int] = {}
         self._loses_until, self._loses_replies_only = 0.0, False
         #: Seconds by which each answer is late.
         self.delay = 0.0
+        #: The pieces of data that did not arrive.
+        self.lost = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -46,12 +51,13 @@ class Proxy:
 
     def swallow_so_far(self) -> None:
         """From now on nothing arrives over the connections that there are; new ones work."""
-        self._swallowed.update(self._ends)
+        for pair in list(self._pairs.items()):
+            self._swallowed.update(pair)
 
     def swallow_replies(self, passed: int = 0) -> None:
         """Pass ``passed`` more answers of each present connection; from then on requests arrive,
         and the answers do not. New connections work."""
-        self._answered.update(dict.fromkeys(self._ends[::2], passed))
+        self._answered.update(dict.fromkeys(list(self._pairs), passed))
 
     def lose(self, seconds: float, *, replies_only: bool = False) -> None:
         """For so many seconds nothing arrives, over new connections too, or no answer does. What is
@@ -61,18 +67,28 @@ class Proxy:
 
     def lose_requests(self) -> None:
         """From now on what is sent over the present connections does not arrive. New ones work."""
-        self._swallowed.update(self._ends[::2])
+        self._swallowed.update(list(self._pairs))
 
-    def cut(self) -> None:
-        """Cut every connection that there is; new ones work."""
-        self._shut(self._ends)
+    def cut(self) -> int:
+        """Cut every connection that there is, and return how many; new ones work, whatever was
+        swallowed before."""
+        self._swallows.clear()
+        present = list(self._pairs.items())
+        for client, server in present:
+            self._shut(client, server)
+            self._pairs.pop(client, None)
+            self._answered.pop(client, None)
+            self._half_closed.discard(client)
+            self._swallowed -= {client, server}
+        return len(present)
 
     def close(self) -> None:
         """Cut every connection and take no more."""
-        self._shut([self._listener, *self._ends])
+        self._shut(self._listener)
+        self.cut()
 
-    def _shut(self, ends: list[socket.socket]) -> None:
-        for end in list(ends):
+    def _shut(self, *ends: socket.socket) -> None:
+        for end in ends:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
@@ -81,24 +97,30 @@ class Proxy:
         with suppress(OSError):  # closed
             while True:
                 client, _ = self._listener.accept()
-                server = self._connect()
-                self._ends += [client, server]
+                try:
+                    server = self._connect()
+                except OSError:  # nobody is there, for now
+                    self._shut(client)
+                    continue
+                self._pairs[client] = server
                 for source, target in ((client, server), (server, client)):
-                    threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
+                    args = source, target, client
+                    threading.Thread(target=self._pass, args=args, daemon=True).start()
 
     def _connect(self) -> socket.socket:
         server = socket.socket(socket.AF_UNIX)
         server.connect(self._upstream)
         return server
 
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, client: socket.socket) -> None:
+        is_answer = target is client
         with suppress(OSError):
             while data := source.recv(65536):
-                is_answer = source not in self._ends[::2]
                 if self.delay and is_answer:
                     time.sleep(self.delay)
                 is_lost = is_answer or not self._loses_replies_only
                 if is_lost and time.monotonic() < self._loses_until:
+                    self.lost += 1
                     continue
                 if source in self._answered:
                     self._answered[source] -= 1
@@ -106,8 +128,16 @@ class Proxy:
                         self._swallowed.add(target)
                 if self._passes(source):
                     target.sendall(data)
+                else:
+                    self.lost += 1
             if self._passes(source):
                 target.shutdown(socket.SHUT_WR)
+        if client not in self._half_closed:
+            self._half_closed.add(client)
+        elif self._passes(source) and client in self._pairs:
+            del self._pairs[client]
+            self._half_closed.discard(client)
+            self._shut(source, target)
 
     def _passes(self, source: socket.socket) -> bool:
         return not self._swallows.is_set() and source not in self._swallowed
@@ -124,3 +154,14 @@ class TcpProxy(Proxy):
 
     def _connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self._port))
+
+
+class DatabaseProxy(TcpProxy):
+    """Passes on what comes to a port of this machine to the PostgreSQL whose socket is in
+    ``upstream``."""
+
+    def __init__(self, upstream: Path) -> None:
+        self._upstream = str(upstream / SOCKET)
+        super().__init__(0)
+
+    _connect = Proxy._connect

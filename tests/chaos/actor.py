@@ -3,6 +3,7 @@ with a ``Part``. The harness gives the folder, the name and the seed in the envi
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -23,7 +24,8 @@ def main(module: str, function: str, number: str) -> None:
     stop = threading.Event()
     folder = Path(os.environ[FOLDER])
     seed = f"{os.environ.get('CHAOS_SEED', 0)}-{os.environ.get('CHAOS_NAME', number)}"
-    part = Part(recorder(), random.Random(seed), stop, int(number), folder)
+    servers = json.loads(os.environ.get("CHAOS_SERVERS", "{}"))
+    part = Part(recorder(), random.Random(seed), stop, int(number), folder, servers)
     with on_stop_signal(stop.set):
         getattr(import_module(module), function)(part)
 

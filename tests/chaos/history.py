@@ -65,8 +65,14 @@ class Operation:
 class Call:
     """A call that is under way. The block says ``ok`` or ``failed``, or an error does."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: int) -> None:
+        #: When it began.
+        self.began = began
         self.outcome, self.result, self.at = OK, dict[str, Any](), 0
+
+    @property
+    def is_ok(self) -> bool:
+        return self.outcome == OK
 
     def ok(self, **value: Any) -> None:
         """It happened, with this result; it ends now."""
@@ -109,25 +115,25 @@ class Recorder:
         not leave the block.
         """
         number = next(self._numbers)
-        self._write(now(), number, INVOKE, name, resource, value)
-        call = Call()
+        call = Call(now())
+        self._write(call.began, number, INVOKE, name, resource, value)
         try:
             yield call
         except BaseException as error:
             is_refusal = isinstance(error, (LeaseError, TaskError))
-            outcome = FAILED if is_refusal and not isinstance(error, StoreError) else UNKNOWN
-            result = {"error": type(error).__name__, "message": str(error)[:200]}
-            self._write(now(), number, outcome, name, resource, result)
+            end = call.failed if is_refusal and not isinstance(error, StoreError) else call.unknown
+            end(error=type(error).__name__, message=str(error)[:200])
+            self._write(call.at, number, call.outcome, name, resource, call.result)
             if not isinstance(error, passes):
                 raise
         else:
             self._write(call.at or now(), number, call.outcome, name, resource, call.result)
 
-    def note(self, name: str, resource: str = "", **value: Any) -> None:
-        """Record something that takes no time."""
-        number, at = next(self._numbers), now()
-        self._write(at, number, INVOKE, name, resource, value)
-        self._write(at, number, OK, name, resource, {})
+    def note(self, name: str, resource: str = "", *, began: int = 0, **value: Any) -> None:
+        """Record something that has happened, in one line: now, or since ``began``."""
+        at = now()
+        value |= {"began": began or at}
+        self._write(at, next(self._numbers), OK, name, resource, value)
 
     def _write(
         self, at: int, number: int, kind: str, name: str, resource: str, value: dict[str, Any]
@@ -182,11 +188,13 @@ def pair(lines: Iterator[dict[str, Any]]) -> list[Operation]:
     found: dict[tuple[str, int], Operation] = {}
     for line in lines:
         key = line["process"], line["operation"]
+        at, value = line["at"], line["value"]
         if line["kind"] == INVOKE:
-            found[key] = Operation(
-                *key, line["name"], line["resource"], line["at"], value=line["value"]
-            )
-        else:
+            found[key] = Operation(*key, line["name"], line["resource"], at, value=value)
+        elif key in found:
             each = found[key]
-            each.ended, each.outcome, each.result = line["at"], line["kind"], line["value"]
+            each.ended, each.outcome, each.result = at, line["kind"], value
+        else:  # a note
+            name, resource, began = line["name"], line["resource"], value.pop("began")
+            found[key] = Operation(*key, name, resource, began, at, OK, value)
     return list(found.values())

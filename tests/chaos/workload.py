@@ -11,6 +11,9 @@ and, if it needs them,
 - ``DATABASES``: names of databases on which it runs (default: both);
 - ``FAULTS``: names of the faults that it is given (default: all);
 - ``SETTINGS``: variables of the environment of all its processes;
+- ``FIRST``: names of faults that come first in its plan, for what must happen;
+- ``servers(stack) -> dict[str, str]``: starts servers of its own, which ``stack`` (an ExitStack)
+  ends, and returns their addresses, for ``run.servers``;
 - ``prepare(run)``: called before its processes start, with Django set up on ``run.url``;
 - ``is_settled(run) -> bool``: asked once the faults have ended and the actors that do not last have
   stopped; lasting ones stop when it is true, or after ``SETTLE`` seconds (default: 60);
@@ -57,7 +60,8 @@ class Run:
     url: str
     #: Histories and logs, with a folder for files of the workload.
     folder: Path
-    #: Addresses of servers by name: ``web``, ``redis``.
+    #: Addresses of servers by name: ``web`` is that of the site, if the workload has an actor
+    #: ``website(run)``.
     servers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -74,6 +78,9 @@ class Actor:
     env: Mapping[str, str] = field(default_factory=dict)
     #: True for one that goes on until the workload is settled.
     lasts: bool = False
+    #: True for one whose wall clock may be set wrong (needs libfaketime; not on SQLite, whose clock
+    #: that is).
+    has_clock: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,8 @@ class Part:
     stop: threading.Event
     number: int
     folder: Path
+    #: ``run.servers``.
+    servers: Mapping[str, str]
 
 
 def calls(function: Callable[[Part], None], number: int = 0, **options: object) -> Actor:
@@ -99,3 +108,10 @@ def calls(function: Callable[[Part], None], number: int = 0, **options: object) 
     name = f"{function.__name__}-{number}"
     args = ["-m", "tests.chaos.actor", function.__module__, function.__name__, str(number)]
     return Actor(name, args, **options)  # type: ignore[arg-type]
+
+
+def website(run: Run) -> Actor:
+    """Return the web server of the site, which answers at ``run.servers["web"]``."""
+    args = ["-m", "gunicorn", "--workers", "1", "--threads", "8", "--bind", run.servers["bind"]]
+    args += ["--graceful-timeout", "2", "--log-level", "warning", "project.wsgi"]
+    return Actor("web", args, WEB, "direct", {"LEASING_API_ACCESS": "compatible"}, lasts=True)

@@ -33,7 +33,7 @@ def actors(run: Run) -> list[Actor]:
     worker = ["-m", "tasks.client", "tests.chaos.remote_handlers", *token, *options]
     recovery = ["manage.py", "run_recovery", "--skip-checks"]
     return [
-        Actor("web", [*web, "--threads", "8", "--bind", address], kind=WEB, lasts=True),
+        Actor("web", [*web, "--threads", "8", "--bind", run.servers["bind"]], kind=WEB, lasts=True),
         Actor("recovery", recovery, lasts=True),
         Actor("remote-0", [*worker, "--concurrency", "4"], kind=WORKER, lasts=True),
         Actor("remote-1", [*worker, "--concurrency", "2"], kind=WORKER, lasts=True),

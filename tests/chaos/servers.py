@@ -1,0 +1,120 @@
+"""The servers of a run, and the networks between them and its processes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+from tests.brokers import Program, free_ports
+from tests.postgres import OPTIONS, Server, find_account, serve
+from tests.proxy import DatabaseProxy, TcpProxy
+
+#: The template of the databases of workloads.
+TEMPLATE = "chaos_template"
+#: The database that PgBouncer logs in to for itself needs no name: any client may use it.
+POOLER = """
+[databases]
+* = host={folder} user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 20
+max_client_conn = 500
+query_wait_timeout = 5
+server_login_retry = 1
+logfile = {folder}/pgbouncer.log
+"""
+
+
+@dataclass
+class Postgres:
+    """A PostgreSQL that loses nothing it has acknowledged, PgBouncer before it, and a proxy before
+    each."""
+
+    server: Server
+    proxy: DatabaseProxy
+    pooler: TcpProxy | None
+
+    @property
+    def proxies(self) -> list[TcpProxy]:
+        return [self.proxy, *([self.pooler] if self.pooler else [])]
+
+    def url(self, database: str, network: str = "direct") -> str:
+        """Return the address of a database by a network: ``direct``, ``proxy`` or ``pooler``."""
+        if network == "direct":
+            return f"postgresql://postgres@/{database}?host={self.server.folder}"
+        way = self.pooler if network == "pooler" and self.pooler else self.proxy
+        return f"postgresql://postgres@{way.address}/{database}"
+
+    def session(self, database: str = "postgres") -> psycopg.Connection:
+        """Return a session of the harness."""
+        return psycopg.connect(self.url(database), autocommit=True)
+
+    def crash(self) -> bool:
+        """Stop it at once: sessions are cut, and it recovers when it starts. Returns False if it
+        does not run."""
+        process = self.server._process
+        assert process is not None
+        if process.poll() is not None:
+            return False
+        process.send_signal(signal.SIGQUIT)
+        process.wait(30)
+        return True
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[Postgres]:
+    """Run the servers; raises ``NoServer`` if PostgreSQL cannot be started."""
+    # A crash must not forget what was acknowledged. The system's cache outlives it: no fsync.
+    options = {
+        **OPTIONS,
+        "synchronous_commit": "on",
+        "checkpoint_timeout": "60",
+        "max_connections": "60",
+    }
+    with serve(options) as server, ExitStack() as stack:
+        proxy = DatabaseProxy(server.folder)
+        stack.callback(proxy.close)
+        pooler = _pooler(stack, server, folder)
+        yield Postgres(server, proxy, pooler)
+
+
+def _pooler(stack: ExitStack, server: Server, folder: Path) -> TcpProxy | None:
+    program = Path("/usr/sbin/pgbouncer")
+    if not program.exists():
+        print(
+            "chaos: no pgbouncer (Debian: pgbouncer); its processes use the proxy", file=sys.stderr
+        )
+        return None
+    (port,) = free_ports(1)
+    config = server.folder / "pgbouncer.ini"
+    config.write_text(POOLER.format(folder=server.folder, port=port))
+    config.chmod(0o644)
+    process = Program(
+        [*find_account().prefix, str(program), str(config)], {}, folder / "pgbouncer.out"
+    )
+    process.start()
+    stack.callback(process.end, signal.SIGTERM)
+    proxy = TcpProxy(port)
+    stack.callback(proxy.close)
+    return proxy
+
+
+def terminate_all(session: psycopg.Connection, database: str) -> int:
+    """End the sessions of a database but this one. Return how many there were."""
+    found = session.execute(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE datname = %s AND pid <> pg_backend_pid()",
+        [database],
+    ).fetchone()
+    assert found is not None
+    return int(found[0])

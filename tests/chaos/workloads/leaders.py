@@ -1,0 +1,47 @@
+"""Candidates for one leadership, who lead for a while and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasing import Leader
+from tests.chaos.changes import Change, changes
+from tests.chaos.checks import check_leases, count_leases
+from tests.chaos.faults import TTL
+from tests.chaos.history import Operation
+from tests.chaos.holding import believe
+from tests.chaos.workload import Actor, Part, Run, Violation, calls
+
+FIRST = ("kill", "stop")
+NETWORKS = ("proxy", "direct", "pooler")
+LEADERSHIP = "leader"
+
+
+def campaign(part: Part) -> None:
+    """Lead for a few seconds each time."""
+    part.recorder.note("begin")
+    for term in Leader(LEADERSHIP, ttl=TTL).terms(part.stop):
+        trusted_until = int(term.trusted_until * 1e9)
+        with part.recorder.call("acquire", LEADERSHIP) as call:
+            call.ok(token=term.fencing_token, trusted_until=trusted_until)
+        believe(part, LEADERSHIP, term, part.random.uniform(0.5, 3 * TTL))
+        part.recorder.note("release", LEADERSHIP, token=term.fencing_token)
+
+
+def actors(run: Run) -> list[Actor]:
+    return [
+        calls(campaign, number, network=network, has_clock=number == 0)
+        for number, network in enumerate(NETWORKS)
+    ]
+
+
+def facts(run: Run) -> list[Change]:
+    return changes()
+
+
+def check(operations: Sequence[Operation], facts: Sequence[Change]) -> list[Violation]:
+    return check_leases(operations, facts)
+
+
+def must_happen(operations: Sequence[Operation], facts: Sequence[Change]) -> dict[str, int]:
+    return count_leases(operations, facts)

@@ -1,0 +1,42 @@
+"""Leases of a service, held over HTTP by ``leasing.client``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasing.client import LeaseClient
+from tests.chaos.changes import Change, changes
+from tests.chaos.checks import check_leases, count_leases
+from tests.chaos.faults import TTL
+from tests.chaos.history import Operation
+from tests.chaos.holding import held_for
+from tests.chaos.workload import Actor, Part, Run, Violation, calls, website
+
+FIRST = ("kill-web", "stop", "kill")
+
+
+def hold(part: Part) -> None:
+    """Hold leases of the service: the hot one among them."""
+    with LeaseClient(f"{part.servers['web']}/api") as client:
+        while not part.stop.is_set():
+            name = "hot" if part.random.random() < 0.5 else part.random.randrange(10)
+            resource = f"service:{name}"
+            held = client.hold(resource, ttl=TTL, wait=2 * TTL, stopping=part.stop)
+            held_for(part, resource, held, part.random.uniform(0, 1.5 * TTL))
+
+
+def actors(run: Run) -> list[Actor]:
+    site = website(run)
+    return [site, *(calls(hold, number, has_clock=number == 0) for number in range(3))]
+
+
+def facts(run: Run) -> list[Change]:
+    return changes()
+
+
+def check(operations: Sequence[Operation], facts: Sequence[Change]) -> list[Violation]:
+    return check_leases(operations, facts)
+
+
+def must_happen(operations: Sequence[Operation], facts: Sequence[Change]) -> dict[str, int]:
+    return count_leases(operations, facts)
