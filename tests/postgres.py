@@ -127,6 +127,16 @@ class Server:
             _stop(self._process)
             self._process = None
 
+    def crash(self) -> bool:
+        """Stop it at once: it cuts sessions, and recovers when it starts. Returns False if it does
+        not run."""
+        if self._process is None:
+            return False
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(STOP_TIMEOUT)
+        self._process = None
+        return True
+
 
 @contextmanager
 def serve(options: Mapping[str, str] = OPTIONS) -> Iterator[Server]:

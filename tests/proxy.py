@@ -161,7 +161,10 @@ class DatabaseProxy(TcpProxy):
     ``upstream``."""
 
     def __init__(self, upstream: Path) -> None:
-        self._upstream = str(upstream / SOCKET)
+        self._server = str(upstream / SOCKET)
         super().__init__(0)
 
-    _connect = Proxy._connect
+    def _connect(self) -> socket.socket:
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(self._server)
+        return server

@@ -97,7 +97,7 @@ def _stopped(world: World, victims: Sequence[Running]) -> Iterator[Found]:
 
 def postgres_crash(world: World, chance: random.Random) -> Iterator[Found]:
     """PostgreSQL stopped at once, and started."""
-    if not world.postgres.crash():
+    if not world.postgres.server.crash():
         yield {"hits": 0}
         return
     try:

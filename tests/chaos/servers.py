@@ -59,17 +59,6 @@ class Postgres:
         """Return a session of the harness."""
         return psycopg.connect(self.url(database), autocommit=True)
 
-    def crash(self) -> bool:
-        """Stop it at once: sessions are cut, and it recovers when it starts. Returns False if it
-        does not run."""
-        process = self.server._process
-        assert process is not None
-        if process.poll() is not None:
-            return False
-        process.send_signal(signal.SIGQUIT)
-        process.wait(30)
-        return True
-
 
 @contextmanager
 def postgres(folder: Path) -> Iterator[Postgres]:
