@@ -42,7 +42,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "leasing.revoke_lease": ("revoke_lease", "revoke_task"),
     "leasing_tasks.view_task": (
         *("list_tasks", "list_started_tasks", "list_processed_tasks", "list_stuck_tasks"),
-        *("get_task", "list_attempts", "diagnose_task", "status"),
+        *("get_task", "list_attempts", "diagnose_task", "trace_task", "status"),
     ),
     "leasing_tasks.add_task": ("enqueue_task", "enqueue_tasks"),
     "leasing_tasks.change_task": (
@@ -66,7 +66,7 @@ OPEN = {"healthz", "readyz"}
 #: Addresses that the document does not describe: its own, and those of no verb.
 UNDESCRIBED = {"openapi-json", "openapi-view", "api-root", None}
 #: What routes ask for in addition to let a client see more.
-MORE = {"leasing_tasks.view_payload"}
+MORE = {"leasing_tasks.view_payload", "leasing.view_auditentry"}
 
 
 class Verb(NamedTuple):

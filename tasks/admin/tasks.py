@@ -57,7 +57,9 @@ class TaskAdmin(LeasableAdmin):
     recent_search = ("name",)
     search_help_text = "ID, exact unique or idempotency key, or exact name or alias"
     #: Tasks that succeeded are most of them, and in no index by their state.
-    indexed_filters = frozenset(f"state={state}" for state in STATES if state != "succeeded")
+    indexed_filters = frozenset(f"state={state}" for state in STATES if state != "succeeded") | {
+        "parent__id__exact"
+    }
     linked_filters = frozenset({"holder__exact", "queue__exact"})
     payload = ("task_data", "task_output", "checkpoint", "progress")
     payload_permission = VIEW_PAYLOAD
@@ -124,6 +126,8 @@ class TaskAdmin(LeasableAdmin):
         return [
             related(request, "Unsuccessful attempts", TaskAttempt, of_task),
             related(request, "Completed steps", TaskStep, of_task),
+            related(request, "Parent", Task, {"q": task.parent_id}) if task.parent_id else "",
+            related(request, "Children", Task, {"parent__id__exact": task.pk}),
             related(request, "Slot of its schedule", ScheduleSlot, of_task),
             related(request, "Queue", Queue, {"q": task.queue}),
             related(request, "Worker", Worker, {"q": task.holder}) if task.holder else "",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from django.db.models import Q
 from django.http import HttpRequest
 from ninja import Query
 
-from leasing.api.access import Access
+from leasing.api.access import Access, may, scope
 from leasing.api.bodies import Name
 from leasing.api.errors import answers
 from leasing.api.lists import At, Limit, Page, Source, list_route, page_at
@@ -25,13 +25,23 @@ from leasing.web.cursors import NEWEST_FIRST
 from tasks import registry
 from tasks.api.producers import router
 from tasks.api.rows import find, search_of, tasks
-from tasks.api.schemas import AttemptOut, DiagnosisOut, StuckTask, TaskAnswer, TaskList
+from tasks.api.schemas import (
+    AttemptOut,
+    DiagnosisOut,
+    EventOut,
+    StuckTask,
+    TaskAnswer,
+    TaskList,
+    TraceOut,
+)
 from tasks.api.visibility import VIEW, shown, shown_attempt
 from tasks.dashboard.listing import LATEST_ENDED_FIRST, SOONEST_FIRST, STATES, in_state
 from tasks.diagnosis import diagnose, look_around
+from tasks.diagnosis.trace import read_trace
 from tasks.models import Task, TaskAttempt, TaskStatus
 
 may_see = Access(VIEW)
+VIEW_AUDIT: Final = scope("leasing.view_auditentry")
 
 #: The lists of the pages, each in the order of an index.
 State = Literal["ready", "scheduled", "retrying", "running", "succeeded", "failed", "cancelled"]
@@ -139,6 +149,15 @@ def diagnose_task(request: HttpRequest, task_id: str) -> DiagnosisOut:
     """Diagnose a task: the reason for its state, what happens next, and what can be done."""
     task = find(request, task_id)
     return DiagnosisOut(id=task.pk, **diagnose(task).as_json())
+
+
+@router.get("/tasks/{task_id}/trace", auth=may_see, response=answers({200: TraceOut}, 404))
+def trace_task(request: HttpRequest, task_id: str) -> TraceOut:
+    """Return every recorded event of a task, the oldest first: of each table the newest 1,000 rows.
+    Actions of operators are included for clients that may see the audit."""
+    task = find(request, task_id)
+    events = read_trace(task, with_actions=may(request, VIEW_AUDIT))
+    return TraceOut(id=task.pk, events=[EventOut.model_validate(each) for each in events])
 
 
 def is_running(task: Task) -> bool:

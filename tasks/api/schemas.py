@@ -171,6 +171,30 @@ class DiagnosisOut(BaseModel):
     actions: list[ActionOut]
 
 
+class EventOut(BaseModel):
+    """An event in the life of a task."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    at: Moment = Field(description="By the database's clock.")
+    event: str = Field(
+        description="enqueued, claimed, renewed, progress, step, failed, lost, returned, snoozed, "
+        "cancelled, refused, succeeded, cancel_requested, ended, or the action of an operator.",
+        examples=["claimed"],
+    )
+    text: str
+    attempt: int | None
+    holder: str
+    fencing_token: int | None
+
+
+class TraceOut(BaseModel):
+    """The recorded events of a task, the oldest first."""
+
+    id: int
+    events: list[EventOut]
+
+
 class StuckTask(BaseModel):
     """A stuck task with its diagnosis."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
@@ -31,6 +32,20 @@ ATTEMPT_BADGES: Final = {
     AttemptOutcome.RETURNED: Badge("given back", "mute", "unlock", "◌"),
     AttemptOutcome.SNOOZED: Badge("postponed", "mute", "clock", "◷"),
     AttemptOutcome.CANCELLED: CANCELLED,
+}
+
+#: Badges of the events of a trace.
+EVENT_BADGES: Final[Mapping[str, Badge]] = {
+    **{outcome.value: badge for outcome, badge in ATTEMPT_BADGES.items()},
+    "enqueued": Badge("enqueued", "mute", "circle", "○"),
+    "claimed": Badge("claimed", "info", "play", "▶"),
+    "renewed": Badge("renewed", "mute", "retry", "↻"),
+    "progress": Badge("progress", "mute", "info", "i"),
+    "step": Badge("step done", "ok", "check", "✓"),
+    "refused": Badge("refused", "warn", "shield", "!"),
+    "cancel_requested": Badge("asked to stop", "warn", "slash", "⊘"),
+    "succeeded": SUCCEEDED,
+    "ended": Badge("ended", "mute", "stop", "■"),
 }
 
 WORKER_BADGES: Final = {

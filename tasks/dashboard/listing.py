@@ -38,6 +38,8 @@ SHOWN: Final = (
 )
 #: Characters of an error that a list shows.
 ERROR_SHOWN: Final = 200
+#: Children that the page of a task lists.
+CHILDREN_SHOWN: Final = 10
 #: Filters of a list, by their names in its address; ``q`` is an id or the beginning of a name.
 FILTERS: Final = ("q", "name", "queue", "holder", "since", "until")
 NOTHING_WANTED: Final = dict.fromkeys(FILTERS, "")
@@ -108,6 +110,12 @@ def find(rows: Any, pk: int) -> Task:
             f"There is no task:{pk}. It ended and was deleted, or it never existed. {_kept()}"
         )
     return task
+
+
+def children_of(task: Task) -> list[Task]:
+    """Return the newest CHILDREN_SHOWN children of ``task``, with one more if there are others."""
+    rows = tasks().filter(parent=task.pk).only(*SHOWN).order_by("-pk")
+    return list(rows[: CHILDREN_SHOWN + 1])
 
 
 def _kept() -> str:

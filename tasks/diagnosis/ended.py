@@ -7,6 +7,7 @@ from tasks.diagnosis.actions import DISCARD, RETRY
 from tasks.diagnosis.facts import attempt_facts, stamped
 from tasks.models import Task
 from tasks.querysets import TaskStatus
+from tasks.querysets.transitions import WITH_PARENT
 
 OVER = "The task has ended. Nothing else will happen."
 
@@ -20,7 +21,8 @@ def ended(task: Task) -> Diagnosis:
         return Diagnosis("done", "ok", headline, OVER, until=until, facts=facts)
     if task.status == TaskStatus.CANCELLED:
         by = f" by {task.cancel_requested_by}" if task.cancel_requested_by else ""
-        code, severity, headline = "cancelled", "info", f"Cancelled{by}."
+        parent = f" with its parent task:{task.parent_id}" if _is_with_parent(task) else ""
+        code, severity, headline = "cancelled", "info", f"Cancelled{by}{parent}."
         next_ = OVER
     else:
         facts.append(("Last error", task.last_error))
@@ -35,3 +37,7 @@ def ended(task: Task) -> Diagnosis:
     return Diagnosis(
         code, severity, headline, next_, until=until, facts=facts, actions=[RETRY, DISCARD]
     )
+
+
+def _is_with_parent(task: Task) -> bool:
+    return task.parent_id is not None and WITH_PARENT in task.last_error

@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from leasing.humanize import ago, stamp
+from django.utils import timezone
+
+from leasing.humanize import DATE, TIME, ago, stamp
 from tasks.dashboard.badges import badge_of_task
+from tasks.diagnosis.trace import Event
 from tasks.models import Task, TaskAttempt
 
 
@@ -16,9 +19,10 @@ def facts_of(task: Task) -> dict[str, Any]:
         *("id", "name", "queue", "status", "priority", "scheduled_at", "created_at"),
         *("started_at", "processed_at", "attempts", "max_attempts", "holder", "expires_at"),
         *("fencing_token", "unique_key", "concurrency_key", "progress", "cancel_requested_at"),
-        "last_error",
+        *("last_error", "parent_id"),
     )
     facts = {column: getattr(task, column) for column in columns}
+    facts["parent"] = facts.pop("parent_id")
     return facts if task.grants else facts | {"expires_at": None}
 
 
@@ -43,3 +47,10 @@ def columns_of_attempt(attempt: TaskAttempt) -> tuple[str, ...]:
     refused = f"late {attempt.refused_verb} refused" if attempt.refused_verb else ""
     moment = stamp(attempt.ended_at)
     return f"attempt {attempt.number}", moment, attempt.outcome, attempt.holder, refused, error
+
+
+def columns_of_event(event: Event, start: datetime) -> tuple[str, ...]:
+    moment = timezone.localtime(event.at).strftime(f"{DATE} {TIME}.%f")[:-3]
+    after = f"{(event.at - start).total_seconds():+.3f} s"
+    attempt, token = (str(number or "") for number in (event.attempt, event.fencing_token))
+    return moment, after, event.event, attempt, event.holder, token, event.text

@@ -12,9 +12,10 @@ from django.utils.safestring import SafeString
 from leasing import humanize
 from leasing.templatetags.leasing_ops import badge, deadline, moment
 from leasing.web.badges import Badge
-from tasks.dashboard.badges import ATTEMPT_BADGES, badge_of_task, badge_of_worker
+from tasks.dashboard.badges import ATTEMPT_BADGES, EVENT_BADGES, badge_of_task, badge_of_worker
 from tasks.dashboard.charts import Chart
 from tasks.dashboard.line_chart import draw, said
+from tasks.diagnosis.trace import Event
 from tasks.models import (
     AttemptOutcome,
     GeneratorDesiredState,
@@ -73,6 +74,12 @@ def clock(value: datetime) -> str:
 def attempt_badge(attempt: TaskAttempt) -> Badge:
     """Return the badge of ``attempt``."""
     return ATTEMPT_BADGES[AttemptOutcome(attempt.outcome)]
+
+
+@register.simple_tag
+def event_badge(event: Event) -> Badge:
+    """Return the badge of ``event``; an operator's action has its own name."""
+    return EVENT_BADGES.get(event.event) or Badge(event.event, "info", "key", "!")
 
 
 @register.simple_tag

@@ -23,9 +23,13 @@ from tasks.dashboard.forms import PageFilter
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.dashboard.timeline import timeline
 from tasks.diagnosis import diagnose, look_around
+from tasks.diagnosis.trace import read_trace
 from tasks.models import Task, TaskAttempt, TaskStatus
 
 VIEW, REVOKE = "leasing_tasks.view_task", "leasing.revoke_lease"
+VIEW_AUDIT = "leasing.view_auditentry"
+#: The newest rows of each table of which the page shows the events.
+TRACED = 50
 
 #: Facts of a diagnosis that the page tells by itself, with times that tick.
 ON_PAGE = {
@@ -63,7 +67,7 @@ def detail(
         forms: Forms that were filled in wrongly, by the names of their actions.
         status: The HTTP status.
     """
-    sees_payload = request.user.has_perm(VIEW_PAYLOAD)
+    sees_payload, sees_audit = (request.user.has_perm(each) for each in (VIEW_PAYLOAD, VIEW_AUDIT))
     rows = listing.tasks().with_state().defer(*(() if sees_payload else UNSEEN))
     form = PageFilter(request.GET)
 
@@ -76,11 +80,15 @@ def detail(
             "task": task,
             "badge": badge_of_task(task, now),
             "attempts": attempts,
+            "children": listing.children_of(task),
+            "trace": []
+            if attempts.moved
+            else read_trace(task, with_actions=sees_audit, attempts=attempts.rows, limit=TRACED),
             "drawing": None if attempts.moved else drawing_of(task, history),
             **{name: masked(getattr(task, name)) for name in PAYLOAD if sees_payload},
         }
 
-    reading = read_or_first(request, form, read, apart=sees_payload)
+    reading = read_or_first(request, form, read, apart=(sees_payload, sees_audit))
     context = {
         "form": form,
         "sees_payload": sees_payload,

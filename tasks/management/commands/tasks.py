@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -22,6 +23,7 @@ from leasing.web.masking import masked
 from tasks import monitoring
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.diagnosis import diagnose
+from tasks.diagnosis.trace import read_trace
 from tasks.management.acting import perform, report
 from tasks.management.choosing import (
     DONE,
@@ -41,7 +43,13 @@ from tasks.management.choosing import (
     start_of,
 )
 from tasks.management.commands import workers
-from tasks.management.telling import columns_of, columns_of_attempt, facts_of, facts_of_attempt
+from tasks.management.telling import (
+    columns_of,
+    columns_of_attempt,
+    columns_of_event,
+    facts_of,
+    facts_of_attempt,
+)
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 
@@ -59,6 +67,7 @@ class Command(SubcommandsCommand):
         for name, says in (
             ("show", "Show one task, its diagnosis and its attempts"),
             ("explain", "Explain the state of one task"),
+            ("trace", "Print what is recorded of one task, event by event"),
         ):
             one = add(name, says)
             one.add_argument("id", type=key_of, metavar="ID", help="ID of the task: 17 or task:17")
@@ -162,6 +171,18 @@ class Command(SubcommandsCommand):
         self.stdout.write(as_table([(question, answer) for question, answer in answers]))
         for action in diagnosis.actions:
             self.stdout.write(f"{action.label}: {action.consequence}")
+
+    def _trace(self, options: dict[str, Any]) -> None:
+        task = find(options["id"])
+        events = read_trace(task, with_actions=True)
+        head = ("TIME", "AFTER", "EVENT", "ATTEMPT", "HOLDER", "TOKEN", "")
+        table = [head, *(columns_of_event(event, task.created_at) for event in events)]
+        text = f"task:{task.pk} {plain(task.name)}: {plain(diagnose(task).headline)}\n"
+        self.print_result(
+            options,
+            {"id": task.pk, "events": [asdict(event) for event in events]},
+            text + as_table(table),
+        )
 
     # Acting
 

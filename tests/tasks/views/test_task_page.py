@@ -79,7 +79,7 @@ def test_attempts_tell_their_errors_and_the_late_write_that_was_refused(
         Task.objects.complete(late, {"late": True})
     Task.objects.fail(again, ValueError("no luck"))
     page = get(viewer, url_of(task))
-    failed, lost = page.all(".timeline li")
+    failed, lost = page.all("[data-live=attempts] li")
     assert failed["data-key"] == f"a{TaskAttempt.objects.get(number=2, task=task).pk}"
     assert failed.one(".dot").tone == ATTEMPT_BADGES[AttemptOutcome.FAILED].tone
     assert failed.one(".error").text == "ValueError: no luck"
@@ -137,7 +137,7 @@ def test_its_cost_does_not_grow_with_its_attempts(viewer: Client) -> None:
         attempt.pk, attempt.number, attempt.grant_id = None, number, uuid.uuid4()
         attempt._state.adding = True
         attempt.save()
-    assert len(sent_by(viewer, url_of(task))) == len(few) <= 11
+    assert len(sent_by(viewer, url_of(task))) == len(few) <= 13
 
 
 # Verbs
@@ -270,3 +270,18 @@ def test_the_words_beside_a_countdown_end_with_it(operator: Client) -> None:
         words = get(operator, url).answers["until"].one("span[data-until]")
         assert words.text.startswith("unless renewed")
         assert datetime.fromisoformat(words["data-until"]) == row.expires_at
+
+
+def test_parent_and_children_lead_to_each_other(viewer: Client) -> None:
+    parent = make_task()
+    children = [make_task(parent=parent) for _ in range(12)]
+
+    page = get(viewer, url_of(parent))
+
+    shown = [row["data-key"] for row in page.all("[data-live=children] [data-key]")]
+    assert shown == [f"c{child.pk}" for child in children[:1:-1]]
+    assert url_of(children[-1]) in page.links
+    address = url_of(parent)
+    assert address in get(viewer, url_of(children[0])).links
+    parent.delete()
+    assert address not in get(viewer, url_of(children[0])).links
