@@ -14,6 +14,7 @@ from django.db import connection
 from django.test import TransactionTestCase
 from hypothesis import HealthCheck, settings
 
+from leasing import keeper as leasing_keeper
 from leasing.keeper import keeper
 from leasing.runtime import aio
 from leasing.runtime.outage import outage
@@ -61,7 +62,7 @@ def _keeper_at_rest(_django_db_helper: None) -> Iterator[None]:
         # A loaded machine takes its time; in a transaction of the test's nobody empties tables,
         # and on SQLite it keeps the keeper from writing.
         if not connection.in_atomic_block:
-            patch.setattr("leasing.keeper.EXIT_PATIENCE", 10.0)
+            patch.setattr(leasing_keeper, "EXIT_PATIENCE", 10.0)
         keeper.stop()
 
 

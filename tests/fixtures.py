@@ -11,6 +11,7 @@ from django.test import Client
 from prometheus_client import CollectorRegistry
 from pytest_django import DjangoDbBlocker, Settings
 
+from leasing.db import postgres
 from leasing.testing import keeper
 from leasing.testing.keeper import ManualKeeper
 from tests import databases
@@ -56,7 +57,7 @@ def compatible(settings: Settings) -> None:
 @pytest.fixture
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the portable form of every verb, on PostgreSQL too."""
-    monkeypatch.setattr("leasing.db.postgres.serves", lambda using: False)
+    monkeypatch.setattr(postgres, "serves", lambda using: False)
 
 
 @pytest.fixture

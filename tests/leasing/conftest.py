@@ -15,6 +15,7 @@ from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Lease
+from leasing.stores import rows
 from tests.fixtures import (
     clocks,
     compatible,
@@ -148,7 +149,7 @@ def live_keeper() -> Iterator[Keeper]:
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch, manual_keeper: Keeper) -> Keeper:
     """Lets notes for the ledger wait until the test has them written."""
-    monkeypatch.setattr("leasing.stores.rows.keeper", manual_keeper)
+    monkeypatch.setattr(rows, "keeper", manual_keeper)
     return manual_keeper
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from leasing import renewable
 from leasing.hold import Hold
 from leasing.hold.held_grant import HeldGrant
 from leasing.hold.trust import margin
@@ -222,7 +223,7 @@ def test_a_batch_is_never_larger_than_the_limit(
     clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("leasing.renewable.MAX_RENEWED", 2)
+    monkeypatch.setattr(renewable, "MAX_RENEWED", 2)
     enter(store, manual_keeper, 1, 2, 1, 3, 2)
 
     clock.advance(10)
@@ -248,7 +249,7 @@ def test_notes_are_written_in_order(manual_keeper: Keeper) -> None:
 def test_a_note_that_fails_waits_with_all_behind_it_and_is_tried_again(
     manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasing.runtime.notes.close_connections", lambda: None)
+    monkeypatch.setattr(notes, "close_connections", lambda: None)
     away = [True]
     written: list[str] = []
 

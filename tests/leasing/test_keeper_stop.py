@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from leasing import keeper as leasing_keeper
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.runtime.alarm import Alarm
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("often", "patient")
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give threads of a stopped keeper as long as a loaded machine needs."""
-    monkeypatch.setattr("leasing.keeper.EXIT_PATIENCE", PATIENCE)
+    monkeypatch.setattr(leasing_keeper, "EXIT_PATIENCE", PATIENCE)
 
 
 def test_stopping_ends_all_threads_and_nothing_is_renewed_afterwards(
@@ -66,7 +67,7 @@ def test_a_thread_that_outlasts_the_stop_ends_when_it_can(
     store: FakeStore, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It must not go on along with the threads of the next start."""
-    monkeypatch.setattr("leasing.keeper.EXIT_PATIENCE", 0.01)
+    monkeypatch.setattr(leasing_keeper, "EXIT_PATIENCE", 0.01)
     keeper = Keeper()
     store.answer = hanging
     hold_of(store, keeper).__enter__()
@@ -143,7 +144,7 @@ def test_what_is_held_while_a_keeper_goes_to_rest_is_renewed(
         pass
     hold = hold_of(store, keeper)
     with monkeypatch.context() as patch:
-        patch.setattr("leasing.keeper._end", lambda *ended: hold.__enter__())
+        patch.setattr(leasing_keeper, "_end", lambda *ended: hold.__enter__())
         keeper.rest()
 
     wait_for(lambda: store.calls)
@@ -172,7 +173,7 @@ def test_a_thread_that_ends_late_does_not_keep_its_successor_asleep(
         wait_for(lambda: len(asleep) == 2)
     ending.update(asleep)
     with monkeypatch.context() as patch:
-        patch.setattr("leasing.keeper._end", lambda *ended: None)
+        patch.setattr(leasing_keeper, "_end", lambda *ended: None)
         keeper.rest()
     keeper.start()
     wait_for(lambda: len(asleep - ending) == 2)

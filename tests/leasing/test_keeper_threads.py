@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
+from leasing import keeper as leasing_keeper
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.hold.held_grant import HeldGrant, detach_all, keep_all
 from leasing.keeper import Keeper
+from leasing.runtime import notes
 from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.threads import replaced
@@ -85,7 +87,7 @@ def test_connections_are_closed_after_a_note_when_nothing_is_held(
     live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
-    monkeypatch.setattr("leasing.keeper.close_connections", lambda: steps.append("closed"))
+    monkeypatch.setattr(leasing_keeper, "close_connections", lambda: steps.append("closed"))
 
     live_keeper.soon(lambda: steps.append("noted"))
 
@@ -213,7 +215,7 @@ def test_notes_that_wait_do_not_hold_up_renewals(
     store: FakeStore, live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database that does not take notes may still renew."""
-    monkeypatch.setattr("leasing.runtime.notes.NOTE_PAUSE", 10 * PATIENCE)
+    monkeypatch.setattr(notes, "NOTE_PAUSE", 10 * PATIENCE)
     slow, tried = threading.Event(), threading.Event()
 
     def note() -> None:
@@ -232,7 +234,7 @@ def test_notes_that_wait_do_not_hold_up_renewals(
 def test_a_note_is_tried_again_until_the_database_takes_it(
     live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasing.runtime.notes.NOTE_PAUSE", 0.05)
+    monkeypatch.setattr(notes, "NOTE_PAUSE", 0.05)
     tries: list[int] = []
 
     def note() -> None:
@@ -274,7 +276,7 @@ def asleep(
     store: FakeStore, live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hold]:
     """A hold for long, whose keeper's threads sleep until somebody wakes them."""
-    monkeypatch.setattr("leasing.keeper.CHECK_CLOCK_EVERY", 10 * PATIENCE)
+    monkeypatch.setattr(leasing_keeper, "CHECK_CLOCK_EVERY", 10 * PATIENCE)
     with (
         override_settings(LEASING={"MAX_TTL": 1e6}),
         hold_of(store, live_keeper, "long", ttl=1e5) as hold,
@@ -481,7 +483,7 @@ def test_a_thread_of_the_keeper_that_ends_is_started_again_by_the_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("leasing.keeper.CHECK_CLOCK_EVERY", 0.05)
+    monkeypatch.setattr(leasing_keeper, "CHECK_CLOCK_EVERY", 0.05)
     real = getattr(live_keeper, fails)
     exits = [SystemExit()]
     count = replaced[("leasing-renewer", "leasing-watchdog")[place]]

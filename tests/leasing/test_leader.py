@@ -18,6 +18,9 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from leasing import Leader, notifier
+from leasing import leader as leasing_leader
+from leasing import waiting as leasing_waiting
+from leasing.db import side_connection
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction, LeaseLost
 from leasing.hold import Hold
 from leasing.hold.held_grant import HeldGrant
@@ -261,8 +264,8 @@ def test_a_campaign_ends_promptly_when_asked_to_stop_and_does_not_win_after_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The next poll is far away.
-    monkeypatch.setattr("leasing.waiting.FIRST_PAUSE", 60.0)
-    monkeypatch.setattr("leasing.waiting.MAX_PAUSE", 60.0)
+    monkeypatch.setattr(leasing_waiting, "FIRST_PAUSE", 60.0)
+    monkeypatch.setattr(leasing_waiting, "MAX_PAUSE", 60.0)
     with hold_elsewhere("scheduler", "bob"):
         campaign = other_threads.start(lambda: list(leader.terms(stopping)))
         wait_for(campaigns)
@@ -406,7 +409,7 @@ def test_a_campaign_without_a_database_ends_when_asked_to_stop(
     other_threads: OtherThreads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("leasing.leader.pauses", lambda **options: iter([600.0] * 9))
+    monkeypatch.setattr(leasing_leader, "pauses", lambda **options: iter([600.0] * 9))
     away = Away(monkeypatch, attempts=1_000_000)
     campaign = other_threads.start(lambda: list(leader.terms(stopping)))
     wait_for(lambda: away.left < 1_000_000)
@@ -483,7 +486,7 @@ def test_a_candidate_who_is_not_answered_ends_when_asked_to_stop(
     other_threads: OtherThreads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("leasing.db.side_connection.LAST_CALL", 0.1)
+    monkeypatch.setattr(side_connection, "LAST_CALL", 0.1)
     network = Swallowed(monkeypatch, "_attempt")
     campaign = other_threads.start(lambda: list(leader.terms(stopping)))
     assert network.reached.wait(PATIENCE)
@@ -503,11 +506,11 @@ def test_a_candidate_who_is_not_answered_campaigns_over_another_connection(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("leasing.db.side_connection.patience", lambda: 0.1)
+    monkeypatch.setattr(side_connection, "patience", lambda: 0.1)
     network = Swallowed(monkeypatch, "_say_wanted")
     bob = Lease.objects.acquire("scheduler", holder="bob")
     pauses = iter([0.0] * 99)
-    monkeypatch.setattr("leasing.leader.pauses", lambda **options: pauses)
+    monkeypatch.setattr(leasing_leader, "pauses", lambda **options: pauses)
 
     def release() -> None:
         wait_for(lambda: "the database did not answer in time" in caplog.text)
@@ -524,7 +527,7 @@ def test_a_candidate_who_is_not_answered_campaigns_over_another_connection(
 def test_a_leader_who_is_not_answered_when_it_leaves_leaves(
     leader: Leader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasing.db.side_connection.patience", lambda: 0.1)
+    monkeypatch.setattr(side_connection, "patience", lambda: 0.1)
     network = Swallowed(monkeypatch, "release")
 
     for _ in leader.terms():
@@ -803,7 +806,7 @@ def test_standing_aside_ends_when_asked_to_stop(
     other_threads: OtherThreads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("leasing.leader.SIDE_CALL_TIMEOUT", 600.0)
+    monkeypatch.setattr(leasing_leader, "SIDE_CALL_TIMEOUT", 600.0)
     resigned = threading.Event()
 
     def campaign() -> None:

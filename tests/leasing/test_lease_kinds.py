@@ -12,6 +12,7 @@ from django.test.utils import isolate_apps
 
 from leasing.leasables import find_row
 from leasing.models import Leasable, Lease, lease_kinds
+from leasing.models import leasable as models_leasable
 from tasks.models import Task
 from tests.shop.models import Order
 
@@ -42,7 +43,7 @@ def test_a_task_keeps_its_name_whatever_app_comes_first(
     monkeypatch: pytest.MonkeyPatch, theirs: type[Any], ours_first: bool
 ) -> None:
     both: list[Any] = [Task, theirs] if ours_first else [theirs, Task]
-    monkeypatch.setattr("leasing.models.leasable.leasable_models", lambda: [Lease, *both, Order])
+    monkeypatch.setattr(models_leasable, "leasable_models", lambda: [Lease, *both, Order])
 
     assert lease_kinds() == {Task: "task", theirs: "shop.task", Order: "order"}
     assert (Task(pk=17).lease_id, theirs(pk=17).lease_id) == ("task:17", "shop.task:17")
@@ -54,7 +55,7 @@ def test_of_two_apps_of_a_project_the_first_installed_has_the_short_name(
     monkeypatch: pytest.MonkeyPatch, theirs: type[Any]
 ) -> None:
     another = leasable("press")
-    monkeypatch.setattr("leasing.models.leasable.leasable_models", lambda: [Lease, another, theirs])
+    monkeypatch.setattr(models_leasable, "leasable_models", lambda: [Lease, another, theirs])
 
     assert lease_kinds() == {another: "task", theirs: "shop.task"}
 
@@ -71,7 +72,7 @@ def test_no_row_has_two_ids() -> None:
 @pytest.mark.usefixtures("kinds_afresh")
 def test_kinds_follow_the_apps_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Order in lease_kinds()
-    monkeypatch.setattr("leasing.models.leasable.leasable_models", lambda: [Lease, Task])
+    monkeypatch.setattr(models_leasable, "leasable_models", lambda: [Lease, Task])
 
     setting_changed.send(sender=None, setting="INSTALLED_APPS", value=[], enter=True)
 

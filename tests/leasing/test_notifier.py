@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import sys
 import threading
 import time
@@ -18,6 +19,9 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
+from leasing import notifier as leasing_notifier
+from leasing import waiting
+from leasing.db import listener, notifications
 from leasing.db.notifications import CHANNEL, listening, notifications_arrive
 from leasing.functions import after, database_now
 from leasing.models import Lease
@@ -40,8 +44,8 @@ on_postgresql = pytest.mark.usefixtures("on_postgresql")
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks often whether anybody still waits, and leaves nobody listening."""
-    monkeypatch.setattr("leasing.db.listener.CHECK_EVERY", 0.05)
-    monkeypatch.setattr("leasing.db.notifications.PATIENCE", 0.05)
+    monkeypatch.setattr(listener, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(notifications, "PATIENCE", 0.05)
     yield
     own = notifier("default")
     if own._listener.is_running:
@@ -62,7 +66,7 @@ class FakeWaiter(Waiter):
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Notifier:
     """A notifier that hears of nothing but ``notify``."""
-    monkeypatch.setattr("leasing.db.listener.can_listen", lambda using: False)
+    monkeypatch.setattr(listener, "can_listen", lambda using: False)
     return Notifier("default")
 
 
@@ -104,7 +108,7 @@ def test_nothing_is_kept_of_those_who_left(silent: Notifier) -> None:
 @pytest.fixture
 def behind(monkeypatch: pytest.MonkeyPatch, silent: Notifier) -> FakeWaiter:
     """Somebody who waits behind the next one."""
-    monkeypatch.setattr("leasing.notifier.notifier", lambda using: silent)
+    monkeypatch.setattr(leasing_notifier, "notifier", lambda using: silent)
     return FakeWaiter()
 
 
@@ -134,7 +138,7 @@ def silently_waiting(is_announced: bool = True) -> AbstractContextManager[Waiter
 def test_waiters_behind_others_poll_less_often_where_notifications_arrive(
     silent: Notifier, clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasing.notifier.notifier", lambda using: silent)
+    monkeypatch.setattr(leasing_notifier, "notifier", lambda using: silent)
     waits = Waits(clocks, monkeypatch)
 
     def pauses_in_line() -> list[float]:
@@ -324,7 +328,7 @@ def test_a_connection_that_cannot_be_made_is_tried_again(
             raise failure
         return listening(using, channel)
 
-    monkeypatch.setattr("leasing.db.listener.listening", refusing)
+    monkeypatch.setattr(listener, "listening", refusing)
     waiter = FakeWaiter()
     notifier("default").add("crane:1", waiter)
     wait_for(lambda: "outage.ended" in [getattr(each, "event", "") for each in caplog.records])
@@ -352,7 +356,7 @@ def test_a_database_that_is_away_while_its_listen_connection_opens_is_one_outage
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """LISTEN_URL leads around the pooler, which alone is away."""
-    monkeypatch.setattr("leasing.runtime.outage.random.uniform", lambda low, high: low)
+    monkeypatch.setattr(random, "uniform", lambda low, high: low)
     with (
         caplog.at_level(logging.DEBUG, "leasing"),
         refused_except_to_listen() as restored,
@@ -372,8 +376,8 @@ def test_a_database_that_is_away_while_its_listen_connection_opens_is_one_outage
 def test_notifications_that_stop_arriving_again_are_warned_of_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasing.db.listener.ARRIVAL", 0.1)
-    monkeypatch.setattr("leasing.db.listener.DEAFNESS", 0.0)
+    monkeypatch.setattr(listener, "ARRIVAL", 0.1)
+    monkeypatch.setattr(listener, "DEAFNESS", 0.0)
     notifies = psycopg.Connection.notifies
     own = Notifier("default")
     for expected in (1, 2):
@@ -388,10 +392,10 @@ def test_notifications_that_stop_arriving_again_are_warned_of_again(
 @transactional
 @on_postgresql
 def test_the_check_knows_whether_notifications_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasing.db.notifications.PATIENCE", PATIENCE)
+    monkeypatch.setattr(notifications, "PATIENCE", PATIENCE)
     assert notifications_arrive("default")
 
-    monkeypatch.setattr("leasing.db.notifications.PATIENCE", 0.05)
+    monkeypatch.setattr(notifications, "PATIENCE", 0.05)
     monkeypatch.setattr(psycopg.Connection, "notifies", lambda *args, **options: iter([]))
     assert not notifications_arrive("default")
 
@@ -421,7 +425,7 @@ def test_the_check_does_not_believe_what_it_has_sent_itself(
 def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasing.db.listener.ARRIVAL", 0.1)
+    monkeypatch.setattr(listener, "ARRIVAL", 0.1)
     notifies = psycopg.Connection.notifies
     monkeypatch.setattr(psycopg.Connection, "notifies", a_poolers(notifies))
     own, waiter = Notifier("default"), FakeWaiter()
@@ -434,7 +438,7 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
     assert logged(caplog).count("notifications.swallowed") == 1
 
     monkeypatch.setattr(psycopg.Connection, "notifies", notifies)
-    monkeypatch.setattr("leasing.db.listener.ARRIVAL", PATIENCE)
+    monkeypatch.setattr(listener, "ARRIVAL", PATIENCE)
     heard: list[str] = []
     monkeypatch.setattr(own._listener, "_hear", heard.append)
     own.add("crane:1", waiter)
@@ -459,7 +463,7 @@ def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPa
     around = psycopg.conninfo.make_conninfo(**address(), application_name="around")
     with override_settings(LEASING={"LISTEN_URL": around}):
         with monkeypatch.context() as patch:
-            patch.setattr("leasing.db.notifications.PATIENCE", PATIENCE)
+            patch.setattr(notifications, "PATIENCE", PATIENCE)
             assert notifications_arrive("default")
         own.add("crane:1", waiter)
         wait_for(lambda: listeners("around"))
@@ -603,7 +607,7 @@ def test_a_waiter_of_another_process_wakes_within_milliseconds(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
     """It never polls, so only a notification can wake it."""
-    monkeypatch.setattr("leasing.waiting.pauses", lambda: iter([PATIENCE] * 99))
+    monkeypatch.setattr(waiting, "pauses", lambda: iter([PATIENCE] * 99))
     rounds = 20
     releaser = spawn(["-m", "tests.leasing.releasing", str(rounds)])
     latencies = []

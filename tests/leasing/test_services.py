@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +27,7 @@ AWAY, BUG = OperationalError("away"), RuntimeError("a bug of ours")
 def _no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "close_old_connections", lambda: None)
     monkeypatch.setattr(services, "connections", Mock())
-    monkeypatch.setattr("leasing.runtime.outage.random.uniform", lambda low, high: high)
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
 
 
 class Log:

@@ -15,6 +15,7 @@ import pytest
 from leasing import shutdown
 from leasing.exceptions import LeaseTimeout
 from leasing.models import Lease
+from leasing.runtime import shutdown as runtime_shutdown
 from leasing.store import Grant
 from leasing.stores.rows import RowStore
 from leasing.testing import assert_free, assert_held, hold_elsewhere, in_memory
@@ -86,7 +87,7 @@ def test_a_third_signal_does_not_interrupt_the_release(monkeypatch: pytest.Monke
 def test_a_release_that_takes_long_can_be_interrupted_and_is_left_to_its_ttl(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("leasing.runtime.shutdown.RELEASE_PATIENCE", 0.0)
+    monkeypatch.setattr(runtime_shutdown, "RELEASE_PATIENCE", 0.0)
 
     interrupted_as_it_releases(monkeypatch)
 

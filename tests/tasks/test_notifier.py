@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,6 +22,7 @@ from leasing.functions import database_now
 from leasing.runtime.clock import system_clock
 from leasing.runtime.services import run_services
 from tasks import notifier
+from tasks import poller as tasks_poller
 from tasks.models import Task, TaskStatus
 from tasks.notifier import CHANNEL, Listener, limiter
 from tasks.runtime.service_threads import ServiceThreads
@@ -176,7 +178,7 @@ def test_a_worker_that_is_notified_looks_again_when_the_window_is_over(
 ) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
     monkeypatch.setattr(limiter, "is_due", lambda *asked: False)
-    monkeypatch.setattr("tasks.poller.can_listen", lambda using: False)
+    monkeypatch.setattr(tasks_poller, "can_listen", lambda using: False)
     looks: list[float] = []
     with working() as worker:
         wait_for(lambda: worker.executors.saw_all)
@@ -377,7 +379,7 @@ def test_a_database_that_is_away_while_its_listen_connection_opens_is_one_outage
     on_postgresql: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """LISTEN_URL leads around the pooler, which alone is away."""
-    monkeypatch.setattr("leasing.runtime.outage.random.uniform", lambda low, high: low)
+    monkeypatch.setattr(random, "uniform", lambda low, high: low)
     with (
         caplog.at_level(logging.DEBUG, "tasks"),
         refused_except_to_listen() as restored,

@@ -16,6 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from leasing import waiting as pauses
 from leasing.db.notifications import CHANNEL as RELEASED
 from leasing.notifier import notifier as waiters
+from leasing.runtime import aio
 from leasing.waiting import Waiter
 from tasks import await_for, notifier, wait_for, waiting
 from tasks.exceptions import TaskFailed, WaitInTransaction, WaitTimeout
@@ -201,7 +202,7 @@ def test_inside_a_transaction_only_what_has_ended_can_be_waited_for() -> None:
 def test_in_the_transaction_of_a_test_it_is_refused_too(
     wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasing.runtime.aio.on_callers_thread", True)
+    monkeypatch.setattr(aio, "on_callers_thread", True)
 
     with pytest.raises(WaitInTransaction, match=r"In a test, run the task first"):
         wait(make_task(), None)

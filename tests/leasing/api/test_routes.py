@@ -11,6 +11,7 @@ from django.db import OperationalError, connection
 from django.test import Client
 from pytest_django import Settings
 
+from leasing.api import lease as api_lease
 from leasing.api.schemas import LeaseOut
 from leasing.functions import after
 from leasing.models import Leasable, Lease, LeaseEvent, leasable_models
@@ -308,7 +309,7 @@ def test_no_database_is_asked_for_an_id_that_it_could_not_store(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("leasing.api.lease.find_row", asked.append)
+    monkeypatch.setattr(api_lease, "find_row", asked.append)
     assert call(client, "GET", "/leases/order:%00").status == 404
     assert not asked
 
@@ -392,7 +393,7 @@ def test_a_fault_of_ours_is_a_500_that_keeps_its_secrets_and_is_logged(
     def broken(lease_id: str) -> Any:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("leasing.api.lease.find_row", broken)
+    monkeypatch.setattr(api_lease, "find_row", broken)
     with pytest.raises(RuntimeError):  # Django's listeners hear of it.
         call(client, "GET", "/leases/1")
     client.raise_request_exception = False

@@ -14,6 +14,7 @@ import pytest
 from celery.exceptions import Ignore, Reject
 
 from leasing.celery import LeasedTask, is_skipped
+from leasing.celery import task as celery_task
 from leasing.celery.task import PUT_OFF
 from leasing.exceptions import InvalidResource, LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.models import Lease
@@ -297,7 +298,7 @@ def test_a_retry_that_comes_before_its_attempt_has_ended_waits_for_it(bench: Ben
 def test_a_retry_is_not_skipped_for_the_attempt_that_died_after_asking_for_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasing.celery.task.SETTLING", 0.0)
+    monkeypatch.setattr(celery_task, "SETTLING", 0.0)
     task = make(bench, never, when_held="skip")
 
     with Lease.objects.hold("sync:7", metadata={"task_id": "4f7d", "retries": 0}):

@@ -22,6 +22,7 @@ from leasing.client import (
     RequestRefused,
     ServiceUnavailable,
     body,
+    calls,
 )
 from leasing.client.messages import Request
 from leasing.client.transport import AsyncTransport, Transport
@@ -343,7 +344,7 @@ def test_a_password_in_the_address_is_refused(scheme: str) -> None:
 def test_a_lease_that_took_long_to_get_is_renewed_before_it_is_trusted(
     service: Service, leases: LeaseClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasing.client.calls.STALE_AFTER", 0.0)
+    monkeypatch.setattr(calls, "STALE_AFTER", 0.0)
 
     grant = leases.acquire("report:42", "web-1", 30)
 

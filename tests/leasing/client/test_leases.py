@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pytest_django import Settings
 
-from leasing.client import AsyncLeaseClient, LeaseClient
+from leasing.client import AsyncLeaseClient, LeaseClient, calls
 from leasing.client.calls import LeaseCalls
 from leasing.client.messages import Answer, Request
 from leasing.client.transport import Transport
@@ -201,7 +201,7 @@ def test_coroutines_do_the_same(service: Service) -> None:
 def test_a_coroutine_cancelled_while_its_grant_is_renewed_leaves_no_lease_behind(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasing.client.calls.STALE_AFTER", 0.0)
+    monkeypatch.setattr(calls, "STALE_AFTER", 0.0)
     renewing = asyncio.Event()
 
     async def hang_at_renewals(request: httpx.Request) -> httpx.Response:

@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 from django.db.models import CharField
 from django.db.models.signals import post_init
+from django.db.models.sql import compiler as sql_compiler
 from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
 
@@ -61,7 +62,7 @@ def test_what_was_compiled_once_is_not_compiled_again(monkeypatch: pytest.Monkey
     Lease.objects.bulk_create([Lease(resource=name) for name in "abcd"])
     verbs("a", "b")
     plain = SQLCompiler.as_sql
-    monkeypatch.setattr("django.db.models.sql.compiler.SQLUpdateCompiler.as_sql", no_more)
+    monkeypatch.setattr(sql_compiler.SQLUpdateCompiler, "as_sql", no_more)
 
     with pytest.raises(pytest.fail.Exception):
         Lease.objects.filter(resource="a").update(holder="")

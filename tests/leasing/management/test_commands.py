@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import re
 import signal
@@ -241,7 +242,7 @@ def test_a_lease_is_taken_from_its_holder(capsys: pytest.CaptureFixture[str], st
 
 @pytest.mark.django_db
 def test_who_revokes_is_by_default_who_runs_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("getpass.getuser", lambda: "alice")
+    monkeypatch.setattr(getpass, "getuser", lambda: "alice")
     make_lease(resource="crane:1")
 
     call_command("leases", "revoke", "crane:1", "--reason", "it burns")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http import HTTPStatus
@@ -136,7 +137,7 @@ def test_a_renewal_by_hand_is_counted_and_compares_the_clocks(value: Value) -> N
 def test_the_clock_offset_is_how_far_this_host_is_ahead(
     value: Value, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("time.time", lambda: 1_000_010.0)
+    monkeypatch.setattr(time, "time", lambda: 1_000_010.0)
 
     probes.compare(1_000_000.0, took=4.0)
 

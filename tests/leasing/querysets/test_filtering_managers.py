@@ -16,6 +16,7 @@ from leasing import leasables
 from leasing.checks import settings as checks
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import database_now
+from leasing.management.commands import leases
 from leasing.models import Lease, LeaseEvent
 from leasing.testing import expire as let_expire
 from leasing.testing import in_memory
@@ -134,9 +135,7 @@ def test_pages_and_operators_find_rows_that_the_manager_hides(
     ann = letter("ann")
     ann.hold().__enter__()
     monkeypatch.setattr(leasables, "lease_kinds", lambda: {Letter: "letter"})
-    monkeypatch.setattr(
-        "leasing.management.commands.leases.leasable_models", lambda: [Lease, Letter]
-    )
+    monkeypatch.setattr(leases, "leasable_models", lambda: [Lease, Letter])
 
     assert leasables.find_row(f"letter:{ann.pk}") == ann
     assert list(leasables.listed(Letter)) == [ann]

@@ -15,7 +15,7 @@ from django.urls import resolve, reverse
 
 from leasing import leasables
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.models import LeaseEvent
+from leasing.models import LeaseEvent, leasable
 from leasing.testing import in_memory
 from leasing.testing.keeper import ManualKeeper
 from leasing.web.paging import chunks_of
@@ -198,8 +198,8 @@ def test_pages_list_and_find_rows_by_their_keys(
     for row in rows:
         model.objects.acquire(row)
     kinds = {model: "row"}
-    monkeypatch.setattr("leasing.leasables.lease_kinds", lambda: kinds)
-    monkeypatch.setattr("leasing.models.leasable.lease_kinds", lambda: kinds)
+    monkeypatch.setattr(leasables, "lease_kinds", lambda: kinds)
+    monkeypatch.setattr(leasable, "lease_kinds", lambda: kinds)
     listed = leasables.listed(model)
 
     every = [row.pk for chunk in chunks_of(listed, size=1) for row in chunk]

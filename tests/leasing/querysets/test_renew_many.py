@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.backends.postgresql import psycopg_any
 
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import LeaseInTransaction
@@ -234,7 +235,7 @@ def one_statement_a_message(
 ) -> Iterator[None]:
     options = dict(connection.settings_dict["OPTIONS"])
     if request.param == "psycopg2":
-        monkeypatch.setattr("django.db.backends.postgresql.psycopg_any.is_psycopg3", False)
+        monkeypatch.setattr(psycopg_any, "is_psycopg3", False)
     else:
         options["server_side_binding"] = True
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)

@@ -10,6 +10,7 @@ from django.db import OperationalError, connection
 from django.db.migrations.recorder import MigrationRecorder
 from django.test import Client
 
+from leasing.dashboard import lease_lists
 from leasing.models import Lease
 from tests.api_calls import call
 
@@ -62,7 +63,7 @@ def test_another_error_of_the_database_stays_an_error(
     def fail(*args: object, **options: object) -> None:
         raise OperationalError("no space left on device")
 
-    monkeypatch.setattr("leasing.dashboard.lease_lists.section", fail)
+    monkeypatch.setattr(lease_lists, "section", fail)
 
     with pytest.raises(OperationalError, match="no space"):
         admin_client.get("/ops/leases/")

@@ -15,9 +15,10 @@ from leasing.api.keys import lease_key_of
 from leasing.functions import after
 from leasing.models import Lease
 from leasing.web.masking import MASK
+from tasks.api import generator
 from tasks.generator import generator_status
 from tasks.models import GeneratorDesiredState, Task, TaskAttempt, TaskStatus
-from tasks.querysets import TaskQuerySet
+from tasks.querysets import TaskQuerySet, recovery
 from tests.api_calls import call
 from tests.leasing.support import expire, usurp
 from tests.pages import signed_in
@@ -246,7 +247,7 @@ def test_the_next_task_may_be_one_whose_holder_is_gone(
     settings.TASK_QUEUE = {"BACKOFF": {"base": 0, "cap": 0}}
     task = claimed("you")
     expire(task)
-    monkeypatch.setattr("tasks.querysets.recovery.swept_at", {})
+    monkeypatch.setattr(recovery, "swept_at", {})
     shown = next_task(client)
     assert (shown["id"], shown["attempts"], shown["processor"]) == (task.pk, 2, "me")
 
@@ -474,7 +475,7 @@ def test_a_generator_that_produces_is_running(client: Client) -> None:
 def test_a_word_that_was_overruled_at_once_is_a_conflict(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.api.generator.start_generator", lambda by, via: generator_status())
+    monkeypatch.setattr(generator, "start_generator", lambda by, via: generator_status())
     answer = call(client, "POST", "/generator/start")
     assert (answer.status, answer.body["status"]) == (409, "STOPPED")
 

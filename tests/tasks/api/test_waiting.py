@@ -16,6 +16,7 @@ from django.test import AsyncClient, Client
 from pytest_django import Settings
 
 from leasing.api import waiting
+from leasing.db import listener
 from leasing.runtime.clock import clock
 from tasks.api.waiting import Claimers, claimers
 from tasks.models import Task, TaskStatus
@@ -83,7 +84,7 @@ def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     until = clock() + PATIENCE
-    monkeypatch.setattr("leasing.db.listener.can_listen", lambda using: False)
+    monkeypatch.setattr(listener, "can_listen", lambda using: False)
     own = Claimers("default")
     waiting = own.waiting
     with ExitStack() as left:
@@ -105,7 +106,7 @@ def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive(
 
 
 def test_a_claimer_whose_time_is_over_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasing.db.listener.can_listen", lambda using: False)
+    monkeypatch.setattr(listener, "can_listen", lambda using: False)
     waiting = Claimers("default").waiting
     with ExitStack() as left:
         left.enter_context(waiting(["default"], clock()))

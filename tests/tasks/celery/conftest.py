@@ -10,6 +10,7 @@ from leasing.keeper import Keeper
 from leasing.models import Lease
 from leasing.stores.rows import RowStore, grant_of
 from tasks.outbox import RELAY
+from tasks.outbox import relay as outbox_relay
 from tasks.outbox.relay import Relay
 from tasks.outbox.totals import Totals
 from tests.tasks.celery.support import FakeBroker
@@ -28,7 +29,7 @@ def _over_celery(settings: Settings) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Totals:
     """Return the counts of the relay of the test."""
     totals = Totals()
-    monkeypatch.setattr("tasks.outbox.relay.totals", totals)
+    monkeypatch.setattr(outbox_relay, "totals", totals)
     return totals
 
 

@@ -14,6 +14,7 @@ from leasing.celery import LeasedTask, is_skipped
 from leasing.functions import DbNow, after
 from leasing.testing import hold_elsewhere
 from tasks.celery import beat
+from tasks.maintenance import scheduler
 from tasks.models import Schedule, Task, TaskStatus
 from tasks.scheduling import declarations
 from tests.factories import make_task
@@ -87,7 +88,7 @@ def test_pruning_deletes_what_is_old() -> None:
 def test_schedules_are_served_and_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Schedule.objects.create(name="hourly", task_name="jobs.echo", cron="0 * * * *", next_at=DbNow())
     declared: list[int] = []
-    monkeypatch.setattr("tasks.maintenance.scheduler.declare_all", lambda: declared.append(1))
+    monkeypatch.setattr(scheduler, "declare_all", lambda: declared.append(1))
 
     assert run("serve_schedules") == 1
     assert run("serve_schedules") == 0

@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from leasing.client import ServiceUnavailable
+from leasing.client import ServiceUnavailable, calls
 from leasing.client.calls import Proof
 from leasing.client.transport import Transport
 from leasing.runtime.clock import clock
 from leasing.store import Grant
 from tasks.client import TaskClient, Worker
+from tasks.client import calls as client_calls
+from tasks.client import worker as client_worker
 from tasks.client.calls import Claimed, RemoteTask, TaskCalls
 from tasks.client.store import TaskStore
 from tests.processes import wait_for
@@ -56,10 +58,10 @@ def test_the_renewing_thread_leaves_a_request_that_hangs() -> None:
 def test_what_a_long_claim_brought_is_dropped_only_if_it_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.client.worker.STALE_AFTER", 0.0)
+    monkeypatch.setattr(client_worker, "STALE_AFTER", 0.0)
     worker = Worker(TaskClient(URL, transport=httpx.MockTransport(answered(202, 409))))
     renewed, lost, unanswered = (claimed(number) for number in (17, 18, 19))
-    monkeypatch.setattr("tasks.client.calls.MAX_TASKS", 2)
+    monkeypatch.setattr(client_calls, "MAX_TASKS", 2)
 
     fresh = worker._fresh([renewed, lost, unanswered])
 
@@ -100,7 +102,7 @@ def test_all_requests_of_one_renewal_share_its_time(monkeypatch: pytest.MonkeyPa
             200, json={"results": [one for _ in json.loads(request.content)["tasks"]]}
         )
 
-    monkeypatch.setattr("leasing.client.calls.clock", lambda: now)
+    monkeypatch.setattr(calls, "clock", lambda: now)
     store = TaskStore(TaskCalls(Transport(URL, transport=httpx.MockTransport(slowly))))
 
     answer = store.renew(

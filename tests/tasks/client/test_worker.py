@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections import Counter
@@ -13,12 +14,14 @@ import httpx
 import pytest
 from pytest_django import Settings
 
+from leasing.api import bounds
 from leasing.client import AccessDenied
 from leasing.client.messages import Request
 from leasing.models import ApiToken
 from leasing.runtime.clock import clock
 from tasks.api.waiting import claimers
-from tasks.client import Context, Handlers, TaskClient, Worker
+from tasks.client import Context, Handlers, TaskClient, Worker, completer
+from tasks.client import worker as client_worker
 from tasks.client.calls import claiming
 from tasks.exceptions import GiveUp, Snooze
 from tasks.models import Task, TaskAttempt
@@ -208,7 +211,7 @@ def test_an_attempt_that_the_worker_cannot_begin_is_failed(
     async def wait(ctx: Context, word: str) -> None:
         pass
 
-    monkeypatch.setattr("tasks.client.execution.threading.Timer.start", exhausted)
+    monkeypatch.setattr(threading.Timer, "start", exhausted)
     handlers.handler("jobs.echo", timeout=60)(wait if is_async else echo)
     enqueued(max_attempts=1)
 
@@ -457,7 +460,7 @@ def test_a_result_that_the_service_fails_to_store_holds_up_no_other(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tasks.client.completer.STRIKE_EVERY", 0.05)
+    monkeypatch.setattr(completer, "STRIKE_EVERY", 0.05)
 
     @handlers.handler("jobs.echo")
     def poison(ctx: Context, word: str) -> str:
@@ -478,7 +481,7 @@ def test_a_result_that_the_service_fails_to_store_holds_up_no_other(
 def test_results_wait_for_a_service_that_fails_whatever_it_is_sent(
     service: Service, worker: Worker, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.client.completer.STRIKE_EVERY", 0.05)
+    monkeypatch.setattr(completer, "STRIKE_EVERY", 0.05)
     faults = [answered(500)] * 25
 
     @handlers.handler("jobs.echo")
@@ -497,7 +500,7 @@ def test_results_wait_for_a_service_that_fails_whatever_it_is_sent(
 def test_a_worker_whose_token_holds_as_much_as_it_may_waits_for_room(
     service: Service, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasing.api.bounds.AGAIN", 1)
+    monkeypatch.setattr(bounds, "AGAIN", 1)
     scopes = ["leasing_tasks.change_task"]
     _, secret = ApiToken.objects.issue("bounded", scopes=scopes, max_held=1)
     handlers.handler("jobs.echo")(echo)
@@ -518,7 +521,7 @@ def test_a_worker_whose_token_holds_as_much_as_it_may_waits_for_room(
 def test_a_worker_that_fills_its_token_itself_goes_on_once_its_tasks_end(
     service: Service, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasing.api.bounds.AGAIN", 60)
+    monkeypatch.setattr(bounds, "AGAIN", 60)
     scopes = ["leasing_tasks.change_task", "leasing_tasks.view_task", "leasing_tasks.view_payload"]
     _, secret = ApiToken.objects.issue("bounded", scopes=scopes, max_held=4)
     denied = threading.Event()
@@ -606,7 +609,7 @@ def test_a_worker_that_is_stopped_just_before_it_claims_claims_nothing(
         worker.stop()
         return claiming(*args, **options)
 
-    monkeypatch.setattr("tasks.client.worker.claiming", stopped)
+    monkeypatch.setattr(client_worker, "claiming", stopped)
     thread = threading.Thread(target=worker.run)
     thread.start()
     thread.join(20)
@@ -746,8 +749,8 @@ def test_a_running_worker_outlives_whatever_is_answered(
     monkeypatch: pytest.MonkeyPatch,
     at: str,
 ) -> None:
-    monkeypatch.setattr("tasks.client.completer.STRIKE_EVERY", 0.05)
-    monkeypatch.setattr("leasing.runtime.outage.random.uniform", lambda low, high: 0.05)
+    monkeypatch.setattr(completer, "STRIKE_EVERY", 0.05)
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.05)
     runs: Counter[str] = Counter()
 
     @handlers.handler("jobs.echo")

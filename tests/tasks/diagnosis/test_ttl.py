@@ -13,6 +13,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from leasing.diagnosis import ttl
+from leasing.management import suggested_ttl
+from leasing.management.commands import leases
 from tasks.diagnosis.ttl import history_of_queue
 from tasks.models import Task, TaskAttempt
 from tests.factories import make_tasks
@@ -98,9 +100,8 @@ def test_what_has_ended_is_read_by_its_index() -> None:
 def test_the_command_suggests_a_ttl_for_a_queue(
     monkeypatch: pytest.MonkeyPatch, database_clock: DatabaseClock
 ) -> None:
-    # That module first: it is imported here at the latest, and keeps what it then finds.
-    for module in ("leasing.management.suggested_ttl", ttl.__name__):
-        monkeypatch.setattr(f"{module}.FEWEST", 2)
+    for module in (suggested_ttl, ttl):
+        monkeypatch.setattr(module, "FEWEST", 2)
     run(database_clock, 60, renewals=3)
     with pytest.raises(CommandError, match=r"queue default .* 1 attempt that .* of 1 attempt\."):
         ran("--queue", "default")
@@ -120,7 +121,7 @@ def test_the_command_suggests_a_ttl_for_a_queue(
 @pytest.mark.django_db
 def test_a_site_without_tasks_has_no_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ttl, "readers", {})
-    monkeypatch.setattr("leasing.management.commands.leases.readers", {})
+    monkeypatch.setattr(leases, "readers", {})
 
     with pytest.raises(CommandError, match='needs the app "tasks"'):
         ran("--queue", "default")

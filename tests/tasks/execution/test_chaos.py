@@ -47,7 +47,7 @@ def crashes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
         def run(self) -> None: ...
 
-    monkeypatch.setattr("tasks.execution.chaos.threading.Timer", Timer)
+    monkeypatch.setattr(threading, "Timer", Timer)
     return planned
 
 

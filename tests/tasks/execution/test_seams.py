@@ -14,12 +14,12 @@ from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
-from tasks import notifier, signals
+from tasks import notifier, querysets, signals
 from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.execution.context import Context
 from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Queue, Schedule, Task
-from tasks.querysets import TaskQuerySet
+from tasks.querysets import TaskQuerySet, operator
 from tasks.registry import handler
 from tasks.testing import inline
 from tasks.testing.context import FakeContext
@@ -122,7 +122,7 @@ def test_the_last_attempt_of_a_task_that_was_to_be_cancelled_ends_it_as_cancelle
 
 
 def test_many_are_cancelled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
+    monkeypatch.setattr(operator, "BULK_BATCH", 2)
     make_tasks(3)
     make_tasks(2, state="running")
     done = make_task(state="succeeded")
@@ -134,7 +134,7 @@ def test_many_are_cancelled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_are_rescheduled_in_parts_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards they meet the condition as before: only their keys tell which were done."""
-    monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
+    monkeypatch.setattr(operator, "BULK_BATCH", 2)
     tasks = make_tasks(5)
     told: list[int] = []
 
@@ -261,7 +261,7 @@ def test_a_stop_lets_a_result_be_stored_that_is_on_its_way(
         go_on.wait(0.3)
         return complete(rows, *args, **kwargs)
 
-    monkeypatch.setattr("tasks.querysets.TaskQuerySet.complete_claimed", slow)
+    monkeypatch.setattr(querysets.TaskQuerySet, "complete_claimed", slow)
     handlers["quick"] = lambda ctx: "well"
     task = Task.objects.enqueue("quick")
 

@@ -13,6 +13,7 @@ from tasks.fleet import child
 from tasks.fleet.channel import STOP, STOP_NOW, ReportReader, send_report
 from tasks.fleet.child import StopRequests
 from tasks.fleet.child_start import ChildContext
+from tasks.runtime import marks
 from tasks.runtime.marks import Marks
 from tests.processes import wait_for
 
@@ -95,7 +96,7 @@ class Worker:
 def test_a_child_reports_obeys_and_stops_when_its_parent_is_gone(
     channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.runtime.marks.current", None)
+    monkeypatch.setattr(marks, "current", None)
     ours, theirs = channel
     heard: list[Mapping[str, Any]] = []
     reader, worker = ReportReader(ours, heard.append), Worker()
@@ -112,7 +113,7 @@ def test_a_child_that_ends_soon_after_it_served_reports_that_it_did(
     channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To end before would be a failed start."""
-    monkeypatch.setattr("tasks.runtime.marks.current", None)
+    monkeypatch.setattr(marks, "current", None)
     monkeypatch.setattr(child, "READY_EVERY", 60.0)
     ours, theirs = channel
     heard: list[Mapping[str, Any]] = []

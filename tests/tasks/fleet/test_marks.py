@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from tasks.execution import runner
+from tasks.execution import outcome_store, runner
 from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.execution.outcome_store import store_outcomes
@@ -177,9 +177,9 @@ def test_what_could_not_be_stored_stays_marked_for_as_long_as_its_lease(
 
     task = make_task(name="jobs.echo", state="running")
     handlers["jobs.echo"] = lambda ctx, **data: None
-    monkeypatch.setattr("tasks.execution.outcome_store._store", fail)
-    monkeypatch.setattr("tasks.execution.outcome_store.connections", {"default": known})
-    monkeypatch.setattr("tasks.execution.outcome_store._answers", lambda using: False)
+    monkeypatch.setattr(outcome_store, "_store", fail)
+    monkeypatch.setattr(outcome_store, "connections", {"default": known})
+    monkeypatch.setattr(outcome_store, "_answers", lambda using: False)
     monkeypatch.setattr(known, "close", lambda: None)
     execution = execution_of(task)
 

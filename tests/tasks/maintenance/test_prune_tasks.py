@@ -19,7 +19,7 @@ from leasing.functions import DbNow, after
 from leasing.models import OnceKey
 from leasing.runtime import services
 from tasks.checks import settings as checks
-from tasks.maintenance import housekeeping
+from tasks.maintenance import housekeeping, recovery
 from tasks.models import OutboxMessage, Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
 from tasks.querysets import operator
 from tests.factories import claimed, make_task, make_tasks
@@ -331,7 +331,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Callable[[int
     monkeypatch.setattr(services, "close_old_connections", lambda: None)
     settings.TASK_QUEUE = {"EXAMINE_EVERY": 60}
     examine = Mock()
-    monkeypatch.setattr("tasks.maintenance.recovery.examine", examine)
+    monkeypatch.setattr(recovery, "examine", examine)
 
     def run(count: int) -> int:
         before = examine.call_count
@@ -477,7 +477,7 @@ def test_what_has_not_ended_cannot_be_discarded(state: str, reported: Any) -> No
 def test_what_the_database_keeps_from_being_discarded_keeps_no_other(
     monkeypatch: pytest.MonkeyPatch, reported: Any
 ) -> None:
-    monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
+    monkeypatch.setattr(operator, "BULK_BATCH", 2)
     one, another, third, *gone = (make_task(state="failed").pk for _ in range(5))
     kept = {one, another, third}
     delete, tried = operator._delete, list[int]()
@@ -500,7 +500,7 @@ def test_what_the_database_keeps_from_being_discarded_keeps_no_other(
 def test_verbs_over_many_tasks_are_many_transactions(
     monkeypatch: pytest.MonkeyPatch, reported: Any
 ) -> None:
-    monkeypatch.setattr("tasks.querysets.operator.BULK_BATCH", 2)
+    monkeypatch.setattr(operator, "BULK_BATCH", 2)
     tasks = make_tasks(5, state="failed")
     make_task(state="succeeded")
     reported.clear()

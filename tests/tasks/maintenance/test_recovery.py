@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -50,7 +51,7 @@ def test_one_sweep_can_be_asked_for(stuck: int) -> None:
 def test_the_next_sweep_is_when_the_next_deadline_is_over_or_before_long(
     monkeypatch: pytest.MonkeyPatch, settings: Settings, database_clock: DatabaseClock
 ) -> None:
-    monkeypatch.setattr("tasks.maintenance.recovery.random.uniform", lambda low, high: high)
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
     settings.TASK_QUEUE = {"SWEEP_EVERY": 3}
     assert recovery._sweep() == (0, 3)
 

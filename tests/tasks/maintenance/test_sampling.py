@@ -18,7 +18,7 @@ from leasing.models import Lease
 from tasks.checks.settings import check_settings
 from tasks.dashboard.charts import series
 from tasks.exceptions import GiveUp
-from tasks.maintenance import sampling
+from tasks.maintenance import counting, sampling
 from tasks.maintenance.counting import (
     RESOURCE,
     Activity,
@@ -195,7 +195,7 @@ def test_what_failed_meanwhile_or_was_taken_back_tells_no_wait(clock: Clock) -> 
 def test_of_many_claims_some_tell_the_wait_evenly(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.maintenance.counting.WAITS", 2)
+    monkeypatch.setattr(counting, "WAITS", 2)
     made: list[Any] = make_tasks(4)
     for task in made:
         run(task)
@@ -215,7 +215,7 @@ def test_a_percentile_is_one_of_the_lengths(lengths: Any, share: float, found: f
 def test_depths_tell_what_is_due_from_what_is_not_and_look_at_so_many(
     monkeypatch: pytest.MonkeyPatch, queues: None
 ) -> None:
-    monkeypatch.setattr("tasks.maintenance.counting.COUNT_CAP", 3)
+    monkeypatch.setattr(counting, "COUNT_CAP", 3)
     make_tasks(2)
     make_tasks(9, state="scheduled")
     make_task(kind=Kind.COROUTINE.number)

@@ -17,7 +17,7 @@ from leasing.runtime.exit_codes import ExitCode
 from tasks.diagnosis import diagnose
 from tasks.exceptions import UnknownQueue
 from tasks.models import Task
-from tasks.querysets import TaskQuerySet
+from tasks.querysets import TaskQuerySet, operator
 from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import Reported, grant_to, row_of
@@ -344,7 +344,7 @@ def test_what_does_not_wait_is_not_moved(state: str, reported: Reported) -> None
 
 
 def test_a_task_that_is_claimed_meanwhile_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.querysets.operator.lock", lambda rows: rows)
+    monkeypatch.setattr(operator, "lock", lambda rows: rows)
     task = make_task()
 
     with just_before_the_update(lambda: grant_to(task, "bob")):

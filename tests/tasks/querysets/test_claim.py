@@ -439,7 +439,7 @@ def test_a_row_that_has_come_by_the_same_grant_is_not_answered(
 ) -> None:
     other = make_task(state="running")
     mine = make_task()
-    monkeypatch.setattr("uuid.uuid4", lambda: other.grant_id)
+    monkeypatch.setattr(uuid, "uuid4", lambda: other.grant_id)
 
     assert [task.pk for task in Task.objects.claim("ann")] == [mine.pk]
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from leasing.db import dialects
+from leasing.db import dialects, postgres
 from leasing.exceptions import LeaseLost
+from leasing.querysets import holder, states
 from tasks import querysets, signals
 from tasks.exceptions import GiveUp
 from tasks.models import Task
+from tasks.querysets import ends
 from tasks.querysets.claimed import ClaimedTask
 from tests.factories import make_task
 from tests.leasing.support import expire, just_before_the_update
@@ -219,10 +221,10 @@ def test_every_verb_locks_its_row_before_it_judges(
         locked.append(sorted(rows.values_list("pk", flat=True)))
         return lock(rows, skip_locked=skip_locked)
 
-    monkeypatch.setattr("leasing.querysets.states.lock", noting)
-    monkeypatch.setattr("leasing.querysets.holder.lock", noting)
-    monkeypatch.setattr("tasks.querysets.ends.lock", noting)
-    monkeypatch.setattr("leasing.db.postgres.serves", lambda using: False)
+    monkeypatch.setattr(states, "lock", noting)
+    monkeypatch.setattr(holder, "lock", noting)
+    monkeypatch.setattr(ends, "lock", noting)
+    monkeypatch.setattr(postgres, "serves", lambda using: False)
 
     with just_before_the_update(lambda: locked.append(["update"])):
         VERBS[name](task)

@@ -21,7 +21,7 @@ from leasing.models import LeaseState
 from tasks import handler
 from tasks.exceptions import GiveUp, InvalidArguments, NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task, TaskStatus
-from tasks.querysets import TaskQuerySet, duplicates
+from tasks.querysets import TaskQuerySet, bulk, duplicates, producer
 from tasks.querysets.sql import insert
 from tasks.sample import SLEEP, sleep
 from tests.factories import make_task
@@ -671,8 +671,8 @@ def test_many_can_come_from_a_generator() -> None:
 
 @pytest.mark.django_db
 def test_many_are_stored_all_or_none(monkeypatch: pytest.MonkeyPatch, reported: Reported) -> None:
-    monkeypatch.setattr("tasks.querysets.producer.INSERT_BATCH", 2)
-    monkeypatch.setattr("tasks.querysets.bulk.BATCH_ROWS", 2)
+    monkeypatch.setattr(producer, "INSERT_BATCH", 2)
+    monkeypatch.setattr(bulk, "BATCH_ROWS", 2)
     inserts = []
 
     def fail_the_second(execute: Any, sql: str, *rest: Any) -> Any:

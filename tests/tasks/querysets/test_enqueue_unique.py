@@ -157,7 +157,7 @@ def test_of_two_that_take_over_at_once_one_does(
         waits.set()
         pause_shortly()
 
-    monkeypatch.setattr("tasks.querysets.duplicates.pause_shortly", pause)
+    monkeypatch.setattr(duplicates, "pause_shortly", pause)
 
     with transaction.atomic():
         mine = again()

@@ -9,6 +9,7 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from tasks.models import Task, TaskStatus
+from tasks.querysets import ends
 from tests.factories import claimed
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
@@ -41,7 +42,7 @@ def notified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def notify(using: str, tasks: list[Task]) -> None:
         found.extend(task.pk for task in tasks)
 
-    monkeypatch.setattr("tasks.querysets.ends.notify", notify)
+    monkeypatch.setattr(ends, "notify", notify)
     return found
 
 

@@ -16,7 +16,7 @@ from tasks import handler
 from tasks.exceptions import NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task
 from tasks.payload import is_same_json
-from tasks.querysets import duplicates
+from tasks.querysets import bulk, duplicates, producer
 from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
@@ -331,8 +331,8 @@ def test_many_differ_in_their_data_and_what_follows_from_it(
     @handler("bill", queue="mail", concurrency_key="{account}")
     def bill(ctx: Any, **data: Any) -> None: ...
 
-    monkeypatch.setattr("tasks.querysets.producer.INSERT_BATCH", 2)
-    monkeypatch.setattr("tasks.querysets.bulk.BATCH_ROWS", 2)
+    monkeypatch.setattr(producer, "INSERT_BATCH", 2)
+    monkeypatch.setattr(bulk, "BATCH_ROWS", 2)
     odd = "' \" \\ \n , {} NULL \u2028 🙂"
     data = [{"account": n, "odd": odd} for n in ("a", "", "b", "a", "c")]
 

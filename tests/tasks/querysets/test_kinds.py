@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -145,7 +146,7 @@ def test_a_claim_keeps_the_order_of_all_kinds_together(
 def test_a_claim_takes_one_queue_after_the_other_whatever_their_kinds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("random.shuffle", lambda names: None)
+    monkeypatch.setattr(random, "shuffle", lambda names: None)
     mails = in_order(COROUTINE, THREAD, queue="mail")
     reports = in_order(THREAD, PROCESS, queue="reports", priority=9)
 

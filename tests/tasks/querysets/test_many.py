@@ -100,7 +100,7 @@ def test_rows_are_locked_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPa
         orders.append(rows.query.order_by)
         return dialects.lock(rows)
 
-    monkeypatch.setattr("tasks.querysets.ends.lock", noting)
+    monkeypatch.setattr(ends, "lock", noting)
     tasks = running(6)
 
     Task.objects.complete_many([(task, None) for task in reversed(tasks[:2])])

@@ -12,8 +12,9 @@ from pytest_django import Settings
 from leasing.exceptions import LeaseLost
 from leasing.keeper import Keeper
 from tasks.diagnosis import diagnose
-from tasks.maintenance import recovery
+from tasks.maintenance import invariants, recovery
 from tasks.models import AttemptOutcome, Task, TaskStatus, Worker
+from tasks.querysets import recovery as querysets_recovery
 from tests.factories import claimed, make_task, make_tasks, make_worker
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, just_before_the_update
@@ -213,7 +214,7 @@ def test_it_takes_no_more_than_asked(task: Task, database_clock: DatabaseClock) 
 def test_a_sweep_takes_stuck_and_stalled_tasks(
     task: Task, database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.maintenance.invariants.SWEEP_BATCH", 1)
+    monkeypatch.setattr(invariants, "SWEEP_BATCH", 1)
     make_tasks(2, state="stuck")
     database_clock.advance(61)
 
@@ -228,7 +229,7 @@ def test_a_claim_that_sweeps_takes_them_too(
 ) -> None:
     settings.TASK_QUEUE = {"BACKOFF": {"base": 0, "cap": 0}}
     database_clock.advance(61)
-    monkeypatch.setattr("tasks.querysets.recovery.swept_at", {})
+    monkeypatch.setattr(querysets_recovery, "swept_at", {})
 
     (again,) = Task.objects.claim("bob")
 

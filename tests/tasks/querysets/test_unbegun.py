@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from leasing.exceptions import LeaseLost
 from tasks import signals
 from tasks.models import Task, TaskStatus
+from tasks.querysets import ends, unbegun
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tests.factories import make_task, make_tasks
@@ -54,8 +55,8 @@ def notified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def notify(using: str, tasks: Any) -> None:
         found.extend(task.pk for task in tasks)
 
-    monkeypatch.setattr("tasks.querysets.ends.notify", notify)
-    monkeypatch.setattr("tasks.querysets.unbegun.notify", notify)
+    monkeypatch.setattr(ends, "notify", notify)
+    monkeypatch.setattr(unbegun, "notify", notify)
     return found
 
 

@@ -32,6 +32,7 @@ from tasks.maintenance import recovery, sampling, scheduler
 from tasks.models import OutboxMessage, Schedule, Task, Worker
 from tasks.outbox import publish
 from tasks.poller import Poller
+from tasks.runtime import connection as runtime_connection
 from tasks.runtime.connection import _limit_handlers, handlers_limited, lasting_connection
 from tests.brokers import free_ports
 from tests.factories import make_task, make_tasks
@@ -61,7 +62,7 @@ def network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Proxy]:
     """Between the database and connections that are still to be made. Its end ends what waits."""
-    monkeypatch.setattr("leasing.db.answers.LONGEST_LOOK", 0.01)
+    monkeypatch.setattr(connection_answers, "LONGEST_LOOK", 0.01)
     folder = socket_folder(request.config.stash[DATABASE].url)
     if not folder:
         pytest.skip("the server that was given has no socket here")
@@ -174,7 +175,7 @@ def test_no_statement_waits_for_good_whose_answer_never_comes(
 def test_a_thread_that_is_to_stop_has_a_last_call(
     network: Proxy, thread: ThreadPoolExecutor, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.runtime.connection.LAST_CALL", 0.05)
+    monkeypatch.setattr(runtime_connection, "LAST_CALL", 0.05)
     settings.TASK_QUEUE = LONG
     stopping, sent = threading.Event(), threading.Event()
 
@@ -363,8 +364,8 @@ def test_nobody_looks_after_connections_that_are_closed(thread: ThreadPoolExecut
 @pytest.fixture
 def asks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is asked about a connection that is silent for a moment."""
-    monkeypatch.setattr("leasing.db.answers.ASK_AFTER", 0.05)
-    monkeypatch.setattr("leasing.db.answers.ASK_EVERY", 0.01)
+    monkeypatch.setattr(connection_answers, "ASK_AFTER", 0.05)
+    monkeypatch.setattr(connection_answers, "ASK_EVERY", 0.01)
 
 
 @pytest.mark.usefixtures("asks_soon")
@@ -450,7 +451,7 @@ def pooled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[TcpProxy]:
     """Between PgBouncer, in transaction mode, and connections that are still to be made."""
-    monkeypatch.setattr("leasing.db.answers.LONGEST_LOOK", 0.01)
+    monkeypatch.setattr(connection_answers, "LONGEST_LOOK", 0.01)
     program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
     folder = socket_folder(request.config.stash[DATABASE].url)
     if program is None or not folder:

@@ -40,6 +40,7 @@ from tasks.testing import (
     assert_not_enqueued,
     drain,
     enqueued,
+    helpers,
     inline,
     manual,
     run,
@@ -362,7 +363,7 @@ def test_a_drain_runs_what_became_due_just_before_it_would_be_brought_forward(
         Task.objects.update(scheduled_at=DbNow())
         return False
 
-    monkeypatch.setattr("tasks.testing.helpers.bring_forward", too_late)
+    monkeypatch.setattr(helpers, "bring_forward", too_late)
     assert [task.status for task in drain(skip_delays=True)] == [TaskStatus.SUCCEEDED]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
+from tasks import poller as tasks_poller
 from tasks import registry
 from tasks.models import Task, TaskStatus
 from tasks.notifier import SECOND_POLL_AFTER
@@ -60,7 +61,7 @@ def test_a_task_that_becomes_due_while_another_kind_has_no_room_runs_when_it_is_
     settings.TASK_QUEUE = {"POLL_EVERY": 60}
     gate = threading.Event()
     handlers["jobs.gate"] = lambda ctx: gate.wait(3 * PATIENCE) and None
-    monkeypatch.setattr("tasks.poller.can_listen", lambda using: False)
+    monkeypatch.setattr(tasks_poller, "can_listen", lambda using: False)
     make_tasks(3, name="jobs.gate", data={})
     later = make_task(name="jobs.fetch", data={}, delay=0.3)
     # It has no slot either, and is nothing to wake up for.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ def outage() -> Iterator[None]:
 def test_an_outage_makes_one_line_however_often_each_service_fails_and_one_when_it_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasing.runtime.outage.random.uniform", lambda low, high: low)
+    monkeypatch.setattr(random, "uniform", lambda low, high: low)
     services = ("worker.claim_failed", "recovery.failed", "notifications.failed")
 
     def events(*levels: int) -> Counter[str]:
@@ -69,7 +70,7 @@ def test_an_outage_makes_one_line_however_often_each_service_fails_and_one_when_
 def test_a_look_without_a_statement_does_not_count_as_the_end_of_an_outage(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("leasing.runtime.outage.random.uniform", lambda low, high: low)
+    monkeypatch.setattr(random, "uniform", lambda low, high: low)
 
     def count(event: str) -> int:
         return [getattr(each, "event", "") for each in caplog.records].count(event)

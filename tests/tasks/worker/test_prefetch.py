@@ -18,7 +18,7 @@ from pytest_django import Settings
 
 from leasing.keeper import keeper
 from leasing.runtime.clock import clock
-from tasks.execution import outcome_store
+from tasks.execution import attempt, outcome_store
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
@@ -533,7 +533,7 @@ def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: 
 def test_the_time_for_progress_counts_from_where_a_task_begins(
     turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.execution.attempt.SILENCE", 0.0)
+    monkeypatch.setattr(attempt, "SILENCE", 0.0)
     _, second = make_tasks(2, name="jobs.turn", data={})
     Task.objects.update(progress_timeout=timedelta(seconds=60))
 

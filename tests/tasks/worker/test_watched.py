@@ -16,7 +16,10 @@ from django.db import connection
 from django.utils import timezone
 from pytest_django import Settings
 
+from leasing.db import answers
 from leasing.keeper import Keeper, keeper
+from leasing.runtime import services
+from leasing.runtime import threads as runtime_threads
 from leasing.runtime.callbacks import MAX_THREADS
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
@@ -155,7 +158,7 @@ def test_a_thread_of_a_worker_that_ends_is_started_again(
 def test_schedules_that_take_long_to_look_at_get_a_thread_and_recovery_waits_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("leasing.runtime.services.LONGEST_TICK", 0.0)
+    monkeypatch.setattr(services, "LONGEST_TICK", 0.0)
     looked_on: set[str] = set()
 
     def look() -> tuple[int, float]:
@@ -222,7 +225,7 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.TASK_QUEUE |= {"ANSWER_TIMEOUT": 0.1, "HANDLER_ANSWER_TIMEOUT": None}
-    monkeypatch.setattr("leasing.db.answers.LONGEST_LOOK", 0.01)
+    monkeypatch.setattr(answers, "LONGEST_LOOK", 0.01)
     given_up: list[Any] = [["a task"]]
     monkeypatch.setattr(ExecutorPool, "tend", lambda executors: given_up.pop() if given_up else [])
     asked = threading.Event()
@@ -443,7 +446,7 @@ def test_a_lasting_thread_that_two_tend_at_a_time_runs_once(
             both.wait(0.05)
         return start_thread(name, work)
 
-    monkeypatch.setattr("leasing.runtime.threads.start_thread", start)
+    monkeypatch.setattr(runtime_threads, "start_thread", start)
     thread = LastingThread("work", lambda: over.wait(PATIENCE))
     tending = [threading.Thread(target=thread.tend) for _ in range(2)]
     for each in tending:
