@@ -34,7 +34,8 @@ MORE = {
     "ANSWER_TIMEOUT": "workers.md#connections",
     "GENERATOR_STORE": "sample-service.md#the-generator",
     "CELERY_APP": "celery.md",
-    "OUTBOX_EXCHANGE": "celery.md#messages-of-your-own",
+    "OUTBOX_EXCHANGE": "outbox.md#over-celery",
+    "OUTBOX_PUBLISHER": "outbox.md",
 }
 
 

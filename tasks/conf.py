@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from typing import Any, cast
+
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from leasing.conf import AppSettings
 
@@ -59,10 +64,32 @@ class TaskQueueSettings(AppSettings):
     #: Seconds that a published task may stay unclaimed until it is published again, if the broker
     #: seems to have lost it.
     CELERY_PATIENCE: float = 60.0
-    #: The exchange to which the relay publishes the messages of ``tasks.outbox``.
+    #: The path of the callable that hands one message of ``tasks.outbox`` to its receiver, and
+    #: returns once that has it; None: Celery's broker does.
+    OUTBOX_PUBLISHER: str | None = None
+    #: The exchange to which messages of ``tasks.outbox`` are published over Celery's broker.
     OUTBOX_EXCHANGE: str = "outbox"
     #: The time for which published messages are kept, by default a week; None: no limit.
     OUTBOX_RETENTION: Age = 7 * 86_400.0
 
 
 task_settings = TaskQueueSettings("TASK_QUEUE")
+
+
+def outbox_publisher() -> Callable[[Any], object] | None:
+    """Return the callable that OUTBOX_PUBLISHER names; None if it names none. Raises
+    ImproperlyConfigured."""
+    path = task_settings.OUTBOX_PUBLISHER
+    if path is None:
+        return None
+    try:
+        publisher = import_string(path)
+    except Exception as error:  # whatever its module raises
+        text = f"TASK_QUEUE['OUTBOX_PUBLISHER'] cannot be loaded: {error}"
+        raise ImproperlyConfigured(text) from error
+    if not callable(publisher) or iscoroutinefunction(publisher):
+        raise ImproperlyConfigured(
+            f"TASK_QUEUE['OUTBOX_PUBLISHER'] must be a plain function of one message: {path} is "
+            f"{'a coroutine function' if callable(publisher) else 'not callable'}."
+        )
+    return cast("Callable[[Any], object]", publisher)

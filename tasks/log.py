@@ -247,7 +247,6 @@ class Log:
     generator_failed = _generator(WARNING, "Generator failed; will retry: %(error)s")
 
     # The outbox and brokers
-    relay_leads = _relay(INFO, "%(holder)s publishes messages")
     relay_lost = _relay(WARNING, "Relay stopped publishing: %(reason)s")
     relay_failed = _relay(
         WARNING, "Publishing failed; will retry in %(pause_seconds).1f s: %(error)s"

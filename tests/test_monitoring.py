@@ -429,7 +429,7 @@ CASES: dict[str, list[Case]] = {
             {
                 'tasks_relay_last_success_timestamp_seconds{instance="a"}': "0 60+0x200",
                 'tasks_relay_last_success_timestamp_seconds{instance="b"}': flat(0),
-                "tasks_relays": flat(1),
+                "tasks_relays": flat(2),
             },
             "6m",
             {},
@@ -438,7 +438,7 @@ CASES: dict[str, list[Case]] = {
             {
                 'tasks_relay_last_success_timestamp_seconds{instance="a"}': flat(0),
                 'tasks_relay_last_success_timestamp_seconds{instance="b"}': "0+60x200",
-                "tasks_relays": flat(1),
+                "tasks_relays": flat(2),
             },
             "9m",
         ),

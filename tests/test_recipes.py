@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+from types import ModuleType
 from typing import Any
 
 import pytest
 from django.core.files.storage import InMemoryStorage
+from django.test import RequestFactory
+from django.urls import path
 from pytest_django import Settings
+from pytest_django.live_server_helper import LiveServer
 
 from leasing import once
 from leasing.testing import hold_elsewhere, manual_keeper
 from leasing.testing.keeper import ManualKeeper
-from tasks.models import Task
+from tasks.models import OutboxMessage, Task
+from tasks.outbox import publish
+from tasks.outbox.relay import Relay
 from tasks.testing import drain, run
 from tests.plugin import ROOT
 
@@ -218,3 +224,39 @@ def test_a_large_file_is_passed_by_its_key_and_removed_at_the_end(settings: Sett
     assert storage.exists(task.data["upload"])
     assert run(task).result == {"bytes": 1000}
     assert not storage.exists(task.data["upload"])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_webhook_is_signed_and_acted_on_once_however_often_it_arrives(
+    live_server: LiveServer, settings: Settings
+) -> None:
+    webhook = recipe("A webhook")
+    webhook.receive.__module__ = "shop.webhooks"
+    urls = ModuleType("urls_of_a_webhook")
+    urls.urlpatterns = [path("hook", webhook.receive)]  # type: ignore[attr-defined]
+    settings.ROOT_URLCONF = urls
+    settings.WEBHOOK_URL, settings.WEBHOOK_SECRET = f"{live_server.url}/hook", "secret"
+    relay = Relay(webhook.send)
+    for order in (1, 2):
+        publish("orders.paid", {"order": order}, key="orders")
+
+    for _ in range(2):
+        while relay.look() == 0:
+            pass
+        assert not OutboxMessage.objects.pending().exists()
+        OutboxMessage.objects.update(published_at=None)  # as if a relay had died before it noted it
+    assert webhook.shipped == [1, 2]
+
+    settings.WEBHOOK_SECRET = "another"
+    forged = webhook.signature(b"{}")
+    settings.WEBHOOK_SECRET = "secret"
+    request = RequestFactory().post("/hook", b"{}", "application/json", HTTP_X_SIGNATURE=forged)
+    assert webhook.receive(request).status_code == 401
+    settings.WEBHOOK_URL = f"{live_server.url}/elsewhere"
+    while relay.look() == 0:
+        pass
+    failed = OutboxMessage.objects.get(failures=1)
+    assert (failed.payload, failed.last_error) == (
+        {"order": 1},
+        "HTTPError: HTTP Error 404: Not Found",
+    )

@@ -18,7 +18,7 @@ from leasing.models import Lease
 from tasks.admin.attempts import VIEW_PAYLOAD
 from tasks.dashboard.badges import badge_of_message
 from tasks.models import OutboxMessage
-from tasks.outbox import RELAY
+from tasks.outbox import bucket_lease
 
 
 class MessageStateFilter(StateFilter):
@@ -86,7 +86,8 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
     )
 
     def links(self, request: HttpRequest, message: Any) -> list[SafeString | str]:
-        return [related(request, "Lease of the relay", Lease, {"q": RELAY})]
+        lease = bucket_lease(message.bucket)
+        return [related(request, "Lease of its bucket", Lease, {"q": lease})]
 
     called = short_column("topic")
     of_key = column("key", lambda message: short(message.key) or "–")

@@ -46,7 +46,8 @@ class CeleryBroker:
         path = task_settings.CELERY_APP
         if path is None:
             raise ImproperlyConfigured(
-                'TASK_QUEUE["CELERY_APP"] must be the path of the Celery application.'
+                "TASK_QUEUE['CELERY_APP'] must be the path of the Celery application, or "
+                "TASK_QUEUE['OUTBOX_PUBLISHER'] that of a publisher of messages."
             )
         try:
             return cls(import_string(path))

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.exceptions import ImproperlyConfigured
 
 from leasing.checks.settings import misnamed_settings, unknown_settings
 from leasing.conf import is_number, leasing_settings
@@ -16,7 +17,7 @@ from leasing.stores import InvalidStore, stores
 from leasing.stores.rows import RowStore
 from leasing.validation.names import check_name
 from tasks import registry
-from tasks.conf import task_settings
+from tasks.conf import outbox_publisher, task_settings
 from tasks.querysets import TaskStatus
 from tasks.scheduling import declarations
 
@@ -210,6 +211,11 @@ def _check_celery() -> Iterator[CheckMessage]:
     if not is_number(patience) or patience <= 0:
         text = "TASK_QUEUE['CELERY_PATIENCE'] must be more than 0 seconds."
         yield Error(text, id="leasing_tasks.E019")
+    try:
+        outbox_publisher()
+    except ImproperlyConfigured as error:
+        hint = "Set it to the path of a function of one message, such as 'shop.webhooks.send'."
+        yield Error(str(error), hint=hint, id="leasing_tasks.E033")
     if not _is_age(task_settings.OUTBOX_RETENTION):
         text = "must be a number of seconds, a timedelta or None."
         yield Error(f"TASK_QUEUE['OUTBOX_RETENTION'] {text}", id="leasing_tasks.E026")

@@ -60,7 +60,7 @@ class Surroundings:
 
     @property
     def relays(self) -> list[Worker]:
-        """Return the live relays, including standbys."""
+        """Return the live relays."""
         return [
             w for w in self.workers.values() if w.role == WorkerRole.RELAY and self.is_live(w.name)
         ]

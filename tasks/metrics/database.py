@@ -13,7 +13,6 @@ from django.db.models.functions import Coalesce
 from leasing.functions import DbNow, database_now
 from leasing.metrics.database import Figure
 from leasing.metrics.family import Family
-from leasing.models import Lease
 from tasks.conf import task_settings
 from tasks.models import (
     OutboxMessage,
@@ -25,7 +24,6 @@ from tasks.models import (
     WorkerRole,
     WorkerState,
 )
-from tasks.outbox import RELAY
 
 QUEUE = "queue"
 
@@ -133,22 +131,21 @@ def _schedules() -> list[Family]:
 
 
 def _outbox() -> list[Family]:
-    relays = Family("tasks_relays", "1: a relay publishes; 0: none does.")
+    relays = Family("tasks_relays", "Live relays.")
     messages = Family("tasks_outbox_pending", "Messages of the outbox to be published.")
-    failing = Family("tasks_outbox_failing", "Of these, messages that the broker has rejected.")
+    failing = Family("tasks_outbox_failing", "Of these, messages that failed ten times or more.")
     oldest = Family(
         "tasks_outbox_oldest_age_seconds",
         "How long the oldest message has waited to be published; 0: none waits.",
     )
     rows = OutboxMessage.objects.home().pending().order_by()
     counted = rows.aggregate(
-        count=Count("pk"), failing=Count("pk", filter=Q(failures__gt=0)), since=Min("created_at")
+        count=Count("pk"), failing=Count("pk", filter=Q(failures__gte=10)), since=Min("created_at")
     )
     since = counted["since"]
     messages.add(counted["count"])
     failing.add(counted["failing"])
     oldest.add(max(0.0, (database_now(rows.db) - since).total_seconds()) if since else 0.0)
     if task_settings.CELERY_QUEUES or counted["count"]:
-        leases = Lease.objects.home()
-        relays.add(leases.filter(resource=RELAY).active().exists())
+        relays.add(Worker.objects.home().present().filter(role=WorkerRole.RELAY).count())
     return [relays, messages, failing, oldest]

@@ -130,6 +130,7 @@ class Migration(migrations.Migration):
                 ('uid', models.UUIDField(default=uuid.uuid4, editable=False, unique=True)),
                 ('topic', models.CharField(max_length=200)),
                 ('key', models.CharField(blank=True, default='', max_length=200)),
+                ('bucket', models.SmallIntegerField(editable=False)),
                 ('payload', models.JSONField(blank=True, null=True)),
                 ('created_at', models.DateTimeField(db_default=leasing.functions.DbNow())),
                 ('published_at', models.DateTimeField(default=None, null=True)),
@@ -140,7 +141,7 @@ class Migration(migrations.Migration):
             options={
                 'base_manager_name': 'objects',
                 'permissions': [('retry_outboxmessage', 'Can retry a refused message'), ('discard_outboxmessage', 'Can discard an unpublished message')],
-                'indexes': [models.Index(condition=models.Q(('published_at', None)), fields=['id'], name='leasing_tasks_outbox_pending'), models.Index(condition=models.Q(('published_at__isnull', False)), fields=['published_at', 'id'], name='leasing_tasks_outbox_published')],
+                'indexes': [models.Index(condition=models.Q(('published_at', None)), fields=['bucket', 'id'], name='leasing_tasks_outbox_pending'), models.Index(condition=models.Q(('due_at__isnull', False)), fields=['key'], name='leasing_tasks_outbox_waiting'), models.Index(condition=models.Q(('published_at__isnull', False)), fields=['published_at', 'id'], name='leasing_tasks_outbox_published')],
             },
         ),
         migrations.CreateModel(

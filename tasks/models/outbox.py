@@ -21,12 +21,13 @@ class OutboxMessage(models.Model):
     topic = models.CharField(max_length=200)
     #: Messages of one key are published in the order of their ids; empty: in any.
     key = models.CharField(max_length=200, blank=True, default="")
+    #: All messages of a key are in one of BUCKETS; that of a message without a key is random.
+    bucket = models.SmallIntegerField(editable=False)
     payload = models.JSONField(null=True, blank=True)
     created_at = models.DateTimeField(db_default=DbNow())
-    #: The moment at which a relay recorded that the broker has it.
+    #: The moment at which a relay recorded that the receiver has it.
     published_at = models.DateTimeField(null=True, default=None)
-    #: The number of failed sends while the broker was there; the error; and the moment of the next
-    #: try.
+    #: The number of failed sends; the error; and the moment of the next try.
     failures = models.IntegerField(default=0)
     last_error = models.TextField(blank=True, default="")
     due_at = models.DateTimeField(null=True, default=None)
@@ -41,7 +42,14 @@ class OutboxMessage(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(
-                fields=["id"], name="leasing_tasks_outbox_pending", condition=Q(published_at=None)
+                fields=["bucket", "id"],
+                name="leasing_tasks_outbox_pending",
+                condition=Q(published_at=None),
+            ),
+            models.Index(
+                fields=["key"],
+                name="leasing_tasks_outbox_waiting",
+                condition=Q(due_at__isnull=False),
             ),
             models.Index(
                 fields=["published_at", "id"],

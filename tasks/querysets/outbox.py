@@ -9,9 +9,11 @@ prune            published long enough ago
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
+from zlib import crc32
 
 from django.db import transaction
 from django.db.models import F, Q
@@ -21,14 +23,19 @@ from leasing.db.dialects import lock
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow, after
 from leasing.validation.names import check_name
+from tasks.exceptions import NotSerializable
 from tasks.notifier import notify_queues
-from tasks.payload import check_json
+from tasks.payload import dumped_json
 
 if TYPE_CHECKING:
     from tasks.models import OutboxMessage
 
 #: The name by which the relay is woken: no queue has it.
 OUTBOX = " outbox"
+#: The number of buckets. A constant: those of stored messages follow from it.
+BUCKETS = 64
+#: The greatest length of a payload's JSON text: a relay reads a hundred messages at a time.
+MAX_PAYLOAD = 1_000_000
 #: Seconds before a message that could not be sent is tried again, doubled each time.
 FIRST_PAUSE, MAX_RETRY_PAUSE = 1.0, 3600.0
 #: Characters of an error that are kept.
@@ -43,9 +50,14 @@ class OutboxQuerySet(RoutedQuerySet["OutboxMessage"]):
         check_name(topic, "topic")
         if key:
             check_name(key, "key")
-        check_json(payload, "payload")
+        if (size := len(dumped_json(payload, "payload"))) > MAX_PAYLOAD:
+            raise NotSerializable(
+                f"The payload is {size:,} characters of JSON, and a message of the outbox takes "
+                f"{MAX_PAYLOAD:,}: store the data, and publish its key."
+            )
         rows = self.home()
-        message: OutboxMessage = rows.create(topic=topic, payload=payload, key=key)
+        bucket = crc32(key.encode()) % BUCKETS if key else random.randrange(BUCKETS)
+        message: OutboxMessage = rows.create(topic=topic, payload=payload, key=key, bucket=bucket)
         notify_queues(rows.db, {OUTBOX: 0})
         return message
 
@@ -57,17 +69,15 @@ class OutboxQuerySet(RoutedQuerySet["OutboxMessage"]):
         """Messages that could not be sent, and wait to be tried again."""
         return self.pending().filter(due_at__gt=DbNow())
 
-    def next(self, limit: int) -> list[OutboxMessage]:
-        """The messages to send now, oldest first: none of a key one of whose messages waits to be
-        tried again."""
-        rows = self.home()
-        keys = set(rows.waiting().exclude(key="").values_list("key", flat=True))
-        due = rows.pending().filter(Q(due_at=None) | Q(due_at__lte=DbNow()))
-        return list(due.exclude(key__in=keys).order_by("pk")[:limit])
+    def due(self) -> Self:
+        """Messages to send now: none of a key one of whose messages waits to be tried again."""
+        held_back = self.home().waiting().exclude(key="").values("key")
+        due = self.pending().filter(Q(due_at=None) | Q(due_at__lte=DbNow()))
+        return due.exclude(key__in=held_back)
 
     def mark_published(self, keys: Sequence[int]) -> int:
-        """Note that the broker has the messages with ``keys``, within the caller's transaction,
-        which proves its term. Returns how many were not published before."""
+        """Note that the receiver has the messages with ``keys``, within the caller's transaction,
+        which proves its lease. Returns how many were not published before."""
         rows = self.home().filter(pk__in=keys).pending()
         list(lock(rows.order_by("pk")).values_list("pk"))
         return rows.update(published_at=DbNow(), due_at=None)

@@ -11,7 +11,7 @@ from leasing.management.base import ServiceCommand, duration
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.validation.names import default_holder
-from tasks.conf import task_settings
+from tasks.conf import outbox_publisher, task_settings
 from tasks.management.greeting import STOP
 from tasks.management.names import exit_if_taken
 from tasks.models import WorkerRole
@@ -21,8 +21,8 @@ from tasks.worker.registration import presented
 
 class Command(ServiceCommand):
     help = (
-        "Publish tasks of CELERY_QUEUES and messages of the outbox to the broker until SIGTERM or "
-        "SIGINT. Of several relays one publishes, the others are on standby."
+        "Publish messages of the outbox by OUTBOX_PUBLISHER or Celery's broker, and tasks of "
+        "CELERY_QUEUES, until SIGTERM or SIGINT. Any number of relays may run."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -30,20 +30,18 @@ class Command(ServiceCommand):
             "--ttl",
             type=duration,
             metavar="DURATION",
-            help="Time from the death of a relay to its takeover by another",
+            help="Time from the death of a relay until others publish what it had claimed",
         )
         parser.add_argument("--name", help="Name of this relay (default: host:pid:random)")
         port.add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
+        name = options["name"] or default_holder()
         try:
-            from tasks.celery.broker import CeleryBroker
-        except ImportError as error:
-            raise CommandError(f"The extra celery is not installed: {error}") from error
-        try:
-            broker = CeleryBroker.of_settings()
-            name = options["name"] or default_holder()
-            relay = Relay(broker, ttl=options["ttl"], name=name)
+            publish = outbox_publisher()
+            is_over_celery = publish is None or task_settings.CELERY_QUEUES
+            broker: Any = _celery_broker() if is_over_celery else None
+            relay = Relay(publish or broker.send_message, broker, ttl=options["ttl"], name=name)
         except (ImproperlyConfigured, InvalidResource, InvalidTTL) as error:
             raise CommandError(str(error)) from error
         port.serve(options)
@@ -52,3 +50,14 @@ class Command(ServiceCommand):
         present = presented(name, relay.stopping, WorkerRole.RELAY)
         with exit_if_taken(), on_stop_signal(relay.stop), present as threads:
             relay.run(threads)
+
+
+def _celery_broker() -> Any:
+    try:
+        from tasks.celery.broker import CeleryBroker
+    except ImportError as error:
+        raise CommandError(
+            f"Celery is not installed ({error}). Install the extra celery, or let "
+            "TASK_QUEUE['OUTBOX_PUBLISHER'] name a publisher of your own."
+        ) from error
+    return CeleryBroker.of_settings()

@@ -5,11 +5,6 @@ from __future__ import annotations
 import pytest
 from pytest_django import Settings
 
-from leasing.hold import Hold
-from leasing.keeper import Keeper
-from leasing.models import Lease
-from leasing.stores.rows import RowStore, grant_of
-from tasks.outbox import RELAY
 from tasks.outbox import relay as outbox_relay
 from tasks.outbox.relay import Relay
 from tasks.outbox.totals import Totals
@@ -40,14 +35,4 @@ def broker() -> FakeBroker:
 
 @pytest.fixture
 def relay(broker: FakeBroker) -> Relay:
-    return Relay(broker)
-
-
-@pytest.fixture
-def term(db: None, notes: Keeper) -> Hold:
-    """The term in which the relay of the test publishes, renewed by hand."""
-    grant = grant_of(Lease.objects.acquire(RELAY, ttl=30))
-    grant.sent_at = notes.clock()
-    hold = Hold(RowStore(Lease, "default"), keeper=notes)
-    hold._begin_term(grant).keep()
-    return hold
+    return Relay(broker.send_message, broker)

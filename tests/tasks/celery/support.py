@@ -8,7 +8,7 @@ from typing import Any
 
 from leasing.functions import after
 from tasks.models import OutboxMessage, Task
-from tasks.outbox.relay import BrokerAway
+from tasks.outbox.relay import BrokerAway, Relay
 
 
 class FakeBroker:
@@ -24,6 +24,10 @@ class FakeBroker:
     @property
     def topics(self) -> list[str]:
         return [message.topic for message in self.messages]
+
+    def topics_of(self, key: str) -> list[str]:
+        """Return the topics of the messages of ``key``, in their order."""
+        return [message.topic for message in self.messages if message.key == key]
 
     def send_task(self, key: int, queue: str) -> None:
         self.before(key)
@@ -43,6 +47,13 @@ class FakeBroker:
         """Return the tasks that were sent since the last call."""
         sent, self.tasks = self.tasks, []
         return sent
+
+
+def published(relay: Relay) -> float | None:
+    """Let ``relay`` look until no message of the outbox is due. Returns what the last look did."""
+    while (pause := relay.look()) == 0:
+        pass
+    return pause
 
 
 def away(sent: object) -> None:

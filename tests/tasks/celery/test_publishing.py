@@ -10,25 +10,31 @@ from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import after
-from leasing.hold import Hold
 from leasing.models import Lease
+from leasing.testing import manual_keeper
 from tasks.models import Queue, Task
-from tasks.outbox import publish
-from tasks.outbox.relay import BATCH, BrokerAway, QueueRefused, Relay
+from tasks.outbox import RELAY, publish
+from tasks.outbox.relay import BATCH, NEXT_BATCH_AFTER, BrokerAway, QueueRefused, Relay
 from tasks.outbox.totals import Totals
 from tasks.querysets import relay as verbs
-from tests.leasing.support import expire
-from tests.tasks.celery.support import FakeBroker, age, away, away_after, enqueue
+from tests.tasks.celery.support import (
+    FakeBroker,
+    age,
+    away,
+    away_after,
+    enqueue,
+    published,
+)
 from tests.tasks.support import grant_to, make_due, take_back
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_ready_task_is_published_once(relay: Relay, term: Hold, broker: FakeBroker) -> None:
+def test_a_ready_task_is_published_once(relay: Relay, broker: FakeBroker) -> None:
     keys = enqueue(3)
 
-    relay.look(term)
-    relay.look(term)
+    published(relay)
+    published(relay)
 
     assert broker.tasks == keys
 
@@ -43,89 +49,83 @@ def test_what_somebody_else_has_locked_is_not_published(monkeypatch: pytest.Monk
     assert Task.objects.get(pk=busy).published_at is None
 
 
-def test_tasks_of_other_queues_are_not_published(
-    relay: Relay, term: Hold, broker: FakeBroker
-) -> None:
+def test_tasks_of_other_queues_are_not_published(relay: Relay, broker: FakeBroker) -> None:
     enqueue(queue="mail")
 
-    relay.look(term)
+    published(relay)
 
     assert broker.tasks == []
 
 
-def test_higher_priority_is_published_first(relay: Relay, term: Hold, broker: FakeBroker) -> None:
+def test_higher_priority_is_published_first(relay: Relay, broker: FakeBroker) -> None:
     low, high = enqueue(priority=0), enqueue(priority=1)
 
-    relay.look(term)
+    published(relay)
 
     assert broker.tasks == [*high, *low]
 
 
-def test_a_scheduled_task_is_published_when_it_is_due(
-    relay: Relay, term: Hold, broker: FakeBroker
-) -> None:
+def test_a_scheduled_task_is_published_when_it_is_due(relay: Relay, broker: FakeBroker) -> None:
     (key,) = enqueue(scheduled_at=timezone.now() + timedelta(hours=1))
-    relay.look(term)
+    published(relay)
     assert broker.taken() == []
 
     make_due(Task.objects.get(pk=key))
-    relay.look(term)
+    published(relay)
 
     assert broker.taken() == [key]
 
 
 def test_a_task_that_was_put_off_after_it_was_published_is_published_when_it_is_due(
-    relay: Relay, term: Hold, broker: FakeBroker
+    relay: Relay, broker: FakeBroker
 ) -> None:
     (key,) = enqueue()
-    relay.look(term)
+    published(relay)
     # Its message finds it not due, and is dropped.
     row = Task.objects.filter(pk=key)
     row.update(published_at=after(timedelta(seconds=-2)), scheduled_at=after(timedelta(seconds=-1)))
 
-    relay.look(term)
+    published(relay)
 
     assert broker.tasks == [key, key]
 
 
 def test_a_task_that_waits_again_after_its_claim_is_published_again(
-    relay: Relay, term: Hold, broker: FakeBroker
+    relay: Relay, broker: FakeBroker
 ) -> None:
     (key,) = enqueue()
-    relay.look(term)
+    published(relay)
     task = Task.objects.get(pk=key)
     grant_to(task, "ann")
-    relay.look(term)
+    published(relay)
     assert broker.taken() == [key]
 
     take_back(task)
-    relay.look(term)
+    published(relay)
 
     assert broker.taken() == [key]
 
 
 def test_a_task_that_moves_to_a_queue_over_celery_is_published_there(
-    relay: Relay, term: Hold, broker: FakeBroker
+    relay: Relay, broker: FakeBroker
 ) -> None:
     (key,) = enqueue(queue="mail")
     Task.objects.filter(pk=key).update(published_at=after(timedelta(0)))
 
     Task.objects.filter(pk=key).reschedule(queue="default")
-    relay.look(term)
+    published(relay)
 
     assert broker.tasks == [key]
 
 
-def test_tasks_of_a_paused_queue_wait_until_it_is_resumed(
-    relay: Relay, term: Hold, broker: FakeBroker
-) -> None:
+def test_tasks_of_a_paused_queue_wait_until_it_is_resumed(relay: Relay, broker: FakeBroker) -> None:
     keys = enqueue()
     Queue.objects.pause("default")
-    relay.look(term)
+    published(relay)
     assert broker.taken() == []
 
     Queue.objects.resume("default")
-    relay.look(term)
+    published(relay)
 
     assert broker.taken() == keys
 
@@ -133,46 +133,40 @@ def test_tasks_of_a_paused_queue_wait_until_it_is_resumed(
 # How many
 
 
-def test_no_more_than_a_window_is_at_the_broker(
-    relay: Relay, term: Hold, broker: FakeBroker
-) -> None:
+def test_no_more_than_a_window_is_at_the_broker(relay: Relay, broker: FakeBroker) -> None:
     keys = enqueue(8)
 
-    assert relay.look(term)
+    assert published(relay) == NEXT_BATCH_AFTER
     assert broker.taken() == keys[:5]
     grant_to(Task.objects.get(pk=keys[0]), "ann")
-    relay.look(term)
+    published(relay)
 
     assert broker.taken() == keys[5:6]
 
 
-def test_of_a_key_no_more_are_published_than_can_run(
-    relay: Relay, term: Hold, broker: FakeBroker
-) -> None:
+def test_of_a_key_no_more_are_published_than_can_run(relay: Relay, broker: FakeBroker) -> None:
     keys = enqueue(3, concurrency_key="k", concurrency_limit=2)
-    relay.look(term)
+    published(relay)
     assert broker.taken() == keys[:2]
 
     first = Task.objects.take_one(keys[0], "ann", queue="default")
     assert first is not None
-    relay.look(term)
+    published(relay)
     assert broker.taken() == []  # it runs
     Task.objects.complete(first.task)
-    relay.look(term)
+    published(relay)
 
     assert broker.taken() == [keys[2]]
 
 
-def test_a_backlog_behind_one_key_stands_in_nobodys_way(
-    relay: Relay, term: Hold, broker: FakeBroker
-) -> None:
+def test_a_backlog_behind_one_key_stands_in_nobodys_way(relay: Relay, broker: FakeBroker) -> None:
     first, *_ = enqueue(20, concurrency_key="k", concurrency_limit=1)
     others = enqueue(2)
 
-    relay.look(term)
+    published(relay)
 
     assert broker.taken() == [first, *others]
-    relay.look(term)
+    published(relay)
     assert broker.taken() == []
 
 
@@ -180,61 +174,61 @@ def test_a_backlog_behind_one_key_stands_in_nobodys_way(
 
 
 def test_a_message_that_the_broker_lost_is_sent_again_after_patience(
-    relay: Relay, term: Hold, broker: FakeBroker, counted: Totals
+    relay: Relay, broker: FakeBroker, counted: Totals
 ) -> None:
     keys = enqueue(2)
-    relay.look(term)
+    published(relay)
     age(keys, 61)
 
-    relay.look(term)
-    relay.look(term)
+    published(relay)
+    published(relay)
 
     assert broker.tasks == keys + keys
     assert (counted.published, counted.again) == ({"default": 4}, {"default": 2})
 
 
 def test_late_messages_that_still_wait_at_the_broker_are_not_sent_again(
-    relay: Relay, term: Hold, broker: FakeBroker
+    relay: Relay, broker: FakeBroker
 ) -> None:
     keys = enqueue(2)
-    relay.look(term)
+    published(relay)
     age(keys, 61)
     broker.count = 5
 
-    relay.look(term)
+    published(relay)
 
     assert broker.tasks == keys
 
 
 def test_a_broker_that_does_not_say_what_waits_is_taken_for_empty(
-    relay: Relay, term: Hold, broker: FakeBroker
+    relay: Relay, broker: FakeBroker
 ) -> None:
     keys = enqueue(1)
-    relay.look(term)
+    published(relay)
     age(keys, 61)
     broker.count = None
 
-    relay.look(term)
+    published(relay)
 
     assert broker.tasks == keys + keys
 
 
 def test_what_a_broker_did_not_take_is_published_by_the_next_look(
-    relay: Relay, term: Hold, broker: FakeBroker
+    relay: Relay, broker: FakeBroker
 ) -> None:
     keys = enqueue(3)
     broker.before = away_after(1)
     with pytest.raises(BrokerAway):
-        relay.look(term)
+        published(relay)
     broker.before = lambda sent: None
 
-    relay.look(term)
+    published(relay)
 
     assert broker.tasks == keys
 
 
 def test_a_queue_that_the_broker_refuses_keeps_back_no_other(
-    relay: Relay, term: Hold, broker: FakeBroker, settings: Settings
+    relay: Relay, broker: FakeBroker, settings: Settings
 ) -> None:
     settings.TASK_QUEUE = {**settings.TASK_QUEUE, "CELERY_QUEUES": ("default", "mail")}
     bad, good = enqueue(), enqueue(queue="mail")
@@ -246,7 +240,7 @@ def test_a_queue_that_the_broker_refuses_keeps_back_no_other(
 
     broker.before = refuse
     with pytest.raises(QueueRefused):
-        relay.look(term)
+        published(relay)
 
     assert broker.tasks == good and broker.topics == ["orders.paid"]
     assert list(Task.objects.unpublished().values_list("pk", flat=True)) == bad
@@ -264,32 +258,45 @@ def test_a_message_whose_task_cannot_be_claimed_lets_the_relay_decide_anew() -> 
 # Under one lease
 
 
-def test_a_relay_whose_term_is_over_marks_and_sends_nothing(
-    relay: Relay, term: Hold, broker: FakeBroker
+def test_a_relay_that_lost_its_lease_marks_and_sends_nothing_more(
+    relay: Relay, broker: FakeBroker, settings: Settings
 ) -> None:
-    enqueue(1)
-    lease = Lease.objects.get(resource="leasing_tasks.relay")
-    expire(lease)
-    Lease.objects.acquire("leasing_tasks.relay", holder="another")
+    settings.TASK_QUEUE = {**settings.TASK_QUEUE, "CELERY_WINDOW": BATCH + 2}
+    keys = enqueue(BATCH + 2)
 
-    with pytest.raises(LeaseLost):
-        relay.look(term)
+    with manual_keeper() as clocks:
+        broker.before = lambda key: clocks.suspend(60) if key == keys[BATCH - 1] else None
+        with pytest.raises(LeaseLost):
+            published(relay)
 
-    assert broker.tasks == []
-    assert Task.objects.filter(published_at=None).count() == 1
+    assert broker.tasks == keys[:BATCH]
+    assert list(Task.objects.unpublished().values_list("pk", flat=True)) == keys[BATCH:]
 
 
-def test_a_relay_that_hears_of_the_end_of_its_term_stops_in_the_midst_of_a_batch(
-    relay: Relay, term: Hold, broker: FakeBroker
+def test_a_relay_that_hears_of_the_loss_of_its_lease_stops_in_the_midst_of_a_batch(
+    relay: Relay, broker: FakeBroker
 ) -> None:
     keys = enqueue(3)
-    broker.before = lambda key: term._held.mark_lost("a test took it") if key == keys[1] else None
 
-    with pytest.raises(LeaseLost):
-        relay.look(term)
+    with manual_keeper() as clocks:
+        broker.before = lambda key: clocks.suspend(60) if key == keys[1] else None
+        with pytest.raises(LeaseLost):
+            published(relay)
 
     assert broker.tasks == keys[:2]
     assert list(Task.objects.filter(published_at=None).values_list("pk", flat=True)) == keys[2:]
+
+
+def test_what_another_relay_publishes_is_left_to_it(relay: Relay, broker: FakeBroker) -> None:
+    other = Lease.objects.acquire(RELAY, holder="another")
+    keys = enqueue(2)
+
+    published(relay)
+    assert broker.tasks == []
+    other.release()
+    published(relay)
+
+    assert broker.tasks == keys
 
 
 def test_only_what_still_lacks_a_message_is_marked() -> None:
@@ -308,12 +315,12 @@ def test_only_what_still_lacks_a_message_is_marked() -> None:
 
 
 def test_while_the_broker_is_away_every_task_stays_unpublished(
-    relay: Relay, term: Hold, broker: FakeBroker, settings: object
+    relay: Relay, broker: FakeBroker, settings: object
 ) -> None:
     keys = enqueue(BATCH // 50)
     broker.before = away
     for _ in range(2):
         with pytest.raises(BrokerAway):
-            relay.look(term)
+            published(relay)
 
     assert Task.objects.unpublished().count() == len(keys)

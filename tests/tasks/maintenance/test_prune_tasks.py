@@ -196,7 +196,7 @@ def test_a_slot_that_is_protected_keeps_no_other() -> None:
 
 def test_a_message_that_is_protected_keeps_no_other() -> None:
     messages = OutboxMessage.objects.bulk_create(
-        OutboxMessage(topic="t", published_at=after(-days * DAY)) for days in (30, 20)
+        OutboxMessage(topic="t", bucket=0, published_at=after(-days * DAY)) for days in (30, 20)
     )
     Receipt.objects.create(message=messages[0])
 
@@ -204,7 +204,7 @@ def test_a_message_that_is_protected_keeps_no_other() -> None:
     assert OutboxMessage.objects.get() == messages[0]
 
     OutboxMessage.objects.update(published_at=None)
-    other = OutboxMessage.objects.create(topic="t")
+    other = OutboxMessage.objects.create(topic="t", bucket=0)
     assert OutboxMessage.objects.discard() == 1
     assert not OutboxMessage.objects.filter(pk=other.pk).exists()
 

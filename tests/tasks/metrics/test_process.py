@@ -14,14 +14,13 @@ from pytest_django import Settings
 from leasing.functions import after
 from leasing.metrics import leases as lease_figures
 from leasing.metrics.process import LeaseMetrics
-from leasing.models import Lease
 from tasks import signals
 from tasks.exceptions import GiveUp
 from tasks.maintenance import recovery
 from tasks.metrics import database
 from tasks.metrics.process import TaskMetrics
-from tasks.models import OutboxMessage, Queue, Task, TaskAttempt, TaskStatus
-from tasks.outbox import RELAY, publish
+from tasks.models import OutboxMessage, Queue, Task, TaskAttempt, TaskStatus, Worker
+from tasks.outbox import publish
 from tasks.registry import Kind
 from tasks.runtime import probes
 from tasks.sample import SLEEP
@@ -367,15 +366,17 @@ def test_every_attempt_that_the_ledgers_have_is_counted_once(value: Value) -> No
 
 def test_figures_of_the_outbox_say_what_waits_and_what_is_refused(settings: Settings) -> None:
     assert said() == {"pending": 0, "failing": 0, "oldest_age_seconds": 0}
-    old, refused, gone = (publish(topic, None) for topic in ("old", "refused", "gone"))
+    old, gone = (publish(topic, None) for topic in ("old", "gone"))
     rows = OutboxMessage.objects.all()
     rows.filter(pk=old.pk).update(created_at=after(timedelta(seconds=-90)))
-    rows.put_off(refused, ValueError("too large"))
+    for failures in (9, 10):
+        refused = publish("refused", None)
+        rows.filter(pk=refused.pk).update(failures=failures)
     rows.mark_published([gone.pk])
 
     found = said()
 
-    assert (found["pending"], found["failing"]) == (2, 1)
+    assert (found["pending"], found["failing"]) == (3, 1)
     assert found["oldest_age_seconds"] == pytest.approx(90, abs=10)
 
 
@@ -398,8 +399,9 @@ def test_a_relay_is_missed_where_there_is_something_for_one(settings: Settings) 
     settings.TASK_QUEUE = {"CELERY_QUEUES": ["default"]}
     assert relays() == [0]
 
-    lease = Lease.objects.acquire(RELAY, holder="ann")
+    for _ in range(2):
+        make_worker(role="relay", queues=[], slots={})
 
-    assert relays() == [1]
-    expire(lease)
+    assert relays() == [2]
+    Worker.objects.update(last_seen_at=after(-1.5 * Worker.GONE_AFTER))
     assert relays() == [0]

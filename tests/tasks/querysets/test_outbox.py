@@ -23,11 +23,11 @@ def test_a_message_that_was_put_off_is_due_again_at_its_moment(
     OutboxMessage.objects.put_off(message, ValueError("too large"))
 
     database_clock.advance(outbox.FIRST_PAUSE - 0.001)
-    assert (OutboxMessage.objects.waiting().count(), OutboxMessage.objects.next(9)) == (1, [])
+    assert (OutboxMessage.objects.waiting().count(), list(OutboxMessage.objects.due())) == (1, [])
 
     database_clock.advance(0.001)
     assert OutboxMessage.objects.waiting().count() == 0
-    assert OutboxMessage.objects.next(9) == [message]
+    assert list(OutboxMessage.objects.due()) == [message]
 
 
 def test_messages_are_locked_in_the_order_of_their_keys_before_they_are_marked(

@@ -121,7 +121,7 @@ def register(claimed: list[Any]) -> None:
 
 def relay(claimed: list[Any]) -> None:
     Task.objects.mark_published(Task.objects.window("default", 9, 60).keys, 60)
-    messages = OutboxMessage.objects.next(9)
+    messages = list(OutboxMessage.objects.due())
     with transaction.atomic():
         OutboxMessage.objects.mark_published([each.pk for each in messages])
 

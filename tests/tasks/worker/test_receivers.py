@@ -19,14 +19,12 @@ from leasing import signals as leases
 from leasing.runtime import callbacks
 from tasks import registry, signals
 from tasks.celery import attendant
-from tasks.celery.broker import CeleryBroker
-from tasks.management.commands import run_generator, run_recovery, run_relay
+from tasks.management.commands import run_generator, run_recovery
 from tasks.models import Task
 from tests.factories import make_task, make_tasks
 from tests.leasing.support import OtherSession
 from tests.logs import logged
 from tests.processes import wait_for
-from tests.tasks.celery.support import FakeBroker
 from tests.tasks.support import Handlers, row_of
 from tests.tasks.workers import DUTIES, PATIENCE, ended, patient, states, working
 
@@ -168,23 +166,6 @@ def test_receivers_that_hang_hold_up_no_generator(
     with alone(monkeypatch, run_generator, rate=100, start=True):
         try:
             wait_for(lambda: Task.objects.count() >= 30, timeout=8)
-            wait_for(lambda: hanging.reported)
-        finally:
-            hanging.let_go.set()
-
-
-def test_receivers_that_hang_hold_up_no_relay(
-    connect: Connect, hanging: Hanging, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broker = FakeBroker()
-    settings.TASK_QUEUE = {"CELERY_QUEUES": ("default",)}
-    monkeypatch.setattr(CeleryBroker, "of_settings", lambda: broker)
-    connect(leases.acquired, hanging)
-    tasks = make_tasks(3, name="jobs.echo", data={})
-
-    with alone(monkeypatch, run_relay):
-        try:
-            wait_for(lambda: broker.tasks == [each.pk for each in tasks], timeout=8)
             wait_for(lambda: hanging.reported)
         finally:
             hanging.let_go.set()
