@@ -101,6 +101,9 @@ class Keeper:
         self._with_threads = threads
         #: The number of renewals since the process began.
         self.renewals = 0
+        #: Seconds after which a thread that waits for a moment looks at the clock again: the
+        #: machine may have been suspended.
+        self.look_every = CHECK_CLOCK_EVERY
         self._reset()
 
     def _reset(self) -> None:
@@ -432,7 +435,7 @@ class Keeper:
             due_at = min(due_at, self._notes.due_at)
         if due_at == math.inf and not self._holds:
             return None
-        return min(CHECK_CLOCK_EVERY, max(0.0, due_at - self.clock()))
+        return min(self.look_every, max(0.0, due_at - self.clock()))
 
     def _renewal_due_at(self) -> float:
         # A hold whose renewals were stalled on purpose is due at infinity.
@@ -448,7 +451,7 @@ class Keeper:
                 if self._request is not None:
                     soon = self.clock() + SHORTEST_LIMIT  # a new hold does not wake it
                     ends.append(min(soon, self._cut_off_at(self._request)))
-                wait = min(CHECK_CLOCK_EVERY, max(0.0, min(ends) - self.clock())) if ends else None
+                wait = min(self.look_every, max(0.0, min(ends) - self.clock())) if ends else None
                 if wait is None or wait > 0:
                     self._watchdog_wakes.sleep(self.clock(), wait)
             self._try(stopped, self._declare_and_cut_off)
@@ -457,8 +460,8 @@ class Keeper:
         self.declare_lost()
         self.cut_off()
 
-    def rest(self) -> None:
-        """End the threads, unless something is held."""
+    def rest(self, patience: float = EXIT_PATIENCE) -> None:
+        """End the threads, unless something is held. Waits up to ``patience`` seconds for each."""
         with self._lock:
             if self._holds:
                 return
@@ -472,15 +475,16 @@ class Keeper:
                 alarm.notify_all()
             # And alarms: one that ends would note that it is awake, and the new one sleep on.
             self._renewer_wakes, self._watchdog_wakes = Alarm(self._lock), Alarm(self._lock)
-        _end(threads, *callbacks)
+        _end(patience, threads, *callbacks)
 
-    def stop(self) -> None:
-        """End the threads; leases that are held expire by themselves. For exit, and for tests."""
+    def stop(self, patience: float = EXIT_PATIENCE) -> None:
+        """End the threads; leases that are held expire by themselves. Waits up to ``patience``
+        seconds for each. For exit, and for tests."""
         with self._lock:
             self._stopped.set()
             self._renewer_wakes.notify_all()
             self._watchdog_wakes.notify_all()
-        _end(self._threads, self._prompt_callbacks, self._callbacks)
+        _end(patience, self._threads, self._prompt_callbacks, self._callbacks)
         self._reset()
 
     def give_back_all(self) -> None:
@@ -532,13 +536,13 @@ class Keeper:
             hold.forget()
 
 
-def _end(threads: Iterable[threading.Thread], *callbacks: CallbackThreads) -> None:
-    """Wait up to EXIT_PATIENCE for each to end."""
+def _end(patience: float, threads: Iterable[threading.Thread], *callbacks: CallbackThreads) -> None:
+    """Wait up to ``patience`` seconds for each to end."""
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join(EXIT_PATIENCE)
+            thread.join(patience)
     for each in callbacks:
-        each.stop(EXIT_PATIENCE)
+        each.stop(patience)
 
 
 def _goes_on(hold: Renewable) -> bool:

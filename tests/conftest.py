@@ -14,8 +14,7 @@ from django.db import connection
 from django.test import TransactionTestCase
 from hypothesis import HealthCheck, settings
 
-from leasing import keeper as leasing_keeper
-from leasing.keeper import keeper
+from leasing.keeper import EXIT_PATIENCE, keeper
 from leasing.runtime import aio
 from leasing.runtime.outage import outage
 from leasing.web import cache
@@ -58,12 +57,9 @@ def _keeper_at_rest(_django_db_helper: None) -> Iterator[None]:
     writes would deadlock with that, or appear in the next test."""
     yield
     _let_threads_of_async_code_end()
-    with pytest.MonkeyPatch.context() as patch:
-        # A loaded machine takes its time; in a transaction of the test's nobody empties tables,
-        # and on SQLite it keeps the keeper from writing.
-        if not connection.in_atomic_block:
-            patch.setattr(leasing_keeper, "EXIT_PATIENCE", 10.0)
-        keeper.stop()
+    # A loaded machine takes its time; in a transaction of the test's nobody empties tables, and on
+    # SQLite it keeps the keeper from writing.
+    keeper.stop(EXIT_PATIENCE if connection.in_atomic_block else 10.0)
 
 
 def _let_threads_of_async_code_end() -> None:

@@ -78,9 +78,8 @@ def test_a_note_that_hangs_is_cut_off_too(manual_keeper: Keeper, clock: FakeCloc
 
 @pytest.mark.usefixtures("often")
 def test_the_watchdog_cuts_off_by_itself(
-    store: FakeStore, live_keeper: Keeper, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+    store: FakeStore, live_keeper: Keeper, hanging: Hanging
 ) -> None:
-    monkeypatch.setattr(keeper_module, "SHORTEST_LIMIT", 0.01)
     store.answer = hanging
     with hold_of(store, live_keeper):
         wait_for(lambda: store.aborted == 1)
@@ -376,10 +375,7 @@ def test_notes_wait_while_a_renewal_is_due(
 
 
 @pytest.mark.usefixtures("often")
-def test_a_jump_of_the_clock_is_noticed_while_the_threads_wait(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeper_module, "CHECK_CLOCK_EVERY", 0.02)
+def test_a_jump_of_the_clock_is_noticed_while_the_threads_wait(store: FakeStore) -> None:
     now = FakeClock()
     keeper = Keeper(clock=now)
     reported: list[Hold] = []
@@ -433,8 +429,9 @@ def test_a_loss_that_the_release_finds_out_is_told_like_any_other(
 def test_at_its_end_a_process_gives_back_what_its_threads_still_hold(spawn: Any) -> None:
     code = (
         "import django, threading; django.setup()\n"
-        "import leasing.keeper\n"
-        f"leasing.keeper.EXIT_PATIENCE = {PATIENCE}\n"
+        "from functools import partial\n"
+        "from leasing.keeper import keeper\n"
+        f"keeper.stop = partial(keeper.stop, {PATIENCE})\n"
         "from leasing.models import Lease\n"
         "def hold_of(name):\n"
         "    return Lease.objects.hold(name, on_lost=lambda hold: print('told'))\n"

@@ -13,13 +13,7 @@ from leasing.runtime.alarm import Alarm
 from tests.leasing.support import PATIENCE, FakeStore, Hanging, have_ended, hold_of
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.usefixtures("often", "patient")
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give threads of a stopped keeper as long as a loaded machine needs."""
-    monkeypatch.setattr(leasing_keeper, "EXIT_PATIENCE", PATIENCE)
+pytestmark = pytest.mark.usefixtures("often")
 
 
 def test_stopping_ends_all_threads_and_nothing_is_renewed_afterwards(
@@ -30,7 +24,7 @@ def test_stopping_ends_all_threads_and_nothing_is_renewed_afterwards(
     threads = list(keeper._threads)
     wait_for(lambda: store.calls)
 
-    keeper.stop()
+    keeper.stop(PATIENCE)
 
     assert have_ended(threads)
     assert store.closed == [threads[0]]
@@ -46,7 +40,7 @@ def test_what_was_noted_last_is_written_before_the_keeper_stops() -> None:
     with keeper._lock:
         keeper.soon(lambda: written.append(1))
         keeper._stopped.set()
-    keeper.stop()
+    keeper.stop(PATIENCE)
 
     assert written == [1]
 
@@ -55,26 +49,25 @@ def test_a_keeper_that_was_stopped_starts_again_with_the_next_hold(store: FakeSt
     keeper = Keeper()
     with hold_of(store, keeper):
         pass
-    keeper.stop()
+    keeper.stop(PATIENCE)
 
     with hold_of(store, keeper):
         calls = len(store.calls)
         wait_for(lambda: len(store.calls) > calls)
-    keeper.stop()
+    keeper.stop(PATIENCE)
 
 
 def test_a_thread_that_outlasts_the_stop_ends_when_it_can(
-    store: FakeStore, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+    store: FakeStore, hanging: Hanging
 ) -> None:
     """It must not go on along with the threads of the next start."""
-    monkeypatch.setattr(leasing_keeper, "EXIT_PATIENCE", 0.01)
     keeper = Keeper()
     store.answer = hanging
     hold_of(store, keeper).__enter__()
     threads = list(keeper._threads)
     assert hanging.reached.wait(PATIENCE)
 
-    keeper.stop()
+    keeper.stop(0.01)
     hanging.let_go.set()
 
     wait_for(lambda: have_ended(threads))
@@ -82,8 +75,8 @@ def test_a_thread_that_outlasts_the_stop_ends_when_it_can(
 
 def test_stopping_twice_or_before_any_hold_is_no_error() -> None:
     keeper = Keeper()
-    keeper.stop()
-    keeper.stop()
+    keeper.stop(PATIENCE)
+    keeper.stop(PATIENCE)
 
 
 def test_stopping_from_a_callback_does_not_wait_for_itself(store: FakeStore) -> None:
@@ -91,7 +84,7 @@ def test_stopping_from_a_callback_does_not_wait_for_itself(store: FakeStore) -> 
     done = threading.Event()
 
     def on_lost(hold: Hold) -> None:
-        keeper.stop()
+        keeper.stop(PATIENCE)
         done.set()
 
     hold = hold_of(store, keeper, on_lost=on_lost)
@@ -114,13 +107,13 @@ def test_a_keeper_that_holds_nothing_rests_and_starts_again_with_the_next_hold(
     keeper.soon(noted.set)
     keeper.call(reported.set)
 
-    keeper.rest()
+    keeper.rest(PATIENCE)
 
     assert have_ended(threads) and noted.is_set() and reported.is_set()
     with hold_of(store, keeper):
         calls = len(store.calls)
         wait_for(lambda: len(store.calls) > calls)
-    keeper.stop()
+    keeper.stop(PATIENCE)
 
 
 def test_a_keeper_that_holds_something_does_not_rest(store: FakeStore) -> None:
@@ -128,12 +121,12 @@ def test_a_keeper_that_holds_something_does_not_rest(store: FakeStore) -> None:
     with hold_of(store, keeper) as hold:
         threads = list(keeper._threads)
 
-        keeper.rest()
+        keeper.rest(PATIENCE)
 
         assert keeper.holds == [hold._held] and keeper._threads == threads
         calls = len(store.calls)
         wait_for(lambda: len(store.calls) > calls)
-    keeper.stop()
+    keeper.stop(PATIENCE)
 
 
 def test_what_is_held_while_a_keeper_goes_to_rest_is_renewed(
@@ -145,11 +138,11 @@ def test_what_is_held_while_a_keeper_goes_to_rest_is_renewed(
     hold = hold_of(store, keeper)
     with monkeypatch.context() as patch:
         patch.setattr(leasing_keeper, "_end", lambda *ended: hold.__enter__())
-        keeper.rest()
+        keeper.rest(PATIENCE)
 
     wait_for(lambda: store.calls)
     assert keeper.holds == [hold._held]
-    keeper.stop()
+    keeper.stop(PATIENCE)
 
 
 def test_a_thread_that_ends_late_does_not_keep_its_successor_asleep(
@@ -174,7 +167,7 @@ def test_a_thread_that_ends_late_does_not_keep_its_successor_asleep(
     ending.update(asleep)
     with monkeypatch.context() as patch:
         patch.setattr(leasing_keeper, "_end", lambda *ended: None)
-        keeper.rest()
+        keeper.rest(PATIENCE)
     keeper.start()
     wait_for(lambda: len(asleep - ending) == 2)
     late.set()
@@ -183,4 +176,4 @@ def test_a_thread_that_ends_late_does_not_keep_its_successor_asleep(
 
     with hold_of(store, keeper, ttl=0.3):
         wait_for(lambda: store.calls)
-    keeper.stop()
+    keeper.stop(PATIENCE)

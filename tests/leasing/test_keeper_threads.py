@@ -16,7 +16,6 @@ from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.hold.held_grant import HeldGrant, detach_all, keep_all
 from leasing.keeper import Keeper
-from leasing.runtime import notes
 from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.threads import replaced
@@ -211,11 +210,8 @@ def test_a_callback_that_fails_is_logged_and_the_next_is_called(
     wait_for(lambda: "ZeroDivisionError" in caplog.text)
 
 
-def test_notes_that_wait_do_not_hold_up_renewals(
-    store: FakeStore, live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notes_that_wait_do_not_hold_up_renewals(store: FakeStore, live_keeper: Keeper) -> None:
     """The database that does not take notes may still renew."""
-    monkeypatch.setattr(notes, "NOTE_PAUSE", 10 * PATIENCE)
     slow, tried = threading.Event(), threading.Event()
 
     def note() -> None:
@@ -231,10 +227,7 @@ def test_notes_that_wait_do_not_hold_up_renewals(
         assert live_keeper._notes
 
 
-def test_a_note_is_tried_again_until_the_database_takes_it(
-    live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notes, "NOTE_PAUSE", 0.05)
+def test_a_note_is_tried_again_until_the_database_takes_it(live_keeper: Keeper) -> None:
     tries: list[int] = []
 
     def note() -> None:
@@ -272,11 +265,9 @@ def test_a_fault_in_one_round_is_logged_and_the_keeper_goes_on(
 
 
 @pytest.fixture
-def asleep(
-    store: FakeStore, live_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Hold]:
+def asleep(store: FakeStore, live_keeper: Keeper) -> Iterator[Hold]:
     """A hold for long, whose keeper's threads sleep until somebody wakes them."""
-    monkeypatch.setattr(leasing_keeper, "CHECK_CLOCK_EVERY", 10 * PATIENCE)
+    live_keeper.look_every = 10 * PATIENCE
     with (
         override_settings(LEASING={"MAX_TTL": 1e6}),
         hold_of(store, live_keeper, "long", ttl=1e5) as hold,
@@ -483,7 +474,6 @@ def test_a_thread_of_the_keeper_that_ends_is_started_again_by_the_other(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(leasing_keeper, "CHECK_CLOCK_EVERY", 0.05)
     real = getattr(live_keeper, fails)
     exits = [SystemExit()]
     count = replaced[("leasing-renewer", "leasing-watchdog")[place]]

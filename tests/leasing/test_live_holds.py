@@ -16,7 +16,6 @@ from leasing.hold import Hold
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
 from leasing.querysets.leasable import LeasableQuerySet
-from leasing.runtime import notes
 from leasing.stores.rows import RowStore
 from tests.factories import make_lease
 from tests.leasing.support import OFTEN, PATIENCE, OtherSession, events, usurp
@@ -107,7 +106,6 @@ def test_a_silent_database_loses_the_hold_and_the_ledger_hears_of_it_later(
 
     monkeypatch.setattr(LeasableQuerySet, "record", record)
     monkeypatch.setattr(LeasableQuerySet, "renew_many", renew)
-    monkeypatch.setattr(notes, "NOTE_PAUSE", 0.05)
     reported: list[Hold] = []
     with override_settings(LEASING={**OFTEN, "MARGIN": 0.8}):
         hold = Lease.objects.hold("crane:1", ttl=1, on_lost=reported.append)
