@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
+from django.core.signals import request_started
 from django.db import connection
 from django.test import TransactionTestCase
 from hypothesis import HealthCheck, settings
@@ -77,12 +78,22 @@ def _let_threads_of_async_code_end() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_shared_reading() -> Iterator[None]:
+def _no_shared_reading(request: pytest.FixtureRequest) -> Iterator[None]:
     """Polls see what the test has just done."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "SHARED_FOR", 0.0)
-        yield
+
+    def forget(**_named: Any) -> None:
+        cache.forget()
+
+    if "shared_readings" not in request.fixturenames:
+        request_started.connect(forget)
+    yield
+    request_started.disconnect(forget)
     cache.forget()
+
+
+@pytest.fixture
+def shared_readings() -> None:
+    """Polls share what another has read a moment ago, as where the pages are served."""
 
 
 @pytest.fixture(autouse=True)

@@ -143,7 +143,7 @@ def _statements(client: Client, addresses: dict[str, str]) -> dict[str, list[str
 
 @pytest.mark.usefixtures("transactional_db")
 def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
-    visit: Visit, olga: User, figure: Figure, monkeypatch: pytest.MonkeyPatch
+    visit: Visit, olga: User, figure: Figure, shared_readings: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client()
     client.force_login(olga)
@@ -180,7 +180,6 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
     assert more == {}
     assert slow == {}
     cadence = Cadence()
-    monkeypatch.setattr(cache, "SHARED_FOR", 2.5)
     for module in (base, locmem):
         monkeypatch.setattr(module, "time", cadence)
     cache.forget()  # what was read by the real clock would never be too old by this one

@@ -73,7 +73,7 @@ class Hanging:
 
 
 @pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+def hanging(shared_readings: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     database = Hanging()
     monkeypatch.setattr(readiness, "find_unapplied", database.ask)
     monkeypatch.setattr(readiness, "ANSWER_WITHIN", 0.2)

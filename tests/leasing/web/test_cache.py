@@ -15,7 +15,6 @@ from leasing.web.cache import shared
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the clock of the cache, in which readings are shared as where it is served."""
-    monkeypatch.setattr(cache, "SHARED_FOR", 2.5)
     clock = SimpleNamespace(now=100.0)
     for module in (base, locmem):
         monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: clock.now))

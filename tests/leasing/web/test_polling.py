@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.contrib.staticfiles import finders
+from django.core.cache.backends import base, locmem
 from django.template import Template
 from django.test import Client
 
 from leasing.functions import database_now
 from leasing.models import Lease
-from leasing.web import cache
 from leasing.web.fingerprint import Digest, fingerprint
 from leasing.web.polling import SharedReading
 from tasks.dashboard import overview
@@ -82,12 +83,17 @@ def test_a_visit_is_shown_the_whole_page_whatever_it_knows(viewer: Client) -> No
 
 
 def test_a_sample_is_news_to_the_overview_and_no_poll_reads_the_charts_without(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
+    viewer: Client, shared_readings: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    moment = [100.0]
+    for module in (base, locmem):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: moment[0]))
     tag = poll(viewer, OVERVIEW)["ETag"]
-    monkeypatch.setattr(overview, "series", lambda *args, **kwargs: 1 / 0)
-    assert poll(viewer, OVERVIEW, tag).status_code == 304
-    monkeypatch.undo()
+    moment[0] += 3  # polls do not share the page itself for so long
+    with monkeypatch.context() as patch:
+        patch.setattr(overview, "series", lambda *args, **kwargs: 1 / 0)
+        assert poll(viewer, OVERVIEW, tag).status_code == 304
+    moment[0] += 3
     slot = int(database_now("default").timestamp()) // Sample.SLOT * Sample.SLOT - Sample.SLOT
     Sample.objects.create(queue="default", slot=slot, completed=1)
     assert poll(viewer, OVERVIEW, tag).status_code == 200
@@ -158,10 +164,7 @@ def test_the_heaviest_page_weighs_less_than_100_kb_with_all_it_loads(viewer: Cli
     assert len(page) + sum(weights) < 100_000, (len(page), weights)
 
 
-def test_a_reading_is_shared_until_the_first_of_its_moments_passes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cache, "SHARED_FOR", 2.5)
+def test_a_reading_is_shared_until_the_first_of_its_moments_passes() -> None:
     moments = [NOON + timedelta(seconds=seconds) for seconds in (-1, 60, 0.8)]
     row = Lease(resource="report:7", expires_at=moments[2])
 

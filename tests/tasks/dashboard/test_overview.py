@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.core.cache.backends import base, locmem
 from django.test import Client
 from pytest_django import Settings
 
 from leasing.functions import DbNow, after, database_now
 from leasing.models import Lease
-from leasing.web import cache
 from tasks.dashboard import overview
 from tasks.dashboard.badges import GENERATOR_BADGES, WORKER_BADGES
 from tasks.generator import start_generator, stop_generator
@@ -261,9 +262,11 @@ def test_the_charts_look_back_as_far_as_the_address_says(viewer: Client) -> None
 
 
 def test_polls_share_what_one_of_them_has_read(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
+    viewer: Client, shared_readings: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "SHARED_FOR", 60.0)
+    stopped = SimpleNamespace(time=lambda: 100.0)
+    for module in (base, locmem):
+        monkeypatch.setattr(module, "time", stopped)
     tag = viewer.get(OVERVIEW, headers={"X-Live": "1"}).headers["ETag"]
     get(viewer, OVERVIEW)  # from now on
     make_task(state="failed")

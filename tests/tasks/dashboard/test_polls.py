@@ -13,7 +13,6 @@ from django.db.models import F
 from django.test import Client
 
 from leasing.models import Lease, LeaseEvent
-from leasing.web import cache
 from leasing.web.counts import Capped
 from tasks.models import Task
 from tests.factories import make_lease, make_task, make_tasks, make_worker
@@ -220,10 +219,9 @@ def test_the_page_of_a_lease_hears_of_events_and_of_takeovers_that_grow_old(
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
+def shared(shared_readings: None, monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
     """As it is served: polls share readings, by a clock that is moved by hand."""
     clock = DatabaseClock()
-    monkeypatch.setattr(cache, "SHARED_FOR", 2.5)
     for module in (base, locmem):
         ticks = SimpleNamespace(time=lambda: clock.now.timestamp())
         monkeypatch.setattr(module, "time", ticks)
