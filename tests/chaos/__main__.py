@@ -81,13 +81,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--db", choices=["postgresql", "sqlite"], default="postgresql")
     parser.add_argument("--only", nargs="*", choices=workloads(), default=workloads())
     parser.add_argument("--summary", type=Path, help="a file that the lines are appended to")
+    parser.add_argument("--discard", action="store_true", help="keep no histories of a failure")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10_000) if options.seed is None else options.seed
     names = options.only or workloads()
     folder = Path(tempfile.mkdtemp(prefix="leasing-chaos-"))
     right = True
     with ExitStack() as stack:
-        stack.enter_context(_in_time(options.seconds + PATIENCE * len(names)))
+        stack.enter_context(in_time(options.seconds + PATIENCE * len(names)))
         try:
             database = postgres(folder) if options.db == "postgresql" else nullcontext()
             server = stack.enter_context(database)
@@ -99,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         except NoServer as error:
             print(f"chaos: not run: {error}", file=sys.stderr)
             right = False
-        if right:
+        if right or options.discard:
             shutil.rmtree(folder, ignore_errors=True)
         else:
             print(f"chaos: the histories are in {folder}")
@@ -282,7 +283,7 @@ def _wait_for_work(world: object) -> None:
 
 
 @contextmanager
-def _in_time(seconds: float) -> Iterator[None]:
+def in_time(seconds: float) -> Iterator[None]:
     """End this process when its time is over, whatever it waits for. Its servers and processes end
     with it: the system kills them."""
 

@@ -71,16 +71,21 @@ def stop(world: World, chance: random.Random) -> Iterator[Found]:
 
 
 def stop_inside(world: World, chance: random.Random) -> Iterator[Found]:
-    """SIGSTOP of a process that is between the reading and the end of a write."""
-    deadline = time.monotonic() + 3
-    while time.monotonic() < deadline:
+    """SIGSTOP of a process that is between the reading and the end of a write, of the kind of
+    resource that has been hit least."""
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < 3:
         for victim in world.choose(chance):
-            if victim.is_inside("write"):
-                world.signal(victim, signal.SIGSTOP)
-                if victim.is_inside("write"):
-                    yield from _stopped(world, [victim])
-                    return
-                world.signal(victim, signal.SIGCONT)
+            resource = victim.inside("write")
+            kind = (resource or "").partition(":")[0]
+            if resource is None or world.inside[kind] > waited:
+                continue
+            world.signal(victim, signal.SIGSTOP)
+            if victim.inside("write") == resource:
+                world.inside[kind] += 1
+                yield from _stopped(world, [victim])
+                return
+            world.signal(victim, signal.SIGCONT)
         time.sleep(0.005)
     yield {"hits": 0}
 
@@ -255,7 +260,8 @@ def plan(
         if not waiting:
             waiting = chance.sample(names, len(names))
         name = waiting.pop(0)
-        lasts = chance.choice(FAULTS[name].lasts) if planned else max(FAULTS[name].lasts)
+        is_first = len(planned) < len(first)
+        lasts = max(FAULTS[name].lasts) if is_first else chance.choice(FAULTS[name].lasts)
         planned.append(Planned(at, lasts, name, chance.randrange(1 << 30)))
         is_alone = at < seconds / 2 or chance.random() < 0.3
         at += (lasts if is_alone else 0.0) + chance.uniform(0.5, 2.5)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 
 from tests.brokers import Program, free_ports
-from tests.postgres import OPTIONS, Server, find_account, serve
+from tests.postgres import OPTIONS, START_TIMEOUT, NoServer, Server, find_account, serve
 from tests.proxy import DatabaseProxy, TcpProxy
 
 #: The template of the databases of workloads.
 TEMPLATE = "chaos_template"
-#: The database that PgBouncer logs in to for itself needs no name: any client may use it.
+PGBOUNCER = Path("/usr/sbin/pgbouncer")
+#: Any client may use any database.
 POOLER = """
 [databases]
 * = host={folder} user=postgres
@@ -31,7 +33,6 @@ default_pool_size = 20
 max_client_conn = 500
 query_wait_timeout = 5
 server_login_retry = 1
-logfile = {folder}/pgbouncer.log
 """
 
 
@@ -70,32 +71,39 @@ def postgres(folder: Path) -> Iterator[Postgres]:
         "checkpoint_timeout": "60",
         "max_connections": "60",
     }
-    with serve(options) as server, ExitStack() as stack:
-        proxy = DatabaseProxy(server.folder)
-        stack.callback(proxy.close)
-        pooler = _pooler(stack, server, folder)
+    (port,) = free_ports(1)
+    with (
+        serve(options) as server,
+        closing(DatabaseProxy(server.folder)) as proxy,
+        pgbouncer(server.folder, folder, port) as pooler,
+    ):
         yield Postgres(server, proxy, pooler)
 
 
-def _pooler(stack: ExitStack, server: Server, folder: Path) -> TcpProxy | None:
-    program = Path("/usr/sbin/pgbouncer")
-    if not program.exists():
-        print(
-            "chaos: no pgbouncer (Debian: pgbouncer); its processes use the proxy", file=sys.stderr
-        )
-        return None
-    (port,) = free_ports(1)
-    config = server.folder / "pgbouncer.ini"
-    config.write_text(POOLER.format(folder=server.folder, port=port))
+@contextmanager
+def pgbouncer(sockets: Path, folder: Path, port: int) -> Iterator[TcpProxy | None]:
+    """Run PgBouncer before the server whose socket is in ``sockets``, and a proxy before that; None
+    if it is not installed. Raises ``NoServer`` if it does not start."""
+    if not PGBOUNCER.exists():
+        print("chaos: no pgbouncer (Debian: pgbouncer): without it in the path", file=sys.stderr)
+        yield None
+        return
+    config = sockets / "pgbouncer.ini"
+    config.write_text(POOLER.format(folder=sockets, port=port))
     config.chmod(0o644)
-    process = Program(
-        [*find_account().prefix, str(program), str(config)], {}, folder / "pgbouncer.out"
-    )
-    process.start()
-    stack.callback(process.end, signal.SIGTERM)
-    proxy = TcpProxy(port)
-    stack.callback(proxy.close)
-    return proxy
+    command = [*find_account().prefix, str(PGBOUNCER), str(config)]
+    program = Program(command, {}, folder / "pgbouncer.out")
+    program.start()
+    try:
+        deadline = time.monotonic() + START_TIMEOUT
+        while "process up" not in program.output:
+            if not program.runs() or time.monotonic() > deadline:
+                raise NoServer(f"PgBouncer did not start:\n{program.output}")
+            time.sleep(0.02)
+        with closing(TcpProxy(port)) as proxy:
+            yield proxy
+    finally:
+        program.end(signal.SIGTERM)
 
 
 def terminate_all(session: psycopg.Connection, database: str) -> int:

@@ -6,8 +6,10 @@ import json
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,8 +32,6 @@ from tests.proxy import TcpProxy
 BEAT, STALL = 0.02, 0.25
 #: Seconds after which an ended process is started again.
 RESTART_AFTER = 0.3
-#: Seconds that processes have to stop.
-STOP_TIMEOUT = 20.0
 
 
 @dataclass
@@ -74,14 +74,16 @@ class Running:
             found.append(pid)
         return found[1:]
 
-    def is_inside(self, name: str) -> bool:
-        """Return True if the last line of its history is the begin of such a call."""
+    def inside(self, name: str) -> str | None:
+        """Return the resource of the call that its history has begun last, if it is such a one and
+        has not ended."""
         file = self.folder / f"{self.process_name}.jsonl"
-        with suppress(OSError), file.open("rb") as history:
-            history.seek(max(0, file.stat().st_size - 500))
-            lines = history.read().splitlines()
-            return bool(lines) and f'"kind": "{INVOKE}", "name": "{name}"'.encode() in lines[-1]
-        return False
+        with suppress(OSError, ValueError, IndexError), file.open("rb") as history:
+            history.seek(max(0, file.stat().st_size - 1000))
+            last = json.loads(history.read().splitlines()[-1])
+            if (last["kind"], last["name"]) == (INVOKE, name):
+                return str(last["resource"])
+        return None
 
 
 class World:
@@ -99,11 +101,15 @@ class World:
         self.database = database
         self._postgres = postgres
         self._web = web
+        #: Seconds that processes have to stop.
+        self.stop_timeout = 20.0
         #: Variables of the environment of all processes.
         self.settings = settings
         self.crew: list[Running] = []
         self.recorder = Recorder(run.folder, "chaos")
         self.violations: list[Violation] = []
+        #: How often processes were stopped inside a write, by kinds of resources.
+        self.inside: Counter[str] = Counter()
 
     @property
     def postgres(self) -> Postgres:
@@ -184,7 +190,7 @@ class World:
             if each.has_stopped or each.process.poll() is None:
                 continue
             if not each.again_at:
-                if not each.is_hit:
+                if not (each.is_hit or each.actor.may_end):
                     end = each.process.output[-1500:]
                     words = f"{each.actor.name} ended with {each.process.returncode}:\n{end}"
                     self.violations.append(Violation("a process ended by itself", words))
@@ -202,14 +208,14 @@ class World:
             self.signal(each, signal.SIGCONT)
             with suppress(ProcessLookupError):
                 each.process.terminate()
-        deadline = time.monotonic() + STOP_TIMEOUT
+        deadline = time.monotonic() + self.stop_timeout
         for each in present:
             each.has_stopped = True
             try:
                 each.process.wait(max(0.1, deadline - time.monotonic()))
-            except Exception:  # of ``subprocess``: it still runs
+            except subprocess.TimeoutExpired:
                 end = each.process.output[-1500:]
-                words = f"{each.actor.name} did not stop within {STOP_TIMEOUT:g} s:\n{end}"
+                words = f"{each.actor.name} did not stop within {self.stop_timeout:g} s:\n{end}"
                 self.violations.append(Violation("a process hangs at the end", words))
             _end(each)
 

@@ -1,0 +1,130 @@
+"""Copies of the project that lack one condition each: a run must find what is wrong with them.
+
+``python -m tests.chaos.sabotage`` tries all, or those that it names, and prints what the checker
+said. A text that isn't in its file exactly once is an error: whoever changes it carries the
+sabotage along.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.plugin import ROOT
+
+#: What a copy has.
+COPIED = ("leasing", "tasks", "project", "templates", "tests", "manage.py", "pyproject.toml")
+
+
+class Sabotage(NamedTuple):
+    """A condition that is taken away, and the run that misses it."""
+
+    file: str
+    text: str
+    replacement: str
+    workload: str
+    #: Of the faults alone that it takes.
+    faults: str
+    #: The rule that is broken.
+    rule: str
+    seconds: int = 15
+
+
+SABOTAGES = {
+    "a renewal does not compare the grant": Sabotage(
+        "leasing/querysets/states.py",
+        "return self._everything().filter(pk=row.pk, grant_id=row.grant_id).holding()",
+        "return self._everything().filter(pk=row.pk).holding()",
+        "leases",
+        "stop",
+        "tokens rise",
+        20,
+    ),
+    "a fenced row does not compare the token": Sabotage(
+        "leasing/fencing.py",
+        'self._accepting = {"fence__lt" if strictly else "fence__lte": self._token}',
+        "self._accepting: dict[str, int] = {}",
+        "register",
+        "stop-inside",
+        "'fenced:",
+        24,
+    ),
+    "acquire does not look at expires_at": Sabotage(
+        "leasing/querysets/lease.py",
+        "return self.filter(Q(released_at__isnull=False) | Q(expires_at__lte=graced))",
+        "return self.filter(Q(released_at__isnull=False) | Q(expires_at__isnull=False))",
+        "leases",
+        "kill",
+        "two holders at once",
+        8,
+    ),
+    "a completion does not compare the grant": Sabotage(
+        "tasks/querysets/sql/complete.py",
+        "\n    AND uuid_send({table}.grant_id) = "
+        "substring({grants}::bytea FROM 16 * {place} - 15 FOR 16)",
+        "",
+        "queue",
+        "stop",
+        "completed by its holder",
+        25,
+    ),
+    "trust begins with the answer": Sabotage(
+        "leasing/hold/held_grant.py",
+        "believed = sent_at + renewal.remaining - margin(grant.ttl)",
+        "believed = self._keeper.clock() + renewal.remaining - margin(grant.ttl)",
+        "leases",
+        "late-and-black",
+        "two holders at once",
+        20,
+    ),
+}
+
+
+def sabotaged(sabotage: Sabotage, root: Path = ROOT) -> str:
+    """Return the file with the replacement. Raises ValueError unless the text is there once."""
+    text = (root / sabotage.file).read_text()
+    if (count := text.count(sabotage.text)) != 1:
+        raise ValueError(f"{count} times in {sabotage.file}, not once: {sabotage.text}")
+    return text.replace(sabotage.text, sabotage.replacement)
+
+
+def run(sabotage: Sabotage, folder: Path, seed: int = 1) -> subprocess.CompletedProcess[str]:
+    """Run the workload on a copy in ``folder``."""
+    changed = sabotaged(sabotage)
+    for name in COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    (folder / sabotage.file).write_text(changed)
+    command = [sys.executable, "-m", "tests.chaos", "--only", sabotage.workload]
+    command += ["--seconds", str(sabotage.seconds), "--seed", str(seed)]
+    return subprocess.run(
+        [*command, "--discard", "--faults", *sabotage.faults.split()],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+    )
+
+
+def main(names: list[str]) -> int:
+    missed = 0
+    for name, sabotage in SABOTAGES.items():
+        if names and name not in names:
+            continue
+        with tempfile.TemporaryDirectory(prefix="leasing-sabotage-") as folder:
+            done = run(sabotage, Path(folder))
+        is_found = done.returncode == 1 and sabotage.rule in done.stdout
+        missed += not is_found
+        print(f"{'found' if is_found else 'MISSED'}: {name}\n{done.stdout}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
