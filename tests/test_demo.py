@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import urllib.request
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.core.management.base import CommandError
+from django.core.management import CommandError, call_command
 
 from leasing.models import AuditEntry, LeaseEvent
 from project.bakery.models import Oven
@@ -22,7 +25,9 @@ from project.two_services import two_services
 from tasks.models import Task
 from tests.brokers import free_ports
 from tests.conftest import Spawn
+from tests.plugin import ROOT
 from tests.processes import wait_for
+from tests.tutorial import read_scenario
 
 
 @pytest.fixture
@@ -174,3 +179,33 @@ def is_free(port: int) -> bool:
     """Return True if nobody listens at ``port``."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.slow
+def test_the_scenario_is_played_as_the_tutorial_shows_it() -> None:
+    played = subprocess.run(
+        [sys.executable, "manage.py", "demo", "--scenario", "abc"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "default"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert (played.returncode, played.stderr) == (0, "")
+    assert plot_of(played.stdout) == plot_of(read_scenario())
+
+
+def plot_of(output: str) -> list[str]:
+    """Return the story and the events of the traces, without what differs from run to run."""
+    story = [line for line in output.splitlines() if line.startswith("story")]
+    rows = re.findall(r"^20\S+ \S+ +\S+ s +(\w+) +(\d?)", output, re.MULTILINE)
+    # How often a lease was renewed depends on the machine.
+    events = [" ".join(row) for row in rows if row[0] != "renewed"]
+    return [*(re.sub(r"worker-\d", "worker", line) for line in story), *events]
+
+
+def test_another_scenario_is_refused() -> None:
+    with pytest.raises(CommandError, match="invalid choice: 'xyz'"):
+        call_command("demo", "--scenario", "xyz")

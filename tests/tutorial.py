@@ -29,6 +29,8 @@ from tests.plugin import ROOT
 from tests.postgres import OPTIONS, Server, serve
 
 PAGE = ROOT / "docs" / "tutorial.md"
+#: The heading of its last part, which ``tests/test_demo.py`` plays.
+SCENARIO = "## Three jobs in half a minute"
 #: The distributions that the tutorial installs besides what every project has.
 DISTRIBUTIONS = ("psycopg", "psycopg-binary")
 #: A server that keeps what it has acknowledged, as that of a reader does. Else each command warns.
@@ -248,8 +250,14 @@ def names_in(expected: str) -> list[str]:
 
 
 def read_page() -> list[Block]:
-    """Return the blocks of the tutorial."""
-    return blocks_of(PAGE.read_text())
+    """Return the blocks of the tutorial up to its scenario, which needs a checkout."""
+    return blocks_of(PAGE.read_text().partition(SCENARIO)[0])
+
+
+def read_scenario() -> str:
+    """Return the output of the scenario as the tutorial shows it."""
+    _, shown = blocks_of(PAGE.read_text().partition(SCENARIO)[2])
+    return shown.text
 
 
 def follow(folder: Path) -> None:

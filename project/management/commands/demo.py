@@ -60,9 +60,20 @@ class Command(BaseCommand):
             default=1,
             help="1: leases and tasks in one service; 2: in two (default: 1)",
         )
+        parser.add_argument(
+            "--scenario",
+            choices=("abc",),
+            help="Play a story of half a minute instead, in a database of its own: three jobs, of "
+            "which one is quick, one outlives its lease, and one is killed with its worker",
+        )
         parser.add_argument("--prepare", action="store_true", help=SUPPRESS)
 
     def handle(self, **options: Any) -> None:
+        if options["scenario"]:
+            from project import scenario
+
+            scenario.play()
+            return
         if options["prepare"]:
             self._prepare(os.environ["DEMO_PASSWORD"])
             return
