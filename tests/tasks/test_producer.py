@@ -101,10 +101,26 @@ def test_options_cannot_be_mistaken_for_parameters_of_the_handler() -> None:
     assert paint.enqueue(priority="a", self="b", data="c").priority == 0
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("prio", "did you mean 'priority'"),
+        ("countdown", "delay"),
+        ("data", "the data of the task goes to enqueue"),
+        ("args", "the data of the task goes to enqueue"),
+    ],
+)
+def test_using_refuses_an_unknown_option_before_anything_is_enqueued(
+    send: Any, option: str, said: str
+) -> None:
+    with pytest.raises(TypeError, match=option) as error:
+        send.using(**{option: 5})
+
+    assert said in str(error.value)
+
+
 @pytest.mark.django_db
-def test_an_option_that_does_not_exist_is_refused(send: Any) -> None:
-    with pytest.raises(TypeError, match="prio"):
-        send.using(prio=5).enqueue(invoice_id=7)
+def test_an_option_of_one_task_is_refused_for_many(send: Any) -> None:
     with pytest.raises(TypeError, match="unique_key"):
         send.using(unique_key="x").enqueue_many([send.data(invoice_id=7)])
 
