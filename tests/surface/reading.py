@@ -286,7 +286,7 @@ def of_admin(operator: Client, model: type[Model]) -> Iterator[str]:
 # Commands
 
 
-#: The arguments of each command with --json; of the others, none.
+#: The arguments of each command with --json that needs some, other than the id of a task.
 GIVEN = {
     "api_tokens create": ["robot", "--scope", "leasing.view_lease"],
     "api_tokens revoke": ["ci"],
@@ -309,34 +309,33 @@ GIVEN = {
 }
 
 
-#: Commands that are run once for each task.
-OF_A_TASK = ("tasks explain", "tasks show")
-
-
 def commands() -> Iterator[str]:
     """Return the keys of what each command prints as JSON. Verbs change the rows."""
     for name, app in sorted(get_commands().items()):
         if app in ("leasing", "tasks"):
             parser = load_command_class(app, name).create_parser("manage.py", name)
-            for words in with_json(parser, [name]):
-                yield from of_command(words)
+            for words, is_of_a_task in with_json(parser, [name]):
+                yield from of_command(words, is_of_a_task)
 
 
-def with_json(parser: argparse.ArgumentParser, words: list[str]) -> Iterator[list[str]]:
-    """Return the command lines that take --json."""
+def with_json(
+    parser: argparse.ArgumentParser, words: list[str]
+) -> Iterator[tuple[list[str], bool]]:
+    """Return the command lines that take --json, each with whether it wants the id of a task."""
     actions: list[Any] = vars(parser)["_actions"]
     if any("--json" in each.option_strings for each in actions):
-        yield words
+        yield words, any(each.dest == "id" for each in actions)
     for inner in (each.choices for each in actions if isinstance(each.choices, dict)):
         for name, each in inner.items():
             if name not in get_commands():  # which has lines of its own
                 yield from with_json(each, [*words, name])
 
 
-def of_command(words: list[str]) -> Iterator[str]:
+def of_command(words: list[str], is_of_a_task: bool) -> Iterator[str]:
+    """Return the keys of the JSON of one command, of every task if it is about one."""
     name = " ".join(words)
     given = GIVEN.get(name, [])
-    each_task = [[str(pk)] for pk in keys(Task)] if name in OF_A_TASK else []
+    each_task = [[str(pk)] for pk in keys(Task)] if is_of_a_task else []
     for more in each_task or [given]:
         out = io.StringIO()
         call_command(*words, *more, "--json", stdout=out, stderr=io.StringIO())
