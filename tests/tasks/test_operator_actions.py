@@ -29,14 +29,14 @@ import leasing.urls
 import tasks.urls
 from leasing import once
 from leasing.functions import after
-from leasing.models import ApiToken, AuditEntry, Lease, OnceKey
+from leasing.models import ApiToken, AuditEntry, Lease, LeaseEvent, OnceKey
 from leasing.runtime.aio import drive
 from leasing.runtime.labels import label
 from project.urls import api
 from tasks.dashboard.operator_actions import ACTIONS as TASK_ACTIONS
 from tasks.exceptions import GiveUp
 from tasks.generator import start_generator, start_unless_asked, stop_generator
-from tasks.models import GeneratorDesiredState, OutboxMessage, Queue, Schedule, Task
+from tasks.models import GeneratorDesiredState, OutboxMessage, Queue, Schedule, ScheduleSlot, Task
 from tasks.outbox import publish
 from tests.factories import claimed, make_lease, make_task
 from tests.pages import Page
@@ -64,6 +64,8 @@ class Action:
     #: What else it is sent with, from forms and in a body of JSON.
     fields: Callable[[Any], dict[str, Any]] = lambda row: {}
     audited: str = ""
+    #: Where the row, or its history, has the name of the operator; and the reason, if all give one.
+    signed: Callable[[Any], str] = lambda row: f"olga: {REASON}"
     deletes: bool = False
     #: A wish, which is done if somebody else has made it come true.
     is_wish: bool = False
@@ -176,6 +178,15 @@ def typed(row: Any) -> dict[str, Any]:
     return {"typed": label(row.lease_resource)}
 
 
+def in_its_error(task: Task) -> str:
+    return task.last_error
+
+
+def in_its_event(row: Any) -> str:
+    event = LeaseEvent.objects.get(kind="revoked")
+    return f"{event.actor}: {event.reason}"
+
+
 TASK_PAGE, LEASE_PAGE = "/ops/tasks/{pk}/", "/ops/leases/{lease_id}/"
 SCHEDULES, GENERATOR = "/ops/schedules/", "/ops/generator/"
 
@@ -212,6 +223,7 @@ ACTIONS: dict[str, Action] = {
         settled=lambda task: ends(claimed(task, "next")),
         granted_again=comes_back,
         reason="all",
+        signed=in_its_error,
         page=f"{TASK_PAGE}cancel/",
         offered_on=TASK_PAGE,
         list="/ops/tasks/bulk/cancel/",
@@ -238,6 +250,7 @@ ACTIONS: dict[str, Action] = {
         granted_again=is_lost,
         reason="all",
         fields=typed,
+        signed=in_its_error,
         page=f"{LEASE_PAGE}revoke/",
         offered_on=TASK_PAGE,
         admin="leasing_tasks.task",
@@ -250,6 +263,7 @@ ACTIONS: dict[str, Action] = {
         granted_again=changes_hands,
         reason="all",
         fields=typed,
+        signed=in_its_event,
         page=f"{LEASE_PAGE}revoke/",
         offered_on=LEASE_PAGE,
         admin="leasing.lease",
@@ -273,6 +287,7 @@ ACTIONS: dict[str, Action] = {
         row=queue(is_paused=False),
         settled=lambda queue: Queue.objects.pause(queue.name, by="emil", reason="first"),
         reason="all",
+        signed=lambda queue: f"{queue.paused_by}: {queue.reason}",
         page="/ops/queues/pause/",
         offered_on="/ops/queues/",
         admin="leasing_tasks.queue",
@@ -295,6 +310,7 @@ ACTIONS: dict[str, Action] = {
         row=schedule(),
         settled=lambda row: Schedule.objects.pause(by="emil"),
         reason="programs",
+        signed=lambda row: row.paused_by,
         page="/ops/schedules/{pk}/pause/",
         offered_on=SCHEDULES,
         admin="leasing_tasks.schedule",
@@ -318,6 +334,7 @@ ACTIONS: dict[str, Action] = {
         settled=lambda row: Schedule.objects.run_now(by="emil"),
         reason="programs",
         audited="run",
+        signed=lambda row: ScheduleSlot.objects.get().run_by,
         page="/ops/schedules/{pk}/run/",
         offered_on=SCHEDULES,
         admin="leasing_tasks.schedule",
@@ -329,6 +346,7 @@ ACTIONS: dict[str, Action] = {
         row=generator(is_started=False),
         settled=lambda row: start_generator(by="emil"),
         is_wish=True,
+        signed=lambda row: row.changed_by,
         page="/ops/generator/start/",
         offered_on=GENERATOR,
         api="POST /generator/start",
@@ -338,6 +356,7 @@ ACTIONS: dict[str, Action] = {
         row=generator(is_started=True),
         settled=lambda row: stop_generator(by="emil"),
         is_wish=True,
+        signed=lambda row: row.changed_by,
         page="/ops/generator/stop/",
         offered_on=GENERATOR,
         api="DELETE /generator/stop",
@@ -410,6 +429,10 @@ class Interface:
         forms = [each for each in page.all("form") if each.get("action") == self.url(row)]
         return forms[0] if forms else None
 
+    def ask(self, client: Client, row: Any) -> Any:
+        """The answer to a look at what would be done, of an interface that asks first."""
+        raise NotImplementedError
+
     def send(self, client: Client, row: Any, seen: dict[str, str], reason: str) -> Answer:
         said = {name: "on" if value is True else value for name, value in self.more(row).items()}
         return self.read(client.post(self.url(row), seen | {"reason": reason} | said))
@@ -441,17 +464,17 @@ class List(Interface):
         buttons = Page(client.get("/ops/tasks/")).all("button[formaction]")
         return self.url(row) in {each["formaction"] for each in buttons}
 
+    def ask(self, client: Client, row: Any) -> Any:
+        return client.get(self.url(row), {"task": row.pk})
+
     def look(self, client: Client, row: Any) -> dict[str, str]:
-        response = client.get(self.url(row), {"task": row.pk})
-        assert response.status_code == 200, response.status_code
-        return Page(response).hidden
+        return Page(self.ask(client, row)).hidden
 
 
-class Admin(Interface):
+class Admin(List):
     """The action in the list of Django's admin, and the button on the page of a row."""
 
     via = "admin"
-    asks = True
 
     def url(self, row: Any) -> str:
         return reverse(f"admin:{self._prefix}_changelist")
@@ -467,13 +490,9 @@ class Admin(Interface):
         (is_offered,) = found  # by the list and by the page of the row alike
         return is_offered
 
-    def look(self, client: Client, row: Any) -> dict[str, str]:
-        response = client.post(self.url(row), self._chosen(row))
-        assert response.status_code == 200, response.status_code
-        return Page(response).hidden
-
-    def _chosen(self, row: Any) -> dict[str, str]:
-        return {"action": self.name.split()[0], "_selected_action": str(row.pk)}
+    def ask(self, client: Client, row: Any) -> Any:
+        chosen = {"action": self.name.split()[0], "_selected_action": str(row.pk)}
+        return client.post(self.url(row), chosen)
 
 
 class BareAdmin(Admin):
@@ -666,6 +685,10 @@ def test_an_action_is_done_and_recorded(way: Interface, operator: Client) -> Non
     assert answer.outcome == "done", answer
     assert state_of(row) != before
     assert (state_of(row)[0] is None) == way.action.deletes
+    if not way.action.deletes:
+        row.refresh_from_db()
+        told = [REASON] if way.action.reason == "all" else []
+        assert all(each in way.action.signed(row) for each in ["olga", *told])
     entry = AuditEntry.objects.get()
     verb = way.action.audited or way.name.split()[0]
     assert (entry.by, entry.verb, entry.via) == ("olga", verb, way.via)
@@ -685,7 +708,7 @@ def test_an_action_that_asks_first_changes_nothing_until_it_is_confirmed(
     row = way.action.row()
     before = state_of(row)
 
-    way.look(operator, row)
+    assert way.ask(operator, row).status_code == 200
 
     assert (state_of(row), AuditEntry.objects.count()) == (before, 0)
 
@@ -714,9 +737,11 @@ def test_an_action_is_refused_without_permission_or_csrf_token_and_while_read_on
     assert way.send(other, row, seen, REASON).outcome == "refused", "without permission"
     assert way.send(strict, row, seen, REASON).outcome == "refused", "without the CSRF token"
     assert not way.offered(other, row)
+    assert not way.asks or way.ask(other, row).status_code == 403
     settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
     assert way.send(operator, row, seen, REASON).outcome == "refused", "while read-only"
     assert not way.offered(operator, row)
+    assert not way.asks or way.ask(operator, row).status_code == 403
 
     assert (state_of(row), AuditEntry.objects.count()) == (before, 0)
 

@@ -11,7 +11,6 @@ from django.contrib.sessions.models import Session
 from django.test import Client
 
 from leasing.models import ApiToken, AuditEntry
-from tests.api_calls import call
 from tests.fixtures import client_with
 
 pytestmark = pytest.mark.django_db
@@ -90,19 +89,6 @@ def test_nobody_gives_a_scope_that_they_lack(maker: Client) -> None:
 def test_the_form_says_what_is_wrong(maker: Client, wrong: dict[str, str], said: str) -> None:
     assert said in maker.post(f"{LIST}add/", FORM | wrong).content.decode()
     assert not ApiToken.objects.exists()
-
-
-def test_a_token_is_revoked_from_its_page(maker: Client) -> None:
-    _, secret = made(maker)
-    token = ApiToken.objects.get()
-    assert "Revoke token…" in maker.get(f"{LIST}{token.pk}/change/").content.decode()
-    act = {"action": "revoke", "_selected_action": token.pk, "confirmed": "yes", "reason": "leaked"}
-    assert "Revoked" in maker.post(LIST, act, follow=True).content.decode()
-    headers = {"Authorization": f"Bearer {secret}"}
-    assert call(Client(), "GET", "/leases", headers=headers).status == 401
-    entry = AuditEntry.objects.get(verb="revoke")
-    assert (entry.by, entry.reason, entry.changed) == ("olga", "leaked", 1)
-    assert "Revoke token…" not in maker.get(f"{LIST}{token.pk}/change/").content.decode()
 
 
 def test_a_viewer_makes_and_revokes_none(viewer: Client) -> None:

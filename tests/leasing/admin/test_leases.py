@@ -16,7 +16,6 @@ import leasing
 from leasing import audit
 from leasing.admin import actions, base, changelist
 from leasing.admin.changelist import CappedPaginator
-from leasing.admin.leases import REVOKE_LEASES
 from leasing.dashboard import operator_actions
 from leasing.functions import database_now
 from leasing.humanize import stamp
@@ -26,7 +25,6 @@ from leasing.web.counts import Capped
 from tasks.models import Schedule, ScheduleSlot
 from tests.factories import make_lease, make_leases
 from tests.fixtures import client_with
-from tests.leasing.support import stored
 from tests.pages import Page, assert_cheap, get, queries, sent_by, signed_in
 
 pytestmark = pytest.mark.django_db
@@ -194,15 +192,6 @@ def test_the_paginator_counts_no_further_than_its_cap(monkeypatch: pytest.Monkey
 # Actions
 
 
-def test_a_revocation_asks_first_and_states_its_consequence(operator: Client) -> None:
-    lease = make_lease(resource="berth")
-    before = stored(lease)
-    page = Page(act(operator, [lease]))
-    assert REVOKE_LEASES.question in page.text and REVOKE_LEASES.consequence in page.text
-    assert [each.text for each in page.all(".leasing-names li")] == ["berth"]
-    assert stored(lease) == before
-
-
 def test_a_confirmed_revocation_calls_the_same_service(operator: Client) -> None:
     held, over = make_lease(), make_lease(state="released")
     said = {"confirmed": "yes", "reason": "they hang"}
@@ -212,23 +201,6 @@ def test_a_confirmed_revocation_calls_the_same_service(operator: Client) -> None
     event = LeaseEvent.objects.get(kind="revoked")
     assert (event.resource, event.actor, event.reason) == (held.resource, "olga", "they hang")
     assert LogEntry.objects.filter(object_id=str(held.pk)).exists()
-
-
-def test_a_revocation_without_a_reason_asks_again(operator: Client) -> None:
-    lease = make_lease()
-    before = stored(lease)
-    page = Page(act(operator, [lease], confirmed="yes", reason="", typed=lease.resource))
-    assert page.invalid == {"reason"}
-    assert stored(lease) == before
-
-
-def test_a_revocation_needs_its_permission(viewer: Client) -> None:
-    lease = make_lease()
-    before = stored(lease)
-    assert "revoke" not in get(viewer, LEASES).choices("action")
-    said = {"confirmed": "yes", "reason": "x", "typed": lease.resource}
-    assert act(viewer, [lease], **said).status_code == 403
-    assert stored(lease) == before
 
 
 def test_an_action_takes_no_more_rows_than_it_says(
@@ -261,17 +233,6 @@ def test_what_no_page_has_sent_is_refused(operator: Client) -> None:
     for picked in ("", "[", "[1]", '[["x", 1]]', "{}x", '[[1, "x"]]'):
         said = {"confirmed": "yes", "picked": picked, "reason": "x", "typed": lease.resource}
         assert act(operator, [lease], **said).status_code == 403, picked
-
-
-def test_a_lease_that_another_got_meanwhile_is_left_to_them(operator: Client) -> None:
-    lease = make_lease()
-    sent = Page(act(operator, [lease])).hidden
-    Lease.objects.release(lease)
-    Lease.objects.acquire(lease.resource, holder="next")
-    said = {"reason": "x", "typed": lease.resource}
-    notice = Page(operator.post(LEASES, sent | said, follow=True)).notice
-    assert (notice.tone, notice.numbers) == ("warn", [0, 1, 1])
-    assert stored(lease)["holder"] == "next" and stored(lease)["released_at"] is None
 
 
 def test_hostile_names_are_inert(operator: Client) -> None:

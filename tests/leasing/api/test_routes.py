@@ -61,42 +61,6 @@ def ids(answer: Any) -> list[int | str]:
 # The contract
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "state", "status"),
-    [
-        ("POST", "", "free", 201),
-        ("POST", "", "active", 409),
-        ("POST", "", "another's", 409),
-        ("POST", "", "expired", 201),
-        ("POST", "", "released", 201),
-        ("POST", "", "revoked", 201),
-        ("PUT", "/renew", "free", 404),
-        ("PUT", "/renew", "active", 201),
-        ("PUT", "/renew", "another's", 404),
-        ("PUT", "/renew", "expired", 404),
-        ("PUT", "/renew", "released", 404),
-        ("PUT", "/renew", "revoked", 404),
-        ("DELETE", "/release", "free", 404),
-        ("DELETE", "/release", "active", 201),
-        ("DELETE", "/release", "another's", 404),
-        ("DELETE", "/release", "expired", 404),
-        ("DELETE", "/release", "released", 404),
-        ("DELETE", "/release", "revoked", 404),
-        ("DELETE", "/{id}", "free", 404),
-        ("DELETE", "/{id}", "active", 200),
-        ("DELETE", "/{id}", "another's", 404),
-        ("DELETE", "/{id}", "expired", 404),
-        ("DELETE", "/{id}", "released", 404),
-        ("DELETE", "/{id}", "revoked", 404),
-    ],
-)
-def test_each_verb_answers_what_the_contract_says_in_each_state(
-    client: Client, method: str, path: str, state: str, status: int
-) -> None:
-    lease = lease_that_is(state)
-    assert call(client, method, f"/leases{path.format(id=lease.pk)}", TERM).status == status
-
-
 def test_a_lease_shows_both_spellings_and_times_in_utc_with_milliseconds(client: Client) -> None:
     made = call(client, "POST", "/leases", TERM).body
     assert set(made) == SNAKE | CAMEL | TERMS | CAMEL_TERMS

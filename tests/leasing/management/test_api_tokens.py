@@ -86,15 +86,6 @@ def test_it_lists_tokens_without_what_proves_them(capsys: pytest.CaptureFixture[
     assert not [each for each in hidden if each in shown]
 
 
-def test_it_revokes_a_token(capsys: pytest.CaptureFixture[str]) -> None:
-    secret = facts(capsys, *CREATE)["secret"]
-    assert facts(capsys, "revoke", "ci", "--reason", "leaked") == {"revoked": 1, "name": "ci"}
-    assert ApiToken.objects.bearing(secret) is None
-    assert AuditEntry.objects.get(verb="revoke").reason == "leaked"
-    with pytest.raises(CommandError, match="ci was revoked already"):
-        call_command("api_tokens", "revoke", "ci")
-
-
 def test_it_lists_the_scopes_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     listed = facts(capsys, "scopes")
     assert {"leasing.change_lease", "leasing_tasks.view_payload"} <= set(listed)

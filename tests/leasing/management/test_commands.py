@@ -227,20 +227,6 @@ def test_hostile_text_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("state", ["active", "expired"])
-def test_a_lease_is_taken_from_its_holder(capsys: pytest.CaptureFixture[str], state: str) -> None:
-    other = make_lease()
-    make_lease(resource="crane:1", holder="ann", state=state)
-
-    text = printed(capsys, "revoke", "crane:1", "--reason", "it burns", "--by", "root")
-
-    assert "ann" in text and "crane:1" in text and text.count("\n") == 1
-    event = LeaseEvent.objects.get(kind="revoked")
-    assert (event.resource, event.reason, event.actor) == ("crane:1", "it burns", "root")
-    assert list(Lease.objects.active()) == [other]
-
-
-@pytest.mark.django_db
 def test_who_revokes_is_by_default_who_runs_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getpass, "getuser", lambda: "alice")
     make_lease(resource="crane:1")

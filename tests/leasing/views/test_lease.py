@@ -10,8 +10,7 @@ from leasing import once
 from leasing.models import Lease, leasable_models
 from tests.factories import make_lease, make_task
 from tests.fixtures import client_with
-from tests.leasing.support import stored
-from tests.pages import assert_cheap, get, sent_by, signed_in, user_with
+from tests.pages import assert_cheap, get, sent_by, signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -44,37 +43,6 @@ def test_without_permission_pages_answer_403() -> None:
 
 def test_to_be_staff_is_no_permission() -> None:
     assert signed_in(is_staff=True).get(LIST).status_code == 403
-
-
-def test_a_revocation_without_permission_answers_403_and_changes_nothing(viewer: Client) -> None:
-    lease = make_lease()
-    before = stored(lease)
-    response = viewer.post(url_of(lease, "revoke"), {"reason": "just so"})
-    assert response.status_code == 403
-    assert stored(lease) == before
-
-
-def test_a_revocation_needs_a_csrf_token() -> None:
-    lease = make_lease()
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(user_with(VIEW, REVOKE))
-    before = stored(lease)
-    assert client.post(url_of(lease, "revoke"), {"reason": "x"}).status_code == 403
-    assert stored(lease) == before
-
-
-def test_get_changes_nothing(operator: Client) -> None:
-    lease = make_lease()
-    before = stored(lease)
-    assert operator.get(url_of(lease, "revoke")).status_code == 405
-    assert operator.get(url_of(lease)).status_code == 200
-    assert stored(lease) == before
-
-
-def test_who_may_not_revoke_sees_no_form(viewer: Client, operator: Client) -> None:
-    lease = make_lease()
-    assert url_of(lease, "revoke") not in get(viewer, url_of(lease)).forms
-    assert url_of(lease, "revoke") in get(operator, url_of(lease)).forms
 
 
 def test_pages_are_not_kept_by_caches(viewer: Client) -> None:

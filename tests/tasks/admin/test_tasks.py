@@ -11,7 +11,6 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
-from pytest_django import Settings
 
 from leasing.admin import changelist
 from leasing.humanize import span, stamp
@@ -34,10 +33,10 @@ from tasks.models import (
     TaskStep,
 )
 from tasks.outbox import publish
-from tests.factories import claimed, make_lease, make_task, make_tasks, make_worker
+from tests.factories import make_lease, make_task, make_tasks, make_worker
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in
-from tests.tasks.support import Handlers, lose, row_of
+from tests.tasks.support import Handlers, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -107,6 +106,7 @@ def test_every_model_is_read_only_even_for_a_superuser(admin_client: Client) -> 
         assert admin_client.post(url, {"name": "x"}).status_code == 403
         page = get(admin_client, url)
         assert page.status == 200 and not page.all("input[name=_save]"), url
+    assert "delete_selected" not in get(admin_client, TASKS).choices("action")
 
 
 def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
@@ -358,17 +358,6 @@ def test_from_its_page_a_task_is_acted_on_and_shown_again(operator: Client) -> N
     assert row_of(task)["status"] == "ready"
 
 
-def test_what_was_claimed_anew_since_it_was_asked_about_is_left(operator: Client) -> None:
-    task = make_task(state="running")
-    sent = act(operator, "revoke", [task]).hidden
-    lose(task)
-    claimed(task, "another")
-    said = {"reason": "she hangs", "typed": task.lease_id}
-    page = Page(operator.post(TASKS, sent | said, follow=True))
-    assert (page.notice.tone, page.notice.numbers) == ("warn", [0, 1, 1])
-    assert row_of(task)["holder"] == "another" and row_of(task)["status"] == "running"
-
-
 def test_a_revocation_takes_running_tasks_with_a_reason_and_the_name(operator: Client) -> None:
     task = make_task(state="running")
     name = f"task:{task.pk}"
@@ -384,89 +373,7 @@ def test_a_revocation_takes_running_tasks_with_a_reason_and_the_name(operator: C
     assert "olga" in error and "she hangs" in error
 
 
-def test_a_cancellation_ends_what_waits_and_asks_what_runs_with_a_reason(
-    operator: Client,
-) -> None:
-    tasks: list[Task] = [
-        make_task(),
-        make_task(state="running"),
-        make_task(state="succeeded"),
-    ]
-    assert act(operator, "cancel", tasks, confirmed="yes", reason=" ").invalid == {"reason"}
-    page = act(operator, "cancel", tasks, confirmed="yes", reason="wrong month")
-    assert (page.notice.tone, page.notice.numbers) == ("warn", [2, 3, 1])
-    assert [row_of(task)["status"] for task in tasks] == ["cancelled", "running", "succeeded"]
-    assert row_of(tasks[1])["cancel_requested_by"] == "olga"
-    error = row_of(tasks[0])["last_error"]
-    assert "olga" in error and "wrong month" in error
-
-
-def test_a_discard_deletes_without_collecting_and_is_remembered(operator: Client) -> None:
-    done, running = make_task(state="succeeded"), make_task(state="running")
-    assert "delete_selected" not in get(operator, TASKS).choices("action")
-    page = act(operator, "discard", [done, running], confirmed="yes", reason="spring")
-    assert (page.notice.tone, page.notice.numbers) == ("warn", [1, 2, 1])
-    assert [task.pk for task in Task.objects.all()] == [running.pk]
-    entry = LogEntry.objects.get()
-    assert entry.is_deletion() and entry.object_id == str(done.pk)
-
-
-def test_a_reschedule_moves_what_waits(operator: Client, queues: None) -> None:
-    task = make_task(state="scheduled")
-    data = {"confirmed": "yes", "queue": "mail", "at_once": "on", "reason": ""}
-    page = act(operator, "reschedule", [task], confirmed="yes", reason="")
-    assert page.all(".errornote") and row_of(task)["queue"] == "default"
-    notice = act(operator, "reschedule", [task], **data).notice
-    assert (notice.tone, notice.numbers) == ("ok", [1, 1])
-    assert row_of(task)["queue"] == "mail" and Task.objects.ready().exists()
-
-
-def test_queues_are_paused_with_a_reason_and_resumed(operator: Client) -> None:
-    queue = Queue.objects.create(name="default")
-    assert act(operator, "pause", [queue], QUEUES, confirmed="yes").invalid == {"reason"}
-    page = act(operator, "pause", [queue], QUEUES, confirmed="yes", reason="flood")
-    assert (page.notice.tone, page.notice.numbers) == ("ok", [1, 1])
-    assert "flood" in page.rows[0].element.text
-    page = act(operator, "pause", [queue], QUEUES, confirmed="yes", reason="again")
-    assert (page.notice.tone, page.notice.numbers) == ("warn", [0, 1, 1])
-    page = act(operator, "resume", [queue], QUEUES, confirmed="yes")
-    assert (page.notice.tone, page.notice.numbers) == ("ok", [1, 1])
-    verbs = list(AuditEntry.objects.order_by("pk").values_list("verb", "changed", "key"))
-    assert verbs == [("pause", 1, "default"), ("pause", 0, "default"), ("resume", 1, "default")]
-
-
 STATES = {"retry": "failed", "reschedule": "ready", "cancel": "ready", "discard": "failed"}
-
-
-@pytest.mark.parametrize(("action", "state"), [*STATES.items(), ("revoke", "running")])
-def test_an_action_needs_its_permission(viewer: Client, action: str, state: str) -> None:
-    task = make_task(state=state)
-    before = row_of(task)
-    said = {"confirmed": "yes", "reason": "x", "typed": task.lease_id, "queue": "default"}
-    assert not get(viewer, TASKS).choices("action") | get(viewer, url_of(task)).choices("action")
-    assert act(viewer, action, [task], **said).status == 403
-    assert row_of(task) == before
-
-
-@pytest.mark.parametrize("action", [*ACTIONS, "revoke"])
-def test_nothing_is_done_while_read_only(operator: Client, settings: Settings, action: str) -> None:
-    settings.LEASING = {"READ_ONLY": True}
-    task = make_task(state={**STATES, "revoke": "running"}[action])
-    before = row_of(task)
-    pages = [get(operator, TASKS), get(operator, url_of(task))]
-    assert not any(page.choices("action") for page in pages)
-    assert act(operator, action, [task], confirmed="yes", reason="x").status == 403
-    assert row_of(task) == before and not AuditEntry.objects.exists()
-
-
-def test_a_change_needs_the_token_of_the_form_and_a_post(operator: Client) -> None:
-    task = make_task(state="failed")
-    strict = Client(enforce_csrf_checks=True)
-    strict.cookies = operator.cookies
-    data: Any = {"action": "retry", "_selected_action": [task.pk], "confirmed": "yes"}
-    assert strict.post(TASKS, data).status_code == 403
-    operator.get(TASKS, data)
-    assert row_of(task)["status"] == "failed"
 
 
 def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
@@ -541,26 +448,3 @@ def test_messages_are_filtered_by_what_became_of_them(
     listed = rows(get(viewer, f"{MESSAGES}?state={state}"))
 
     assert len([link for link in listed if link.endswith("/change/")]) == found
-
-
-def test_messages_are_retried_and_discarded_by_whom_may_and_that_is_noted(viewer: Client) -> None:
-    operator = signed_in(
-        *VIEW,
-        "leasing_tasks.retry_outboxmessage",
-        "leasing_tasks.discard_outboxmessage",
-        name="olga",
-        is_staff=True,
-    )
-    message, fresh, gone = refused(), publish("a", None), publish("b", None)
-    OutboxMessage.objects.mark_published([gone.pk])
-    assert act(viewer, "retry", [message], MESSAGES, confirmed="1").status == 403
-
-    page = act(operator, "retry", [message, fresh, gone], MESSAGES, confirmed="1")
-
-    assert (page.notice.tone, page.notice.numbers) == ("warn", [1, 3, 1, 1])
-    assert not OutboxMessage.objects.waiting().exists()
-    page = act(operator, "discard", [message, gone], MESSAGES, confirmed="1")
-    assert (page.notice.tone, page.notice.numbers) == ("warn", [1, 2, 1])
-    assert set(OutboxMessage.objects.all()) == {fresh, gone}
-    noted = AuditEntry.objects.filter(model="leasing_tasks.outboxmessage", by="olga")
-    assert sorted(noted.values_list("verb", flat=True)) == ["discard", "retry"]

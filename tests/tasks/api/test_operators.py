@@ -11,7 +11,7 @@ from pytest_django import Settings
 
 from leasing.functions import database_now
 from leasing.models import AuditEntry
-from tasks.models import Queue, Schedule, Task, TaskStatus
+from tasks.models import Queue, Schedule, Task
 from tests.api_calls import call
 from tests.factories import make_task, make_worker
 from tests.leasing.support import expire
@@ -35,43 +35,6 @@ def nightly() -> Schedule:
 
 
 # Tasks
-
-
-@pytest.mark.parametrize(
-    ("verb", "body", "state", "status"),
-    [
-        ("cancel", WHY, "ready", "cancelled"),
-        ("cancel", WHY, "running", "running"),
-        ("cancel", WHY, "succeeded", ""),
-        ("retry", {}, "failed", "ready"),
-        ("retry", {}, "cancelled", "ready"),
-        ("retry", {}, "running", ""),
-        ("reschedule", {"at_once": True}, "scheduled", "ready"),
-        ("reschedule", {"scheduled_at": "2100-01-01T00:00:00Z"}, "ready", "ready"),
-        ("reschedule", {"at_once": True}, "running", ""),
-        ("revoke", WHY, "running", "ready"),
-        ("revoke", WHY, "ready", ""),
-    ],
-)
-def test_each_action_is_done_in_its_states_and_refused_in_others(
-    client: Client, verb: str, body: dict[str, Any], state: str, status: str
-) -> None:
-    task = make_task(state=state)
-    before = Task.objects.values().get()
-    answer = call(client, "PUT", f"/tasks/{task.pk}/{verb}", body)
-    assert answer.status == (200 if status else 409)
-    entry = AuditEntry.objects.get()
-    assert (entry.verb, entry.via, entry.key, entry.changed) == (
-        verb,
-        "api",
-        str(task.pk),
-        int(bool(status)),
-    )
-    if status:
-        assert answer.body["status"] == status
-        assert Task.objects.values().get() != before
-    else:
-        assert Task.objects.values().get() == before
 
 
 def test_a_running_task_that_is_cancelled_says_that_it_was_asked(client: Client) -> None:
@@ -185,14 +148,6 @@ def test_a_schedule_is_paused_resumed_and_run(client: Client, nightly: Schedule)
     task = Task.objects.get()
     assert (ran.status, ran.body["last_task"]) == (201, task.pk)
     assert ran.body["last_by"] == "a client at 127.0.0.1"
-
-
-def test_a_schedule_whose_task_has_not_ended_is_not_run_again(
-    client: Client, nightly: Schedule
-) -> None:
-    call(client, "POST", "/schedules/nightly/run", {})
-    assert call(client, "POST", "/schedules/nightly/run", {}).status == 409
-    assert Task.objects.get().status == TaskStatus.READY
 
 
 @pytest.mark.parametrize("name", ["no such", "%00", "x" * 300])

@@ -86,11 +86,6 @@ def test_a_queue_that_does_not_exist_is_named_and_none_is_changed(verb: list[str
     assert not Queue.objects.paused().exists() and not AuditEntry.objects.exists()
 
 
-def test_a_pause_needs_a_reason() -> None:
-    with pytest.raises(CommandError, match="--reason"):
-        said("queues", "pause", "mail")
-
-
 @pytest.mark.parametrize(
     ("listing", "none"),
     [
@@ -209,18 +204,6 @@ def test_schedules_are_listed_with_when_they_are_due_and_were(nightly: Schedule)
     facts = {each["name"]: each for each in told("schedules", "list")}
     assert facts["nightly"]["last_task"] == task.pk and facts["nightly"]["next_at"]
     assert "no.such" in facts["hourly"]["why"]
-
-
-def test_a_schedule_is_paused_and_resumed(nightly: Schedule) -> None:
-    pause = ("schedules", "pause", "nightly", "--by", "olga", "--reason", "month end")
-    assert said(*pause) == "1 schedule paused\n"
-    assert (entry().by, entry().verb, entry().reason) == ("olga", "pause", "month end")
-    nightly.refresh_from_db()
-    assert nightly.paused_by == "olga"
-    assert said(*pause) == "0 schedules paused. Not changed: 1 already paused\n"
-    assert told("schedules", "resume", "nightly") == {"resumed": 1}
-    nightly.refresh_from_db()
-    assert nightly.paused_at is None
 
 
 def test_a_schedule_that_runs_names_its_task_and_why_there_is_none(nightly: Schedule) -> None:

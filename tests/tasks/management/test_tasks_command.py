@@ -17,7 +17,7 @@ from leasing.runtime.exit_codes import ExitCode
 from tasks.diagnosis import diagnose
 from tasks.exceptions import UnknownQueue
 from tasks.models import Task
-from tasks.querysets import TaskQuerySet, operator
+from tasks.querysets import operator
 from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import Reported, grant_to, row_of
@@ -243,20 +243,6 @@ def test_what_has_ended_is_deleted() -> None:
 
     assert count(tasks("discard", ended.pk, waiting.pk)) == 1
     assert listed() == [waiting.pk]
-
-
-def test_cancelling_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def cancel(rows: TaskQuerySet, **said: str) -> int:
-        asked.append((list(rows.values_list("pk", flat=True)), said))
-        return 1
-
-    monkeypatch.setattr(TaskQuerySet, "cancel", cancel, raising=False)
-    task = make_task(state="running")
-
-    assert count(tasks("cancel", task.pk, "--reason", "why", "--by", "ann")) == 1
-    assert asked == [([task.pk], {"by": "ann", "reason": "why"})]
 
 
 @pytest.mark.parametrize(

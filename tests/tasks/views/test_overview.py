@@ -19,7 +19,7 @@ from tasks.models import Task, WorkerState
 from tests.factories import make_task, make_worker
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
-from tests.tasks.support import Handlers, row_of
+from tests.tasks.support import Handlers
 
 pytestmark = pytest.mark.django_db
 
@@ -33,7 +33,6 @@ PARTS["scheduled"] = {"scheduled", "retrying"}
 TABS = ("stuck", "running", "waiting", "retrying", "failed", "succeeded", "cancelled")
 
 viewer = client_with(VIEW, VIEW_WORKERS)
-operator = client_with(VIEW, RETRY, REVOKE, VIEW_LEASES, name="olga")
 
 
 def url_of(task: Task, verb: str = "detail") -> str:
@@ -68,13 +67,8 @@ def test_workers_have_a_permission_of_their_own() -> None:
     assert WORKERS not in page.links and STUCK in page.links
 
 
-def test_a_retry_without_permission_answers_403_and_changes_nothing(viewer: Client) -> None:
-    task = make_task(state="failed")
-    before = row_of(task)
-    assert viewer.post(url_of(task, "retry")).status_code == 403
-    assert row_of(task) == before
-    page = get(viewer, url_of(task))
-    assert url_of(task, "retry") not in page.forms
+def test_a_task_says_that_its_viewer_lacks_a_permission(viewer: Client) -> None:
+    page = get(viewer, url_of(make_task(state="failed")))
     assert why_not("") in page.one("[data-forbidden]").text
 
 
@@ -90,22 +84,6 @@ def test_while_a_site_is_read_only_no_permission_is_said_to_lack(
         f"{reverse('leasing_tasks:bulk', args=['retry'])}?task={task.pk}",
     )
     assert refused.status == 403 and READ_ONLY in refused.text
-
-
-def test_a_retry_needs_a_csrf_token() -> None:
-    task = make_task(state="failed")
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(user_with(VIEW, RETRY))
-    assert client.post(url_of(task, "retry")).status_code == 403
-    assert row_of(task)["status"] == "failed"
-
-
-def test_get_changes_nothing(operator: Client) -> None:
-    task = make_task(state="failed")
-    before = row_of(task)
-    assert operator.get(url_of(task, "retry")).status_code == 405
-    assert operator.get(url_of(task)).status_code == 200
-    assert row_of(task) == before
 
 
 # Lists

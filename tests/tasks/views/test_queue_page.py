@@ -16,7 +16,7 @@ from tasks.dashboard.badges import OPEN, PAUSED, UNSERVED
 from tasks.models import Queue, Sample, Task
 from tests.factories import make_task, make_worker
 from tests.fixtures import client_with
-from tests.pages import Page, Row, get, sent_by, user_with
+from tests.pages import Page, Row, get, sent_by
 
 pytestmark = pytest.mark.django_db
 
@@ -103,15 +103,6 @@ def test_a_task_that_waits_there_shows_it_too(operator: Client) -> None:
     assert "olga" in page.facts.values()
 
 
-def test_resumed_it_is_open_again(operator: Client) -> None:
-    Queue.objects.pause("default", by="emil", reason="x")
-    page = Page(operator.post(RESUME, {"queue": "default"}, follow=True))
-    assert page.notice.tone == "ok" and page.row("queue-default").badges == [OPEN.word]
-    again = Page(operator.post(RESUME, {"queue": "default"}, follow=True))
-    assert again.notice.tone == "warn" and "default" in again.notice.text
-    assert [entry.changed for entry in AuditEntry.objects.filter(verb="resume")] == [0, 1]
-
-
 def test_who_paused_first_stays(operator: Client) -> None:
     Queue.objects.pause("default", by="emil", reason="first")
     page = Page(operator.post(PAUSE, {"queue": "default", "reason": "second"}, follow=True))
@@ -129,30 +120,6 @@ def test_a_pause_needs_a_reason_and_a_queue_that_there_is(operator: Client) -> N
     assert page.status == 400 and "nowhere" in page.alerts[0]
     assert not Queue.objects.paused().exists()
     assert operator.post(RESUME).status_code == 400
-
-
-def test_who_may_not_pause_sees_no_control_and_is_refused(viewer: Client) -> None:
-    Queue.objects.declare(["default"])
-    assert not {PAUSE, RESUME} & set(get(viewer, QUEUES).forms)
-    assert viewer.post(PAUSE, {"queue": "default", "reason": "x"}).status_code == 403
-    assert viewer.post(RESUME, {"queue": "default"}).status_code == 403
-    assert not Queue.objects.paused().exists() and not AuditEntry.objects.exists()
-
-
-def test_while_the_site_is_read_only_nobody_pauses(operator: Client, settings: Any) -> None:
-    Queue.objects.declare(["default"])
-    settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
-    assert PAUSE not in get(operator, QUEUES).forms
-    assert operator.post(PAUSE, {"queue": "default", "reason": "x"}).status_code == 403
-    assert not Queue.objects.paused().exists()
-
-
-def test_pausing_needs_a_post_with_a_csrf_token() -> None:
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(user_with(*VIEW, MAY_PAUSE))
-    for url in (PAUSE, RESUME):
-        assert client.get(url).status_code == 405
-        assert client.post(url, {"queue": "default", "reason": "x"}).status_code == 403
 
 
 def test_too_many_to_count_are_told_by_the_latest_sample(

@@ -8,17 +8,16 @@ from urllib.parse import urlencode
 
 import pytest
 from django.test import Client
-from pytest_django import Settings
 
-from leasing.functions import after, database_now
+from leasing.functions import database_now
 from leasing.models import AuditEntry
 from tasks.dashboard import selection
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.models import Task
 from tasks.views import actions
-from tests.factories import claimed, make_task
+from tests.factories import make_task
 from tests.fixtures import client_with
-from tests.pages import Page, get, signed_in, user_with
+from tests.pages import Page, get, signed_in
 from tests.press.models import Receipt
 from tests.tasks.support import row_of
 
@@ -61,55 +60,10 @@ def act(client: Client, task: Task, verb: str, **said: str) -> Page:
 # Who may
 
 
-@pytest.mark.parametrize("verb", ACTIONS)
-def test_each_verb_has_a_permission_of_its_own(verb: str) -> None:
-    task = make_task(state="cancelled")
-    before = row_of(task)
-    others = [each for each in PERMISSIONS if verb not in each]
-    client = signed_in("leasing_tasks.view_task", *others)
-    picked = {"picked": f"[[{task.pk}, 0]]", **REASON}
-    assert client.get(bulk(verb, task=task.pk)).status_code == 403
-    assert client.post(bulk(verb), picked).status_code == 403
-    assert client.post(f"{LIST}{task.pk}/{verb}/", REASON).status_code == 403
-    assert row_of(task) == before
-    offered = bulk_actions(get(client, LIST))
-    assert bulk(verb).rstrip("?") not in offered and len(offered) == len(others)
-    assert f"{LIST}{task.pk}/{verb}/" not in get(client, f"{LIST}{task.pk}/").forms
-
-
-def test_while_the_site_is_read_only_nobody_may(operator: Client, settings: Settings) -> None:
-    settings.LEASING = {"READ_ONLY": True}
-    task = make_task(state="failed")
-    before = row_of(task)
-    for verb in ACTIONS:
-        assert operator.post(f"{LIST}{task.pk}/{verb}/", REASON).status_code == 403
-        sent = {"picked": f"[[{task.pk}, 1]]", **REASON}
-        assert operator.post(bulk(verb), sent).status_code == 403
-        assert operator.get(bulk(verb, task=task.pk)).status_code == 403
-    assert row_of(task) == before
-    assert not bulk_actions(get(operator, LIST))
-    assert get(operator, f"{LIST}{task.pk}/").forms == ["/ops/logout/"]
-
-
 def test_who_may_only_look_sees_no_boxes_to_tick() -> None:
     make_task()
     page = get(signed_in("leasing_tasks.view_task"), LIST)
     assert not page.all("input[name=task]") and not bulk_actions(page)
-
-
-def test_a_bulk_action_needs_a_csrf_token() -> None:
-    task = make_task(state="failed")
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(user_with("leasing_tasks.view_task", *PERMISSIONS))
-    assert client.post(bulk("retry"), {"picked": f"[[{task.pk}, 1]]"}).status_code == 403
-    assert row_of(task)["status"] == "failed"
-
-
-def test_asking_changes_nothing(operator: Client) -> None:
-    task = make_task(state="failed")
-    before = row_of(task)
-    assert get(operator, bulk("retry", task=task.pk)).status == 200
-    assert row_of(task) == before and not AuditEntry.objects.exists()
 
 
 def test_what_nobody_can_do_answers_404(operator: Client) -> None:
@@ -174,32 +128,6 @@ def test_what_was_asked_about_is_what_is_done(operator: Client) -> None:
     operator.post(bulk("discard"), page.hidden)
     assert list(Task.objects.values_list("pk", flat=True)) == [later.pk]
     assert asked.pk != later.pk
-
-
-def test_a_task_that_ran_since_it_was_asked_about_is_left_alone(operator: Client) -> None:
-    """Of two that ask about the same failure, the second may find another one."""
-    task = make_task(state="given_up")
-    page = get(operator, bulk("retry", task=task.pk))
-    Task.objects.filter(pk=task.pk).retry()
-    Task.objects.fail(claimed(task, "emil"), ValueError("again"))
-    Task.objects.filter(pk=task.pk).update(status="failed", processed_at=after(timedelta(0)))
-    reported = Page(operator.post(bulk("retry"), page.hidden, follow=True)).notice
-    assert (reported.tone, reported.numbers) == ("warn", [0, 1, 1])
-    assert row_of(task)["status"] == "failed"
-
-
-@pytest.mark.parametrize("verb", ACTIONS)
-def test_what_is_sent_twice_is_done_once(operator: Client, verb: str) -> None:
-    state = {"retry": "failed", "discard": "failed"}.get(verb, "scheduled")
-    task = make_task(state=state)
-    page = get(operator, bulk(verb, task=task.pk))
-    said = page.hidden | REASON | ({"at_once": "on"} if verb == "reschedule" else {})
-    operator.post(bulk(verb), said)
-    before = Task.objects.filter(pk=task.pk).values().first()
-    operator.post(bulk(verb), said)
-    assert Task.objects.filter(pk=task.pk).values().first() == before
-    changes = AuditEntry.objects.order_by("pk").values_list("changed", flat=True)
-    assert list(changes) == [1, 0]
 
 
 def test_cancelling_many_wants_a_reason_and_keeps_what_was_picked(operator: Client) -> None:

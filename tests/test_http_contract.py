@@ -1,8 +1,8 @@
-"""The contract of the sample service, line by line, over the wire: a request, its status, its body.
+"""The HTTP contract with clients of the sample service, line by line: what happened before, a
+request, its status, its body.
 
-Each line is tried against a running server, which knows nothing but the requests that came before.
 Paths name what they are about: ``{lease}`` is the id of a lease on crane:1, ``{task}`` that of a
-task.
+task. ``test_sample_client.py`` speaks the same over the wire.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from pytest_django import Settings
-from pytest_django.live_server_helper import LiveServer
+from django.test import Client
 
 from leasing.models import Lease
 from tasks.models import Task
-from tests.api_calls import Answer, check_form
+from tests.api_calls import Answer, call
+from tests.fixtures import compatible
 from tests.leasing.support import expire
-from tests.web_servers import Site
+from tests.tasks.support import make_due
 
-pytestmark = pytest.mark.django_db(transaction=True)
+__all__ = ["compatible"]
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
 ME = {"resource": "crane:1", "holder": "me"}
 OTHER = {"resource": "crane:1", "holder": "other"}
 MINE, OTHERS = {"processor": "me"}, {"processor": "other"}
-OUTPUT = {"task_output": {"slept": 3}}
+OUTPUT, ERROR_OF = {"task_output": {"slept": 3}}, {"error": "it broke"}
+FAILURE = MINE | ERROR_OF
 
 LEASE = {"id", "resource", "holder", "created_at", "renewed_at", "released_at", "expires_at"}
 TASK = {
@@ -57,10 +60,19 @@ BEFORE: dict[str, tuple[Any, ...]] = {
     "renewed": (("POST", "/leases", ME), ("PUT", "/leases/renew", ME)),
     "released": (("POST", "/leases", ME), ("DELETE", "/leases/release", ME)),
     "expired": (("POST", "/leases", ME), "expire the lease"),
+    "revoked": (("POST", "/leases", ME), "revoke the lease"),
+    "free": ("make the lease",),
     "enqueued": ("enqueue",),
     "claimed": ("enqueue", ("POST", "/tasks/next", MINE)),
     "claimed by another": ("enqueue", ("POST", "/tasks/next", OTHERS)),
     "late": ("enqueue", ("POST", "/tasks/next", MINE), "expire the task"),
+    "recovered": ("enqueue", ("POST", "/tasks/next", MINE), "recover the task"),
+    "taken over": (
+        *("enqueue", ("POST", "/tasks/next", MINE), "recover the task"),
+        ("POST", "/tasks/next", OTHERS),
+    ),
+    "failed": ("enqueue", ("POST", "/tasks/next", MINE), ("PUT", "/tasks/{task}/fail", FAILURE)),
+    "taken away": ("enqueue", ("POST", "/tasks/next", MINE), "revoke the task"),
     "processed": (
         "enqueue",
         ("POST", "/tasks/next", MINE),
@@ -95,7 +107,11 @@ TERM_VERBS = (
     ("DELETE", "/leases/release", 201, LEASE),
     ("DELETE", "/leases/{lease}", 200, MESSAGE),
 )
-TASK_VERBS = (("heartbeat", MINE, OTHERS), ("complete", MINE | OUTPUT, OTHERS | OUTPUT))
+TASK_VERBS = (
+    ("heartbeat", MINE, OTHERS),
+    ("complete", MINE | OUTPUT, OTHERS | OUTPUT),
+    ("fail", FAILURE, OTHERS | ERROR_OF),
+)
 LINES = [
     # Leases
     *lists("leases", "", {"nothing": 0, "held": 1, "released": 1, "expired": 1, "claimed": 1}),
@@ -106,6 +122,8 @@ LINES = [
     Line("nothing", "POST", "/leases", ME, 201, both_spellings(LEASE)),
     Line("released", "POST", "/leases", OTHER, 201, both_spellings(LEASE)),
     Line("expired", "POST", "/leases", OTHER, 201, both_spellings(LEASE)),
+    Line("revoked", "POST", "/leases", ME, 201, both_spellings(LEASE)),
+    Line("free", "POST", "/leases", ME, 201, both_spellings(LEASE)),
     Line("nothing", "POST", "/leases", {"resource": "crane:1"}, 400, ERROR),
     Line("nothing", "POST", "/leases", {"holder": "me"}, 400, ERROR),
     Line("nothing", "POST", "/leases", ME | {"resource": 7}, 400, ERROR),
@@ -125,6 +143,8 @@ LINES = [
             Line("held by another", method, path, ME, 404, ERROR),
             Line("released", method, path, ME, 404, ERROR),
             Line("expired", method, path, ME, 404, ERROR),
+            Line("revoked", method, path, ME, 404, ERROR),
+            Line("free", method, path, ME, 404, ERROR),
         )
     ),
     Line("nothing", "PUT", "/leases/renew", ME, 404, ERROR),
@@ -149,6 +169,11 @@ LINES = [
             Line("claimed", "PUT", f"/tasks/{{task}}/{verb}", others, 200, MESSAGE),
             Line("processed", "PUT", f"/tasks/{{task}}/{verb}", mine, 409, MESSAGE),
             Line("late", "PUT", f"/tasks/{{task}}/{verb}", mine, 409, ERROR),
+            Line("enqueued", "PUT", f"/tasks/{{task}}/{verb}", mine, 200, MESSAGE),
+            Line("recovered", "PUT", f"/tasks/{{task}}/{verb}", mine, 409, ERROR),
+            Line("taken over", "PUT", f"/tasks/{{task}}/{verb}", mine, 200, MESSAGE),
+            Line("failed", "PUT", f"/tasks/{{task}}/{verb}", mine, 409, ERROR),
+            Line("taken away", "PUT", f"/tasks/{{task}}/{verb}", mine, 409, ERROR),
             Line("claimed", "PUT", f"/tasks/{{task}}/{verb}", {}, 400, ERROR),
         )
     ),
@@ -162,17 +187,11 @@ LINES = [
 ]
 
 
-@pytest.fixture
-def site(live_server: LiveServer, settings: Settings) -> Site:
-    settings.LEASING = {**settings.LEASING, "API_ACCESS": "compatible"}
-    return Site(live_server.thread.port)
-
-
-class Wire:
+class Service:
     """Sends requests, and knows the ids that were answered."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._ids = {"lease": "4711", "task": "4711"}
 
     def bring_about(self, before: str) -> None:
@@ -182,10 +201,20 @@ class Wire:
                     # No client of the sample enqueues.
                     data = {"sleep_duration_seconds": 3}
                     self._ids["task"] = str(Task.objects.enqueue("sample.sleep", data).pk)
+                case "make the lease":
+                    self._ids["lease"] = str(Lease.objects.create(resource="crane:1").pk)
                 case "expire the lease":
                     expire(Lease.objects.get())
+                case "revoke the lease":
+                    Lease.objects.revoke("it hangs", "olga")
                 case "expire the task":
                     expire(Task.objects.get())
+                case "recover the task":
+                    expire(Task.objects.get())
+                    Task.objects.recover()
+                    make_due(Task.objects.get())
+                case "revoke the task":
+                    Task.objects.revoke("it hangs", "olga")
                 case (method, path, body):
                     answer = self.call(method, path, body)
                     assert answer.status in (200, 201, 202)
@@ -193,9 +222,7 @@ class Wire:
                         self._ids["lease"] = str(answer.body["id"])
 
     def call(self, method: str, path: str, body: Any) -> Answer:
-        answer = self._site.call(method, path.format(**self._ids), body)
-        check_form(answer)
-        return answer
+        return call(self._client, method, path.format(**self._ids), body)
 
 
 def named(line: Line) -> str:
@@ -204,12 +231,14 @@ def named(line: Line) -> str:
 
 
 @pytest.mark.parametrize("line", LINES, ids=named)
-def test_a_line_of_the_contract(line: Line, site: Site) -> None:
-    wire = Wire(site)
-    wire.bring_about(line.before)
-    answer = wire.call(line.method, line.path, line.body)
+def test_a_request_is_answered_as_the_contract_says(line: Line, client: Client) -> None:
+    service = Service(client)
+    service.bring_about(line.before)
+    rows = [list(model.objects.order_by("pk").values()) for model in (Lease, Task)]
+
+    answer = service.call(line.method, line.path, line.body)
+
     assert answer.status == line.status
-    assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
     if line.keys in (ERROR, MESSAGE):
         assert answer.body.keys() == line.keys
     assert answer.body.keys() >= line.keys
@@ -219,5 +248,8 @@ def test_a_line_of_the_contract(line: Line, site: Site) -> None:
     if answer.status < 400:
         moments = re.findall(r'"\d[^"]*T\d\d:[^"]*"', json.dumps(answer.body))
         assert all(re.fullmatch(r'"[\d-]{10}T[\d:]{8}\.\d{3}Z"', each) for each in moments)
+    elif line.before != "late":  # whose refusal ends the attempt
+        now = [list(model.objects.order_by("pk").values()) for model in (Lease, Task)]
+        assert now == rows
     if line.path == "/leases" and line.status == 409:
         assert 1 <= int(answer.headers["Retry-After"]) <= 30
