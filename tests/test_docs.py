@@ -69,7 +69,7 @@ def commands(start: str) -> list[tuple[str, str]]:
     found = (
         (name_of(page), command)
         for page in PAGES
-        if page != tutorial.PAGE  # every line is typed
+        if page not in tutorial.PAGES  # every line is typed
         for block in blocks(page, "console")
         for line in block.splitlines()
         if (command := re.sub(r"""^([A-Z_]+=("[^"]*"|\S+) )+""", "", line)).startswith(start)

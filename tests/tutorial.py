@@ -1,8 +1,8 @@
 """Follow the tutorial: ``python -m tests.tutorial``.
 
-docs/tutorial.md is read from top to bottom, in an empty folder. Its commands are typed, its files
-written, its pages opened and its processes killed; what is seen is compared with what the page
-says. The words tell where and how:
+docs/tutorial.md is read from top to bottom, in an empty folder, and its second page after it. Its
+commands are typed, its files written, its pages opened and its processes killed; what is seen is
+compared with what the page says. The words tell where and how:
 
 - "terminal 2" in the paragraph before a block: its commands are typed there, and last; else in 1,
   where commands end. Output is that of the terminal named before it, or of the latest command.
@@ -28,9 +28,9 @@ from tests.machine import SHOWN_SITE, Block, Machine, blocks_of, machine_in, sho
 from tests.plugin import ROOT
 from tests.postgres import OPTIONS, Server, serve
 
-PAGE = ROOT / "docs" / "tutorial.md"
-#: The heading of its last part, which ``tests/test_demo.py`` plays.
-SCENARIO = "## Three jobs in half a minute"
+PAGES = (ROOT / "docs" / "tutorial.md", ROOT / "docs" / "tutorial-postgresql.md")
+#: The page of the scenario, which ``tests/test_demo.py`` plays.
+SCENARIO = ROOT / "docs" / "tutorial-scenario.md"
 #: The distributions that the tutorial installs besides what every project has.
 DISTRIBUTIONS = ("psycopg", "psycopg-binary")
 #: A server that keeps what it has acknowledged, as that of a reader does. Else each command warns.
@@ -250,13 +250,13 @@ def names_in(expected: str) -> list[str]:
 
 
 def read_page() -> list[Block]:
-    """Return the blocks of the tutorial up to its scenario, which needs a checkout."""
-    return blocks_of(PAGE.read_text().partition(SCENARIO)[0])
+    """Return the blocks of the tutorial, without its scenario, which needs a checkout."""
+    return [block for page in PAGES for block in blocks_of(page.read_text())]
 
 
 def read_scenario() -> str:
-    """Return the output of the scenario as the tutorial shows it."""
-    _, shown = blocks_of(PAGE.read_text().partition(SCENARIO)[2])
+    """Return the output of the scenario as its page shows it."""
+    _, shown = blocks_of(SCENARIO.read_text())
     return shown.text
 
 
