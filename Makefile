@@ -136,14 +136,20 @@ docs: $(VENV)/docs.stamp
 	@$(RUN) -m sphinx -b dirhtml -nqWE --keep-going docs docs/_build/html
 	@echo "docs: docs/_build/html/index.html"
 
-# The models of both apps, for docs/architecture.md. It needs dot (Debian: graphviz).
+# The drawings of the documentation: the models of both apps, and docs/diagrams, with colours for light
+# and dark. They need dot (Debian: graphviz).
+DIAGRAMS := $(patsubst docs/diagrams/%.dot,docs/images/%.svg,$(wildcard docs/diagrams/*.dot))
 drawing: export DATABASE_URL = sqlite://:memory:
-drawing: $(VENV)/demo.stamp
+drawing: $(VENV)/demo.stamp $(DIAGRAMS)
 	@$(RUN) manage.py graph_models --dot leasing leasing_tasks --disable-abstract-fields \
 		--hide-edge-labels --theme django2018 >models.dot
 	@dot -Tsvg -Gbgcolor=white -o docs/images/models.svg models.dot
 	@rm models.dot
-	@echo "drawing: docs/images/models.svg"
+	@echo "drawing: docs/images/models.svg $(DIAGRAMS)"
+
+docs/images/%.svg: docs/diagrams/%.dot docs/diagrams/style.svg
+	@dot -Tsvg -Nfontname="DejaVu Sans" -Efontname="DejaVu Sans" -Nfontsize=13 -Efontsize=11 $< | \
+		sed '/viewBox/r docs/diagrams/style.svg' >$@
 
 format: $(VENV)/dev.stamp
 	@$(RUN) -m ruff check --fix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,34 @@ def test_a_report_of_a_bug_has_what_explains_a_task_and_the_versions() -> None:
     assert "manage.py tasks show" in fields["show"]["attributes"]["description"]
     assert "Django" in fields["versions"]["attributes"]["description"]
     assert fields["show"]["validations"]["required"]
+
+
+DIAGRAMS = sorted((ROOT / "docs" / "diagrams").glob("*.dot"))
+
+
+@pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda path: path.stem)
+def test_a_diagram_is_drawn_with_each_of_its_words_and_shown(diagram: Path) -> None:
+    drawing = ROOT / "docs" / "images" / f"{diagram.stem}.svg"
+    texts = [
+        html.unescape(each) for each in re.findall(r"<text[^>]*>([^<]*)<", drawing.read_text())
+    ]
+    labels = re.findall(r'label="([^"]+)"', diagram.read_text())
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+
+    drawn = {text.strip() for text in texts}
+    assert {line.strip() for label in labels for line in label.split("\\n")} <= drawn, (
+        "make drawing"
+    )
+    assert "prefers-color-scheme: dark" in drawing.read_text()
+    assert f"(images/{drawing.name})" in pages
+
+
+def test_every_picture_is_shown() -> None:
+    pictures = {path.name for path in (ROOT / "docs" / "images").iterdir()}
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = set(re.findall(r"images/([\w-]+\.\w+)", "".join(page.read_text() for page in pages)))
+
+    assert pictures == shown
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
