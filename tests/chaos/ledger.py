@@ -182,7 +182,7 @@ def read() -> TaskFacts:
         return Change(**{**row, **moments, "output": parsed})
 
     with connection.cursor() as cursor:
-        cursor.execute("SELECT * FROM chaos_task ORDER BY seq")
+        cursor.execute("SELECT * FROM chaos_task WHERE name LIKE 'chaos.%' ORDER BY seq")
         names = [column[0] for column in cursor.description[1:]]
         changes = [change(**dict(zip(names, row[1:], strict=True))) for row in cursor.fetchall()]
     attempts = TaskAttempt.objects.order_by("id").values_list(

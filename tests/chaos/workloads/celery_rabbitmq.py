@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from tests.brokers import free_ports, serve_rabbitmq
 from tests.chaos.workload import NOBODY, Actor, Part, Run, calls
 from tests.chaos.workloads.celery_redis import (
+    FAULTS,
     SETTINGS,
     actors_of,
     check,
@@ -17,7 +18,7 @@ from tests.chaos.workloads.celery_redis import (
     prepare,
 )
 
-__all__ = ["SETTINGS", "actors", "check", "facts", "is_settled", "must_happen", "prepare"]
+__all__ = ["FAULTS", "SETTINGS", "actors", "check", "facts", "is_settled", "must_happen", "prepare"]
 
 
 def servers(stack: ExitStack) -> dict[str, str]:

@@ -10,11 +10,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from django.db import Error
 
 from tests.brokers import Broker, free_ports, serve_redis
+from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.ledger import TaskFacts
 from tests.chaos.task_rules import check_tasks, counts
@@ -26,14 +28,17 @@ __all__ = ["actors", "check", "facts", "is_settled", "must_happen", "prepare", "
 
 Serve = Callable[[int], AbstractContextManager[Broker]]
 
+FAULTS = queue.FAULTS
 SETTINGS = {
     "DJANGO_SETTINGS_MODULE": "tests.chaos.celery_settings",
-    "LEASING_TTL": str(queue.TTL),
+    "LEASING_TTL": str(TTL),
     "PYTHONWARNINGS": "default",  # those of Celery are not ours
 }
 QUEUE = "default"
 #: Seconds within which tasks run again: pauses of a relay whose broker is away grow to fifteen.
 AGAIN_WITHIN = 25.0
+#: Seconds for which the broker waits for its clients to leave.
+STOP_TIMEOUT = 15.0
 #: Messages that come again, of tasks in every state.
 REPEATED = 50
 
@@ -87,9 +92,9 @@ def keep_redis(part: Part) -> None:
 
 def keep(part: Part, serve: Serve) -> None:
     """Run a broker at the port of its address, and break it for the time of the run."""
-    url = os.environ["CELERY_BROKER_URL"]
+    port = int(part.servers["broker"].rpartition(":")[2].partition("/")[0])
     ends_at = time.monotonic() + float(os.environ["CHAOS_SECONDS"])
-    with serve(int(url.rpartition(":")[2].partition("/")[0])) as broker:
+    with serve(port) as broker:
         faults: dict[str, Callable[[], int | None]] = {
             "broker killed": lambda: _start_again(broker, broker.kill),
             "broker stopped": lambda: _start_again(broker, broker.stop),
@@ -97,10 +102,21 @@ def keep(part: Part, serve: Serve) -> None:
             "messages repeated": lambda: _repeat(broker, part),
         }
         while not part.stop.wait(part.random.uniform(2.0, 6.0)):
+            part.recorder.note("broker serves")
             if time.monotonic() < ends_at:
                 name = part.random.choice([*faults])
                 with part.recorder.call("fault", name, passes=(OSError, Error)) as call:
-                    call.ok(confirmed=True, messages=faults[name]())
+                    call.ok(messages=faults[name]())
+
+        # Celery's workers are asked to stop at the same moment, and need it for that.
+        last = time.monotonic() + STOP_TIMEOUT
+        while _has_clients(port) and time.monotonic() < last:
+            time.sleep(0.1)
+
+
+def _has_clients(port: int) -> bool:
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
 
 
 def _start_again(broker: Broker, end: Callable[[], None]) -> None:

@@ -15,12 +15,15 @@ from django.db import Error, connection, transaction
 
 from tasks.exceptions import KeyBusy
 from tests.chaos import ledger
+from tests.chaos.faults import FAULTS as ALL
+from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.ledger import TaskFacts
 from tests.chaos.task_rules import check_tasks, counts, slots_served_once
 from tests.chaos.workload import WORKER, Actor, Part, Run, Violation, calls
 
-TTL = 2.0
+FIRST = ("kill-child", "stop", "kill-parent", "kill-worker")
+FAULTS = [name for name in ALL if name not in ("stop-inside", "kill-web")]
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.chaos.task_settings", "LEASING_TTL": str(TTL)}
 #: Tasks that may wait before a producer pauses.
 BACKLOG = 300
@@ -169,7 +172,10 @@ class Producer:
 
     def _wait_for_room(self) -> None:
         while not self.part.stop.is_set() and self._number % 20 == 0:
-            if self.tasks.filter(processed_at=None).count() < BACKLOG:
+            with self.record("count") as call:
+                waiting = self.tasks.filter(processed_at=None).count()
+                call.ok(waiting=waiting)
+            if waiting < BACKLOG:
                 break
             self.part.stop.wait(0.2)
 

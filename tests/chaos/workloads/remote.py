@@ -6,39 +6,50 @@ schedule. The rules are those of the queue.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from leasing.client.exceptions import RequestRefused, ServiceError
 from tasks.client import TaskClient
 from tests.chaos import ledger
+from tests.chaos.faults import FAULTS as ALL
+from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.ledger import TaskFacts
 from tests.chaos.task_rules import counts
-from tests.chaos.workload import WEB, WORKER, Actor, Part, Run, calls
+from tests.chaos.workload import NOBODY, WORKER, Actor, Part, Run, calls, website
 from tests.chaos.workloads import queue
 from tests.chaos.workloads.queue import SETTINGS, check, facts, is_settled
 
-__all__ = ["SETTINGS", "actors", "check", "facts", "is_settled", "must_happen", "prepare"]
+__all__ = [
+    "FAULTS",
+    "FIRST",
+    "SETTINGS",
+    "actors",
+    "check",
+    "facts",
+    "is_settled",
+    "must_happen",
+    "prepare",
+]
 
+FIRST = ("kill-web", "stop", "kill-worker")
+FAULTS = [name for name in ALL if name not in ("stop-inside", "kill-child", "kill-parent")]
 SCOPES = [f"leasing_tasks.{name}" for name in ("view_task", "add_task", "change_task")]
 HANDLERS = (*["chaos.work"] * 10, *["chaos.coroutine"] * 6, "chaos.stubborn")
 
 
 def actors(run: Run) -> list[Actor]:
-    address = run.servers["web"].removeprefix("http://")
-    web = ["-m", "gunicorn", "project.wsgi:application", "--no-control-socket", "--workers", "2"]
-    token = ["--url", f"http://{address}/api", "--token-file", str(run.folder / "token")]
-    options = ["--ttl", str(queue.TTL), "--wait", "1", "--log-level", "WARNING"]
+    token = ["--url", f"{run.servers['web']}/api", "--token-file", str(run.folder / "token")]
+    options = ["--ttl", str(TTL), "--wait", "1", "--log-level", "WARNING"]
     worker = ["-m", "tasks.client", "tests.chaos.remote_handlers", *token, *options]
     recovery = ["manage.py", "run_recovery", "--skip-checks"]
     return [
-        Actor("web", [*web, "--threads", "8", "--bind", run.servers["bind"]], kind=WEB, lasts=True),
-        Actor("recovery", recovery, lasts=True),
+        website(run),
+        Actor("recovery", recovery, kind=NOBODY, lasts=True),
         Actor("remote-0", [*worker, "--concurrency", "4"], kind=WORKER, lasts=True),
         Actor("remote-1", [*worker, "--concurrency", "2"], kind=WORKER, lasts=True),
         calls(produce),
-        calls(produce_remotely, env={"CHAOS_URL": f"http://{address}/api"}),
+        calls(produce_remotely),
     ]
 
 
@@ -64,7 +75,7 @@ def produce_remotely(part: Part) -> None:
     """Enqueue over HTTP."""
     producer = Producer(part)
     token = (part.folder / "token").read_text()
-    with TaskClient(os.environ["CHAOS_URL"], token, patience=5) as client:
+    with TaskClient(f"{part.servers['web']}/api", token, patience=5) as client:
         while not part.stop.wait(part.random.uniform(0.0, 0.1)):
             tag, name, data, options = producer.task()
             with part.recorder.call("enqueue", name, passes=(ServiceError,), tag=tag) as call:
