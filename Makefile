@@ -20,7 +20,7 @@ SQL := $(addprefix tests/,leasing/querysets leasing/contract leasing/db leasing/
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo test slow test-all check docs scale surface mutants matrix wheel bench chaos celery browser \
+.PHONY: demo test slow test-all check docs scale surface mutants matrix wheel bench chaos browser \
 	fuzz screenshots drawing format clean
 
 # The demo site on http://localhost:8000; Ctrl-C stops it. PORT and DATABASE_URL may be set.
@@ -109,11 +109,6 @@ bench: $(VENV)/test.stamp
 chaos: $(VENV)/test.stamp
 	@$(RUN) -m tests.chaos $(if $(S),--seconds $(S)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(DB),--db $(DB)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(ONLY),--only $(ONLY))
-
-# 10,000 tasks through Celery on Redis and on RabbitMQ (Debian: redis-server, rabbitmq-server), with
-# restarts and kills. TASKS=500 for fewer, BROKER=redis for one.
-celery: $(VENV)/test.stamp
-	@$(RUN) -m tests.celery_soak $(if $(TASKS),--tasks $(TASKS)) $(if $(BROKER),--broker $(BROKER))
 
 # 30 checks of the pages in a browser, on PostgreSQL. CHROMIUM names the browser, and
 # PYTEST_ADDOPTS="-k test_07" selects a check.

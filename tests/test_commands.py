@@ -18,7 +18,6 @@ from tests.plugin import ENVIRONMENT, ROOT
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 #: What a test makes, in its smallest form, and what it needs.
 SMALLEST = {
-    "celery": (["TASKS=40", "BROKER=redis"], "redis-server"),
     "bench": (["SHORT=1", "REPORT_ONLY=1", "ONLY=looks"], ""),
     "scale": ([], ""),
     "surface": ([], ""),
