@@ -115,23 +115,25 @@ class Proxy:
     def _pass(self, source: socket.socket, target: socket.socket, client: socket.socket) -> None:
         is_answer = target is client
         with suppress(OSError):
-            while data := source.recv(65536):
-                if self.delay and is_answer:
-                    time.sleep(self.delay)
-                is_lost = is_answer or not self._loses_replies_only
-                if is_lost and time.monotonic() < self._loses_until:
-                    self.lost += 1
-                    continue
-                if source in self._answered:
-                    self._answered[source] -= 1
-                    if self._answered[source] < 0:
-                        self._swallowed.add(target)
+            try:
+                while data := source.recv(65536):
+                    if self.delay and is_answer:
+                        time.sleep(self.delay)
+                    is_lost = is_answer or not self._loses_replies_only
+                    if is_lost and time.monotonic() < self._loses_until:
+                        self.lost += 1
+                        continue
+                    if source in self._answered:
+                        self._answered[source] -= 1
+                        if self._answered[source] < 0:
+                            self._swallowed.add(target)
+                    if self._passes(source):
+                        target.sendall(data)
+                    else:
+                        self.lost += 1
+            finally:  # of a connection that was reset, too
                 if self._passes(source):
-                    target.sendall(data)
-                else:
-                    self.lost += 1
-            if self._passes(source):
-                target.shutdown(socket.SHUT_WR)
+                    target.shutdown(socket.SHUT_WR)
         if client not in self._half_closed:
             self._half_closed.add(client)
         elif self._passes(source) and client in self._pairs:
