@@ -14,6 +14,7 @@ TASK_QUEUE = {
     # Within the time in which workers are to work again.
     "ANSWER_TIMEOUT": 3.0,
     "HANDLER_ANSWER_TIMEOUT": 3.0,
+    "OUTBOX_PUBLISHER": "tests.chaos.workloads.outbox.receive",
 }
 _loggers: Any = LOGGING["loggers"]
 for _name in ("leasing", "tasks"):

@@ -1,4 +1,4 @@
-"""The network between the processes of a run and their servers fails as it is to, and no further."""
+"""A network between the processes of a run and their servers fails as it is to, and no further."""
 
 from __future__ import annotations
 
