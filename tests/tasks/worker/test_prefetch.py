@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError
@@ -17,19 +15,14 @@ from django.db.models import F
 from pytest_django import Settings
 
 from leasing.keeper import keeper
-from leasing.runtime.clock import clock
 from tasks.execution import attempt, outcome_store
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
-from tasks.runtime import marks
-from tasks.runtime.marks import Marks
-from tasks.worker import executor as executors
 from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.process import Until, WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks
-from tests.leasing.support import FakeClock, stopped_clock
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, row_of
 from tests.tasks.workers import PATIENCE, ended, patient, states, working
@@ -214,308 +207,6 @@ def test_free_slots_are_claimed_for_while_one_is_at_a_long_task(turnstile: Turns
         wait_for(lambda: states() == ["succeeded"] * 4 + ["running"] + ["succeeded"] * 4)
 
 
-class Settled:
-    """A completer that has stored everything."""
-
-    def put(self, outcome: Any) -> None: ...
-    def wake(self, now: float, *, is_busy: bool) -> None: ...
-
-
-def executor_of(slots: int, *seconds: float, long_after: float = 20.0) -> Threads:
-    """An executor whose latest tasks took so many ``seconds``."""
-
-    class Ended:
-        execution = SimpleNamespace()
-
-    executor = Threads(slots, Settled(), lambda: None, timing=patient(long_after=long_after))
-    with stopped_clock() as clock:
-        for each in seconds:
-            executor._running[id(Ended.execution)] = Ended.execution  # type: ignore[assignment]
-            executor._end(Ended, clock() - each)  # type: ignore[arg-type]
-    return executor
-
-
-@pytest.fixture
-def _under_a_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parent reads the marks of this worker."""
-    monkeypatch.setattr(marks, "current", Marks(8, 0))
-
-
-def test_nothing_is_claimed_ahead_while_it_is_not_known_how_long_tasks_take() -> None:
-    assert executor_of(4).prefetch == 0
-    assert executor_of(4).room == 4
-
-
-def test_nothing_is_claimed_ahead_of_tasks_of_a_second() -> None:
-    assert executor_of(4, *[1.0] * 9).prefetch == 0
-
-
-def test_of_short_tasks_so_many_wait_as_the_slots_end_in_a_moment() -> None:
-    assert executor_of(4, *[0.0] * 1000).prefetch == executors.MAX_PREFETCH
-    assert 9 <= executor_of(4, *[0.01] * 40).prefetch <= 12
-
-
-def test_few_are_claimed_ahead_at_first() -> None:
-    assert executor_of(4, 0.0).prefetch == 2
-
-
-def test_a_worker_without_a_parent_claims_what_must_not_wait_for_free_slots_alone() -> None:
-    executor = executor_of(4, *[0.0] * executors.CAREFUL * 600)
-    executor.may_prefetch = False
-
-    assert (executor.prefetch, executor.room) == (0, 4)
-
-
-@pytest.mark.usefixtures("_under_a_parent")
-@pytest.mark.parametrize(
-    ("count", "seconds", "ahead"),
-    [
-        (executors.CAREFUL - 1, 0.0, 0),
-        (executors.CAREFUL * 5, 0.0, 5),
-        (executors.CAREFUL * 600, 0.0, executors.MAX_IN_A_MOMENT),
-        (executors.CAREFUL * 500, executors.MOMENT / 3.2, 8),
-        (executors.CAREFUL * 500, executors.MOMENT, 0),
-        (executors.CAREFUL * 500, 1.0, 0),
-    ],
-)
-def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment(
-    count: int, seconds: float, ahead: int
-) -> None:
-    """And one for so many that have ended: none by a worker that has just been started."""
-    executor = executor_of(4, *[seconds] * count)
-    executor.may_prefetch = False
-
-    assert executor.prefetch == ahead
-    # Where all slots end before a claim would, it waits for all of them.
-    assert executor.low == ahead // 2 + (0 if seconds < executors.MOMENT / 4 else 3)
-
-
-@pytest.mark.usefixtures("_under_a_parent")
-def test_what_must_not_wait_is_no_more_than_what_slots_that_take_turns_end_soon(
-    monkeypatch: pytest.MonkeyPatch, holder_clock: FakeClock
-) -> None:
-    executor = executor_of(4, *[0.0] * executors.CAREFUL * 600)
-    executor.may_prefetch = False
-    monkeypatch.setattr(executor, "_begin", lambda count: None)
-    executions: list[Any] = [SimpleNamespace() for _ in range(10)]
-
-    executor.submit(executions)
-    executor.look_at = 0
-    for each in executions:
-        holder_clock.advance(executors.ALL_END_IN / 40)
-        executor._end(SimpleNamespace(execution=each), holder_clock())  # type: ignore[arg-type]
-
-    assert 35 <= executor.prefetch <= 36
-
-
-def test_what_was_to_end_at_once_and_does_not_is_judged_when_it_is_long(
-    holder_clock: FakeClock,
-) -> None:
-    executor = executor_of(4, *[0.0] * (executors.CAREFUL - 1), long_after=0.1)
-    executor.may_prefetch = False
-    executor._running[1] = SimpleNamespace()  # type: ignore[assignment]
-    executor._begun[1] = holder_clock()
-    executor.look_at = executor.low
-
-    assert (executor.room, executor.judges_in) == (0, 0.1)
-    holder_clock.advance(0.1)
-    assert (executor.room, executor.judges_in) == (3, math.inf)
-
-
-def test_an_executor_whose_tasks_become_long_has_fewer_waiting() -> None:
-    assert executor_of(4, *[0.0] * 50, *[2.0] * 5).prefetch == 0
-
-
-def test_a_few_long_tasks_among_short_ones_say_nothing_about_these() -> None:
-    mixed = [*[0.01] * 20, 2.0, 0.01, 2.0, 0.01, 2.0]
-    assert executor_of(4, *mixed).prefetch == executor_of(4, *[0.01] * 25).prefetch > 0
-
-
-# Behind long tasks
-
-
-class Line:
-    """An executor of ``slots`` slots with as many tasks of ten milliseconds behind those that run
-    as fit, on a clock of its own."""
-
-    def __init__(self, clock: FakeClock, slots: int) -> None:
-        self.executor = executor_of(slots, *[0.01] * 100, long_after=0.1)
-        self.clock = clock
-        self.tasks: list[Any] = []
-        for _ in range(slots):
-            self._comes()
-            self._begins()
-        for _ in range(self.executor.prefetch):
-            self._comes()
-
-    def _comes(self) -> None:
-        claimed = SimpleNamespace(sent_at=self.clock.now, queue="default", priority=0)
-        task = SimpleNamespace(claimed=claimed)
-        self.tasks.append(task)
-        self.executor._running[id(task)] = task  # type: ignore[assignment]
-        self.executor._waiting.append(task)  # type: ignore[arg-type]
-
-    def _begins(self) -> None:
-        self.executor._begun[id(self.executor._waiting.popleft())] = self.clock.now
-
-    def end(self, count: int) -> None:
-        """End the first tasks; the next begin."""
-        for _ in range(count):
-            outcome = SimpleNamespace(execution=self.tasks.pop(0))
-            self.executor._end(outcome, self.clock.now - 0.01)  # type: ignore[arg-type]
-            self._begins()
-
-    def end_long(self, count: int) -> None:
-        """End the first tasks, which began when they were claimed."""
-        for _ in range(count):
-            outcome = SimpleNamespace(execution=self.tasks.pop(0))
-            began_at = outcome.execution.claimed.sent_at
-            self.executor._end(outcome, began_at)  # type: ignore[arg-type]
-
-    def look_in_time(self) -> list[Any]:
-        """Look when there is a reason to, as long as nothing else happens."""
-        until = self.executor.waits_until
-        assert until is not None and until > self.clock.now
-        self.clock.now = until
-        return self.executor.overdue()
-
-
-def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
-    holder_clock: FakeClock,
-) -> None:
-    line = Line(holder_clock, 2)
-    began_at, waiting = line.clock.now, line.tasks[2:]
-    assert waiting and line.executor.overdue() == []
-
-    assert line.look_in_time() == []
-    assert line.clock.now == pytest.approx(began_at + 0.1)
-    assert line.look_in_time() == waiting[::-1]
-
-    assert line.clock.now == pytest.approx(began_at + 0.1 + executors.CONFIRM_AFTER)
-    assert line.executor.executions == line.tasks[:2]
-    assert line.executor.room == line.executor.prefetch == 0
-    assert line.executor.waits_until is None
-    line.end_long(2)
-    assert line.executor.prefetch == 4  # a few at first, and the pace is still that of the others
-
-
-def test_long_tasks_count_once_for_all_that_is_given_back_behind_them(
-    holder_clock: FakeClock,
-) -> None:
-    """The short ones end elsewhere: what ends here are mostly long ones."""
-    line = Line(holder_clock, 4)
-
-    def fill(short: int) -> None:
-        for _ in range(4):
-            line._comes()
-            line._begins()
-        for _ in range(short):
-            line._comes()
-        line.end(short)
-
-    def wait_behind_long_ones() -> None:
-        line._comes()
-        while not line.look_in_time():
-            pass
-        del line.tasks[4:]
-        line.clock.now += 2
-        line.end_long(4)
-
-    for short in (0, 4, 4):
-        if short:
-            fill(short)
-        wait_behind_long_ones()
-    assert line.executor.prefetch > 0
-
-    for _ in range(4):
-        fill(0)
-        wait_behind_long_ones()
-    assert line.executor.prefetch == 0
-
-
-def test_a_line_that_has_emptied_is_judged_from_its_own_beginning_on(
-    holder_clock: FakeClock,
-) -> None:
-    line = Line(holder_clock, 2)
-    assert line.look_in_time() == []
-    line.end(len(line.executor._waiting))
-    assert line.executor.overdue() == []
-
-    line.clock.now += 0.2
-    for _ in range(8):
-        line._comes()
-    assert line.executor.overdue() == []
-    line.clock.now += executors.CONFIRM_AFTER
-    assert len(line.executor.overdue()) == 8
-
-
-def test_what_is_given_up_while_all_is_withdrawn_goes_back_once(
-    holder_clock: FakeClock,
-) -> None:
-    line = Line(holder_clock, 1)
-    *kept, lost = line.executor._waiting
-    del line.executor._running[id(lost)]
-
-    assert line.executor.withdraw() == kept[::-1]
-
-
-def test_tasks_that_begin_after_the_look_are_looked_at_when_they_may_be_long(
-    holder_clock: FakeClock,
-) -> None:
-    """The threads have not come to it yet."""
-    line = Line(holder_clock, 2)
-    line.executor._begun.clear()
-
-    assert line.executor.overdue() == []
-    assert line.executor.waits_until == pytest.approx(line.clock.now + 0.1)
-
-
-def test_what_looked_long_because_the_process_was_suspended_sends_nothing_back(
-    holder_clock: FakeClock,
-) -> None:
-    line = Line(holder_clock, 2)
-    line.clock.now += 0.9
-
-    assert line.executor.overdue() == []
-    line.end(2)
-    assert line.look_in_time() == []
-
-    assert line.executor.prefetch > 0
-
-
-def test_behind_some_long_tasks_as_many_wait_as_the_other_slots_end_soon(
-    holder_clock: FakeClock,
-) -> None:
-    line = Line(holder_clock, 8)
-    line.clock.now += 0.05
-    line.end(2)
-    waiting = line.tasks[8:]
-
-    assert line.look_in_time() == []
-    kept = line.executor.prefetch
-    returned = line.look_in_time()
-
-    assert 0 < kept < len(waiting) / 2
-    assert returned == waiting[kept:][::-1]
-
-
-def test_a_slot_at_a_long_task_is_nothing_to_prefetch_for(holder_clock: FakeClock) -> None:
-    line = Line(holder_clock, 2)
-    fit = line.executor.prefetch
-    line.clock.now += 0.09
-    line.end(1)
-    line.clock.now += 0.02
-
-    assert line.executor.prefetch == fit // 2
-
-
-def test_tasks_that_take_as_long_as_others_are_not_long() -> None:
-    executor = executor_of(4, *[1.0] * 16, long_after=0.1)
-    executor._begun = dict.fromkeys(range(4), clock() - 2.0)
-
-    assert executor._flowing(clock()) == 4
-
-
 def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: None) -> None:
     tasks = make_tasks(2, name="jobs.turn", data={})
     Task.objects.update(timeout=timedelta(seconds=60))
@@ -650,61 +341,6 @@ def test_nothing_is_claimed_for_what_is_no_more_urgent_than_those_that_wait(
         assert len(worker.executions) == 5
         turnstile.let(9)
         wait_for(lambda: states() == ["succeeded"] * 9)
-
-
-def test_an_executor_has_room_for_what_goes_before_what_waits_once(
-    holder_clock: FakeClock,
-) -> None:
-    line = Line(holder_clock, 4)
-    assert line.executor.room == 0
-
-    for queue, priority in (("default", 0), ("default", -1), ("mail", 1)):
-        line.executor.note_ready(queue, priority)
-        assert line.executor.room == 0
-    line.executor.note_ready("default", 1)
-    assert line.executor.room == 4
-
-    line.clock.now += 0.2
-    assert line.executor.room == 0  # at long tasks: it would wait for these
-
-
-def test_what_goes_before_what_waits_has_no_more_wait_than_twice_as_many(
-    holder_clock: FakeClock,
-) -> None:
-    """Most of what is claimed for a few that are more urgent may be like what waits."""
-    line = Line(holder_clock, 4)
-    most = 2 * len(line.tasks)
-    for _ in range(most):
-        line.executor.note_ready("default", 1)
-        for _ in range(line.executor.room):
-            line._comes()
-
-    assert len(line.tasks) == most
-    line.executor.look_for_room()
-    assert line.executor.look_at == most - 1
-
-
-def test_of_what_is_claimed_only_what_is_more_urgent_is_compared_with_each_that_waits(
-    monkeypatch: pytest.MonkeyPatch,
-    holder_clock: FakeClock,
-) -> None:
-    """A thousand that go behind a thousand would take a tenth of a second, as others come."""
-    line = Line(holder_clock, 4)
-    waiting, compare = list(line.executor._waiting), Mock(wraps=executors._goes_before)
-    monkeypatch.setattr(line.executor, "_begin", lambda count: None)
-    monkeypatch.setattr(executors, "_goes_before", compare)
-    line.executor.is_outranked = True
-
-    claimed: list[Any] = [
-        SimpleNamespace(
-            claimed=SimpleNamespace(sent_at=line.clock.now, queue=queue, priority=priority)
-        )
-        for queue, priority in (("default", 1), ("default", 0), ("default", -1), ("mail", 9))
-    ]
-    line.executor.submit(claimed)
-
-    assert list(line.executor._waiting) == [claimed[0], *waiting, *claimed[1:]]
-    assert [call.args[1] for call in compare.mock_calls] == [1]
 
 
 def test_results_wait_for_those_of_what_is_about_to_be_claimed() -> None:

@@ -6,10 +6,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -22,7 +20,6 @@ from tasks import registry
 from tasks.models import Schedule, Task, TaskStatus, Worker, WorkerQuerySet
 from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import ClaimedTask
-from tasks.worker.executor import Executor
 from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
@@ -497,95 +494,6 @@ def test_a_worker_that_ends_leaves_alone_what_others_in_its_process_hold() -> No
         wait_for(lambda: outer.trusted_until > trusted_until)
 
     assert keeper.holds == []
-
-
-@dataclass(eq=False)
-class Begun:
-    """A task that a slot is at."""
-
-    hold: Any
-    is_over: bool = False
-    carrier: threading.Thread | None = field(default_factory=threading.current_thread)
-
-
-def lost_in(executor: Executor, interval: float = 10.0) -> Any:
-    """A place of ``executor`` that is taken by a task which may be lost."""
-    execution = Begun(SimpleNamespace(interval=interval))
-    executor._running[id(execution)] = cast(Any, execution)
-    return execution
-
-
-def test_an_executor_whose_slots_all_have_tasks_that_are_over_is_stuck_in_the_end(
-    holder_clock: FakeClock,
-) -> None:
-    executor = Threads(1, cast(Any, None), print)
-    execution = lost_in(executor)
-
-    assert not executor.is_stuck()
-    execution.is_over = True
-    assert not executor.is_stuck()
-    holder_clock.now += 30
-    assert not executor.is_stuck()
-    holder_clock.now += 0.1
-    assert executor.is_stuck()
-
-
-class Looked(dict[int, Any]):
-    """Tasks that end as soon as somebody has looked at them."""
-
-    def __len__(self) -> int:
-        count = super().__len__()
-        self.clear()
-        return count
-
-    def values(self) -> Any:
-        found = list(super().values())
-        self.clear()
-        return found
-
-
-@pytest.mark.parametrize("slots", [0, 1])
-def test_an_executor_whose_tasks_end_as_it_is_looked_at_is_not_stuck(
-    slots: int, holder_clock: FakeClock
-) -> None:
-    executor = Threads(slots, cast(Any, None), print)
-    executor._running = Looked()
-    for _ in range(3):
-        lost_in(executor, interval=0.0)
-        holder_clock.advance(1)
-
-        assert not executor.is_stuck()
-
-
-def test_an_executor_whose_slots_were_at_other_tasks_meanwhile_is_not_stuck(
-    holder_clock: FakeClock,
-) -> None:
-    executor = Threads(1, cast(Any, None), print)
-    for _ in range(3):
-        lost_in(executor).is_over = True
-        assert not executor.is_stuck()
-        holder_clock.now += 20
-        assert not executor.is_stuck()
-        executor._running.clear()
-
-
-def test_an_executor_whose_tasks_all_wait_is_not_stuck(holder_clock: FakeClock) -> None:
-    executor = Threads(1, cast(Any, None), print)
-    execution = lost_in(executor, interval=0.0)
-    execution.is_over, execution.carrier = True, None
-    executor._waiting.append(execution)
-
-    assert not executor.is_stuck()
-    holder_clock.advance(1)
-    assert not executor.is_stuck()
-
-
-def test_an_executor_with_a_slot_left_is_not_stuck() -> None:
-    executor = Threads(2, cast(Any, None), print)
-    lost_in(executor, interval=0.0).is_over = True
-
-    assert not executor.is_stuck()
-    assert not executor.is_stuck()
 
 
 def test_a_worker_with_a_executor_that_is_stuck_ends_to_be_started_again(
