@@ -52,6 +52,32 @@ RENEWALS = 'leasing_renewals_total{model="leasing_tasks.task",instance="%s",outc
 REFUSED = 'leasing_fence_rejections_total{model="leasing_tasks.task",verb="%s"}'
 LATE = "tasks_recovery_delay_seconds_bucket"
 
+
+def renewals(failed: str) -> dict[str, str]:
+    """Two processes that renew 1,000 leases a minute, and the failures of one."""
+    return {
+        RENEWALS % ("a", "renewed"): "0+500x600",
+        RENEWALS % ("b", "renewed"): "0+500x600",
+        RENEWALS % ("a", "failed"): failed,
+    }
+
+
+def slots(busy: float, *, ready: float = 3, paused: float = 0) -> dict[str, str]:
+    """Two workers with four threads each, of which so many are ``busy``, and free coroutines."""
+    return {
+        'tasks_worker_slots{instance="a",job="w",kind="thread"}': flat(4),
+        'tasks_worker_slots{instance="b",job="w",kind="thread"}': flat(4),
+        'tasks_worker_slots_busy{instance="a",job="w",kind="thread"}': flat(4),
+        'tasks_worker_slots_busy{instance="b",job="w",kind="thread"}': flat(busy - 4),
+        'tasks_worker_slots{instance="a",job="w",kind="coroutine"}': flat(9),
+        'tasks_worker_slots_busy{instance="a",job="w",kind="coroutine"}': flat(0),
+        'tasks_worker_slots{instance="a",job="w",kind="process"}': flat(0),
+        'tasks_worker_slots_busy{instance="a",job="w",kind="process"}': flat(0),
+        'tasks_queue_ready{instance="c",queue="mail"}': flat(ready),
+        'tasks_queue_paused{instance="c",queue="mail"}': flat(paused),
+    }
+
+
 CASES: dict[str, list[Case]] = {
     "LeasingNoLeader": [
         Case(
@@ -123,25 +149,24 @@ CASES: dict[str, list[Case]] = {
         ),
     ],
     "LeasingRenewalFailures": [
+        Case(renewals("0+20x600"), "70m", {"model": "leasing_tasks.task"}),
+        Case(renewals("0+14x600"), "70m"),
+        Case(renewals("0+20x70 1400+0x600"), "77m"),  # it is over
+        Case(renewals("0+0x70 0+200x600"), "73m"),  # and here it has just begun
         Case(
-            {
-                RENEWALS % ("a", "renewed"): "0+1000x200",
-                RENEWALS % ("b", "renewed"): "0+1000x200",
-                RENEWALS % ("a", "failed"): "0+3x200",
+            renewals("0+1x600")
+            | {
+                RENEWALS % ("a", "skipped"): "0+500x600",
+                RENEWALS % ("a", "lost"): "0+50x600",
             },
-            "20m",
-            {"model": "leasing_tasks.task"},
+            "70m",
         ),
-        Case(
-            {
-                RENEWALS % ("a", "renewed"): "0+1000x200",
-                RENEWALS % ("b", "renewed"): "0+1000x200",
-                RENEWALS % ("a", "failed"): "0+1x200",
-                RENEWALS % ("a", "skipped"): "0+500x200",
-                RENEWALS % ("a", "lost"): "0+5x200",
-            },
-            "20m",
-        ),
+    ],
+    "LeasingRenewalFailuresLasting": [
+        Case(renewals("0+8x600"), "370m", {"model": "leasing_tasks.task"}),
+        Case(renewals("0+5x600"), "370m"),
+        Case(renewals("0+8x370 2960+0x600"), "405m"),
+        Case(renewals("0+0x370 0+30x600"), "400m"),
     ],
     "LeasingKeeperDraining": [
         Case({'leasing_keeper_draining{instance="a"}': flat(1)}, "2m", {"instance": "a"}),
@@ -375,6 +400,13 @@ CASES: dict[str, list[Case]] = {
             },
             "30m",
         ),
+    ],
+    "TasksSlotsBusy": [
+        Case(slots(8), "11m", {"job": "w", "kind": "thread"}),
+        Case(slots(8), "9m"),
+        Case(slots(7), "30m"),
+        Case(slots(8, ready=0), "30m"),
+        Case(slots(8, paused=1), "30m"),
     ],
     "TasksQueuePaused": [
         Case({'tasks_queue_paused{queue="mail"}': flat(1)}, "61m", {"queue": "mail"}),

@@ -40,6 +40,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
         *_check_schedules(),
         *_check_generator(),
         *_check_celery(),
+        *_check_publisher(),
     ]
 
 
@@ -211,14 +212,18 @@ def _check_celery() -> Iterator[CheckMessage]:
     if not is_number(patience) or patience <= 0:
         text = "TASK_QUEUE['CELERY_PATIENCE'] must be more than 0 seconds."
         yield Error(text, id="leasing_tasks.E019")
-    try:
-        outbox_publisher()
-    except ImproperlyConfigured as error:
-        hint = "Set it to the path of a function of one message, such as 'shop.webhooks.send'."
-        yield Error(str(error), hint=hint, id="leasing_tasks.E033")
     if not _is_age(task_settings.OUTBOX_RETENTION):
         text = "must be a number of seconds, a timedelta or None."
         yield Error(f"TASK_QUEUE['OUTBOX_RETENTION'] {text}", id="leasing_tasks.E026")
     if not isinstance(task_settings.OUTBOX_EXCHANGE, str) or not task_settings.OUTBOX_EXCHANGE:
         text = "TASK_QUEUE['OUTBOX_EXCHANGE'] must name an exchange."
         yield Error(text, id="leasing_tasks.E027")
+
+
+def _check_publisher() -> Iterator[CheckMessage]:
+    """TASK_QUEUE['OUTBOX_PUBLISHER'] cannot be loaded, or is no plain function."""
+    try:
+        outbox_publisher()
+    except ImproperlyConfigured as error:
+        hint = "Set it to the path of a function of one message, such as 'shop.webhooks.send'."
+        yield Error(str(error), hint=hint, id="leasing_tasks.E033")
