@@ -112,7 +112,7 @@ chaos: $(VENV)/test.stamp
 
 # 30 checks of the pages in a browser, on PostgreSQL. CHROMIUM names the browser, and
 # PYTEST_ADDOPTS="-k test_07" selects a check.
-browser: $(VENV)/browser.stamp
+browser: $(VENV)/browser.stamp $(VENV)/docs.stamp
 	@$(RUN) -m tests.browser
 
 # The HTTP API called with what schemathesis makes from its document, and with known evils, by each
