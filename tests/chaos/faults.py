@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -43,13 +44,13 @@ def kill(world: World, chance: random.Random) -> Iterator[Found]:
 
 def kill_child(world: World, chance: random.Random) -> Iterator[Found]:
     """kill -9 of one of the processes that a worker has started."""
-    victims = world.choose(chance, lambda each: bool(each.children))
+    victims = world.choose(chance, lambda each: bool(each.children), kind=WORKER)
     yield _killed(world, victims, lambda each: [chance.choice(each.children)])
 
 
 def kill_parent(world: World, chance: random.Random) -> Iterator[Found]:
     """kill -9 of a worker that has children, which live on."""
-    victims = world.choose(chance, lambda each: bool(each.children))
+    victims = world.choose(chance, lambda each: bool(each.children), kind=WORKER)
     yield _killed(world, victims, lambda each: [each.pid])
 
 
@@ -159,12 +160,16 @@ def delay(world: World, chance: random.Random) -> Iterator[Found]:
 
 def late_and_black(world: World, chance: random.Random) -> Iterator[Found]:
     """Each answer late, and then none: trust that began with an answer would last too long."""
-    for proxy in world.proxies:
-        proxy.delay = 0.45 * TTL
-    time.sleep(1.2 * TTL)
-    yield from black(world, chance)
-    for proxy in world.proxies:
-        proxy.delay = 0.0
+    timers = [threading.Timer(1.6 * TTL, proxy.swallow) for proxy in world.proxies]
+    for proxy, timer in zip(world.proxies, timers, strict=True):
+        proxy.delay = 0.4 * TTL
+        timer.start()
+    try:
+        yield from _healed(world)
+    finally:
+        for proxy, timer in zip(world.proxies, timers, strict=True):
+            timer.cancel()
+            proxy.delay = 0.0
 
 
 def black(world: World, chance: random.Random) -> Iterator[Found]:
@@ -224,7 +229,7 @@ FAULTS: dict[str, Kind] = {
     "exhaust": Kind(exhaust, (1.0, 2.0), True),
     "cut": Kind(cut, is_of_server=True),
     "delay": Kind(delay, (1.0, 3.0), True),
-    "late-and-black": Kind(late_and_black, (2 * TTL,), True),
+    "late-and-black": Kind(late_and_black, (4.4 * TTL,), True),
     "black": Kind(black, (0.5 * TTL, 1.1 * TTL, 2 * TTL), True),
     "drop-replies": Kind(drop_replies, (0.5 * TTL, 1.1 * TTL, 2 * TTL), True),
     "clock": Kind(clock, is_of_server=True),

@@ -79,8 +79,8 @@ SABOTAGES = {
         "believed = self._keeper.clock() + renewal.remaining - margin(grant.ttl)",
         "leases",
         "late-and-black",
-        "two holders at once",
-        20,
+        "both believed to hold it",
+        24,
     ),
 }
 

@@ -78,8 +78,8 @@ class Actor:
     env: Mapping[str, str] = field(default_factory=dict)
     #: True for one that goes on until the workload is settled.
     lasts: bool = False
-    #: True for a program of others that may end by itself when its servers do.
-    may_end: bool = False
+    #: True for a program of others, which may end by itself, or hang at its end.
+    is_foreign: bool = False
     #: True for one whose wall clock may be set wrong (needs libfaketime; not on SQLite, whose clock
     #: that is).
     has_clock: bool = False

@@ -190,7 +190,7 @@ class World:
             if each.has_stopped or each.process.poll() is None:
                 continue
             if not each.again_at:
-                if not (each.is_hit or each.actor.may_end):
+                if not (each.is_hit or each.actor.is_foreign):
                     end = each.process.output[-1500:]
                     words = f"{each.actor.name} ended with {each.process.returncode}:\n{end}"
                     self.violations.append(Violation("a process ended by itself", words))
@@ -214,10 +214,13 @@ class World:
             try:
                 each.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
+                if each.actor.is_foreign:
+                    continue
                 end = each.process.output[-1500:]
                 words = f"{each.actor.name} did not stop within {self.stop_timeout:g} s:\n{end}"
                 self.violations.append(Violation("a process hangs at the end", words))
-            _end(each)
+            finally:
+                _end(each)
 
     def close(self) -> None:
         """Kill all that still runs."""

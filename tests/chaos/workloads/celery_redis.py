@@ -66,8 +66,10 @@ def actors_of(run: Run, broker: Actor) -> list[Actor]:
     return [
         Actor(**{**vars(broker), "env": env}),
         *(
-            # Celery's own programs may end with the broker.
-            Actor(name, args, kind=WORKER, env=env, lasts=True, may_end=name.startswith("celery"))
+            # Celery's workers may end with the broker, or wait for it.
+            Actor(
+                name, args, kind=WORKER, env=env, lasts=True, is_foreign=name.startswith("celery")
+            )
             for name, args in workers
         ),
         calls(produce, env=env),

@@ -14,7 +14,9 @@ from tests.chaos.holding import held_for, rest
 from tests.chaos.workload import Actor, Part, Run, Violation, calls
 
 FIRST = ("stop", "late-and-black", "kill")
-NETWORKS = ("proxy", "direct", "pooler", "proxy")
+NETWORKS = ("proxy", "direct", "pooler")
+#: Twice the ttl: answers may be late by more than the margin of trust, and still count.
+SLOW = "kept:slow"
 #: Seconds of trust that holders by hand leave unused.
 MARGIN = 0.2
 
@@ -30,6 +32,21 @@ def contend(part: Part) -> None:
         held_for(part, resource, hold, part.random.uniform(0, 1.5 * TTL))
     for thread in threads:
         thread.join()
+
+
+def keep(part: Part) -> None:
+    """Hold a lease all the time, over a network that fails."""
+    while not part.stop.is_set():
+        hold = Lease.objects.hold(SLOW, ttl=2 * TTL, wait=2 * TTL, stopping=part.stop)
+        held_for(part, SLOW, hold, 8 * TTL)
+
+
+def succeed(part: Part) -> None:
+    """Wait for the same lease, over a network that does not, and hold it for a moment."""
+    while not part.stop.is_set():
+        hold = Lease.objects.hold(SLOW, ttl=2 * TTL, wait=8 * TTL, stopping=part.stop)
+        held_for(part, SLOW, hold, 0.2)
+        part.stop.wait(0.2)
 
 
 def _by_hand(part: Part) -> None:
@@ -67,8 +84,12 @@ def _trusted(asked: int) -> int:
 
 def actors(run: Run) -> list[Actor]:
     return [
-        calls(contend, number, network=network, has_clock=number == 0)
-        for number, network in enumerate(NETWORKS)
+        *(
+            calls(contend, number, network=network, has_clock=number == 0)
+            for number, network in enumerate(NETWORKS)
+        ),
+        calls(keep),
+        calls(succeed, network="direct"),
     ]
 
 
