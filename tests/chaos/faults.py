@@ -229,7 +229,7 @@ FAULTS: dict[str, Kind] = {
     "exhaust": Kind(exhaust, (1.0, 2.0), True),
     "cut": Kind(cut, is_of_server=True),
     "delay": Kind(delay, (1.0, 3.0), True),
-    "late-and-black": Kind(late_and_black, (4.4 * TTL,), True),
+    "late-and-black": Kind(late_and_black, (5 * TTL,), True),
     "black": Kind(black, (0.5 * TTL, 1.1 * TTL, 2 * TTL), True),
     "drop-replies": Kind(drop_replies, (0.5 * TTL, 1.1 * TTL, 2 * TTL), True),
     "clock": Kind(clock, is_of_server=True),

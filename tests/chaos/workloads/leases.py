@@ -15,8 +15,8 @@ from tests.chaos.workload import Actor, Part, Run, Violation, calls
 
 FIRST = ("stop", "late-and-black", "kill")
 NETWORKS = ("proxy", "direct", "pooler")
-#: Twice the ttl: answers may be late by more than the margin of trust, and still count.
-SLOW = "kept:slow"
+#: A lease so long that answers may be late by more than the margin of trust, and still count.
+SLOW, SLOW_TTL = "kept:slow", 3 * TTL
 #: Seconds of trust that holders by hand leave unused.
 MARGIN = 0.2
 
@@ -37,16 +37,16 @@ def contend(part: Part) -> None:
 def keep(part: Part) -> None:
     """Hold a lease all the time, over a network that fails."""
     while not part.stop.is_set():
-        hold = Lease.objects.hold(SLOW, ttl=2 * TTL, wait=2 * TTL, stopping=part.stop)
-        held_for(part, SLOW, hold, 8 * TTL)
+        hold = Lease.objects.hold(SLOW, ttl=SLOW_TTL, wait=TTL, stopping=part.stop)
+        held_for(part, SLOW, hold, 12 * TTL)
 
 
 def succeed(part: Part) -> None:
     """Wait for the same lease, over a network that does not, and hold it for a moment."""
     while not part.stop.is_set():
-        hold = Lease.objects.hold(SLOW, ttl=2 * TTL, wait=8 * TTL, stopping=part.stop)
+        hold = Lease.objects.hold(SLOW, ttl=SLOW_TTL, wait=12 * TTL, stopping=part.stop)
         held_for(part, SLOW, hold, 0.2)
-        part.stop.wait(0.2)
+        part.stop.wait(TTL)
 
 
 def _by_hand(part: Part) -> None:
