@@ -31,6 +31,8 @@ from tests.proxy import TcpProxy
 PATIENCE = 180.0
 #: Seconds in which nothing is harmed, before a run's processes stop.
 CALM = 4.0
+#: The times at which a run begins again while something that must happen has not; and the seconds.
+ROUNDS, MORE = 4, 8.0
 #: Operations printed before and after a violation.
 AROUND = 5
 
@@ -235,6 +237,11 @@ def _run(
         # Each workload has a plan of its own.
         planned = plan(seed * 1000 + sum(name.encode()), seconds, names, first)
         world.go(planned, seconds)
+        for again in range(1, ROUNDS if planned else 1):
+            if all(_counted(module, run).values()):
+                break
+            # What must happen may need more than a short run has: on with its first faults.
+            world.go(plan(run.seed + again, MORE, first or names, first), MORE)
         world.go([], CALM)
         world.stop(lasting=False)
         deadline = time.monotonic() + getattr(module, "SETTLE", 60.0)
@@ -254,6 +261,13 @@ def _run(
         counts = {what: count for what, count in counts.items() if count}
     hits = Counter(each.resource for each in operations if each.name == "fault" and is_hit(each))
     return Outcome(name, run, operations, counts, hits, found)
+
+
+def _counted(module: ModuleType, run: Run) -> dict[str, int]:
+    """Return what has happened so far of what must."""
+    facts = module.facts(run) if hasattr(module, "facts") else None
+    counts: dict[str, int] = module.must_happen(read_histories(run.folder), facts)
+    return counts
 
 
 def is_hit(fault: Operation) -> bool:

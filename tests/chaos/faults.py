@@ -42,6 +42,16 @@ def kill(world: World, chance: random.Random) -> Iterator[Found]:
     yield _killed(world, world.choose(chance), lambda each: [each.pid, *each.children])
 
 
+def kill_holding(world: World, chance: random.Random) -> Iterator[Found]:
+    """kill -9 of a process that believes that it holds a lease."""
+    victims: list[Running] = []
+    deadline = time.monotonic() + 3
+    while not victims and time.monotonic() < deadline:
+        victims = world.choose(chance, lambda each: each.last["name"] == "believe")
+        time.sleep(0.005)
+    yield _killed(world, victims, lambda each: [each.pid, *each.children])
+
+
 def kill_child(world: World, chance: random.Random) -> Iterator[Found]:
     """kill -9 of one of the processes that a worker has started."""
     victims = world.choose(chance, lambda each: bool(each.children), kind=WORKER)
@@ -218,6 +228,7 @@ class Kind(NamedTuple):
 
 FAULTS: dict[str, Kind] = {
     "kill": Kind(kill),
+    "kill-holding": Kind(kill_holding),
     "kill-worker": Kind(kill_worker),
     "kill-child": Kind(kill_child),
     "kill-parent": Kind(kill_parent),
@@ -235,7 +246,10 @@ FAULTS: dict[str, Kind] = {
     "clock": Kind(clock, is_of_server=True),
 }
 #: Those that hit single processes; calls of others go on.
-OF_PROCESSES = {"kill", "kill-worker", "kill-child", "kill-parent", "stop", "stop-inside", "clock"}
+OF_PROCESSES = {
+    *(name for name in FAULTS if name.startswith(("kill", "stop")) and name != "kill-web"),
+    "clock",
+}
 
 
 class Planned(NamedTuple):

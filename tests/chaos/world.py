@@ -74,16 +74,20 @@ class Running:
             found.append(pid)
         return found[1:]
 
-    def inside(self, name: str) -> str | None:
-        """Return the resource of the call that its history has begun last, if it is such a one and
-        has not ended."""
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last line of its history."""
         file = self.folder / f"{self.process_name}.jsonl"
         with suppress(OSError, ValueError, IndexError), file.open("rb") as history:
             history.seek(max(0, file.stat().st_size - 1000))
-            last = json.loads(history.read().splitlines()[-1])
-            if (last["kind"], last["name"]) == (INVOKE, name):
-                return str(last["resource"])
-        return None
+            return dict(json.loads(history.read().splitlines()[-1]))
+        return {"kind": "", "name": "", "resource": ""}
+
+    def inside(self, name: str) -> str | None:
+        """Return the resource of the call that it has begun last, if it is such a one and has not
+        ended."""
+        last = self.last
+        return str(last["resource"]) if (last["kind"], last["name"]) == (INVOKE, name) else None
 
 
 class World:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from leasing.models import Lease
 from tests.chaos.changes import Change, changes
-from tests.chaos.checks import check_leases, count_leases
+from tests.chaos.checks import check_leases, count_leases, works_again
 from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.holding import held_for, rest
 from tests.chaos.workload import Actor, Part, Run, Violation, calls
 
-FIRST = ("stop", "late-and-black", "kill")
+FIRST = ("kill-holding", "stop")
 NETWORKS = ("proxy", "direct", "pooler")
 #: A lease so long that answers may be late by more than the margin of trust, and still count.
 SLOW, SLOW_TTL = "kept:slow", 3 * TTL
@@ -98,7 +98,7 @@ def facts(run: Run) -> list[Change]:
 
 
 def check(operations: Sequence[Operation], facts: Sequence[Change]) -> list[Violation]:
-    return check_leases(operations, facts)
+    return [*check_leases(operations, facts), *works_again(operations)]
 
 
 def must_happen(operations: Sequence[Operation], facts: Sequence[Change]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from leasing.models import Lease
 from tests.chaos.changes import Change, changes
-from tests.chaos.checks import check_leases, count_leases, writes_follow
+from tests.chaos.checks import check_leases, count_leases, works_again, writes_follow
 from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.holding import granted, rest
@@ -105,6 +105,7 @@ def check(operations: Sequence[Operation], facts: Facts) -> list[Violation]:
     return [
         *writes_follow(guarded, facts.registers),
         *check_leases(operations, facts.changes),
+        *works_again(operations),
     ]
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from leasing.client import LeaseClient
 from tests.chaos.changes import Change, changes
-from tests.chaos.checks import check_leases, count_leases
+from tests.chaos.checks import check_leases, count_leases, works_again
 from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.holding import held_for
 from tests.chaos.workload import Actor, Part, Run, Violation, calls, website
 
-FIRST = ("kill-web", "stop", "kill")
+FIRST = ("kill-holding", "kill-web")
 
 
 def hold(part: Part) -> None:
@@ -35,7 +35,7 @@ def facts(run: Run) -> list[Change]:
 
 
 def check(operations: Sequence[Operation], facts: Sequence[Change]) -> list[Violation]:
-    return check_leases(operations, facts)
+    return [*check_leases(operations, facts), *works_again(operations)]
 
 
 def must_happen(operations: Sequence[Operation], facts: Sequence[Change]) -> dict[str, int]:
