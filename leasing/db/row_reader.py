@@ -13,6 +13,7 @@ from typing import Any
 
 from django.db import connections, models
 from django.db.models.base import ModelState
+from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init, pre_init
 
@@ -295,7 +296,7 @@ def _comes_back_as_it_is(field: Any, value: Any) -> bool:
     if field.primary_key or type(field) not in PLAIN | {models.DateTimeField}:
         return False
     if isinstance(value, Marker):
-        return type(value.output_field) in PLAIN
+        return type(value.output_field) in PLAIN_ATTRIBUTES
     return value is None or type(field) in PLAIN and type(value) in (int, str, timedelta)
 
 
@@ -309,6 +310,11 @@ def _is_plain(model: type[models.Model]) -> bool:
     return _has_plain_attributes(model)
 
 
+#: Attributes that set no more than their column; that of a foreign key also drops the row it has
+#: read, of which a new instance has none.
+PLAIN_ATTRIBUTES: tuple[Any, ...] = (DeferredAttribute, ForeignKeyDeferredAttribute)
+
+
 @cache
 def _has_plain_attributes(model: type[models.Model]) -> bool:
     own: Any = model
@@ -318,7 +324,7 @@ def _has_plain_attributes(model: type[models.Model]) -> bool:
         and own.__new__ is plain.__new__
         and own.from_db.__func__ is plain.from_db.__func__
         and all(
-            type(getattr_static(model, field.attname)) is DeferredAttribute
+            type(getattr_static(model, field.attname)) in PLAIN_ATTRIBUTES
             for field in model._meta.concrete_fields
         )
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from leasing.db.row_reader import instance_of
 from tasks import handler
 from tasks.maintenance import recovery
 from tasks.models import Task, TaskStatus
@@ -308,3 +310,21 @@ def test_the_deletion_of_a_parent_leaves_its_children_without_one(verb: str) -> 
     assert row_of(child)["parent_id"] is None
     assert row_of(running) == before | {"parent_id": None}
     Task.objects.complete(running)
+
+
+def test_the_parent_makes_no_instance_dearer() -> None:
+    """As with a foreign key an instance was made by ``from_db``, which takes ten times as long."""
+    columns = {field.attname: None for field in Task._meta.concrete_fields} | {"parent_id": 7}
+    entered = set()
+
+    def note(frame: Any, event: str, arg: object) -> None:
+        entered.add(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        task = instance_of(Task, "default", columns)
+    finally:
+        sys.setprofile(None)
+
+    assert task.parent_id == 7
+    assert "instance_of" in entered and "from_db" not in entered
