@@ -334,6 +334,39 @@ def published_in_order(operations: Sequence[Operation]) -> Iterator[Violation]:
         newest[key] = each
 
 
+#: What so many hits of these faults must have provoked; those of processes count for workers alone.
+PROVOKED = {
+    "take-overs": (5, {"kill", "kill-worker", "kill-parent", "stop"}),
+    "late writes refused": (10, {"stop"}),
+    "unknown enqueues": (6, {"postgres-crash", "terminate", "cut", "black", "drop-replies"}),
+}
+
+
+def must_happen(
+    operations: Sequence[Operation], facts: TaskFacts, always: Iterable[str], workers: Iterable[str]
+) -> dict[str, int]:
+    """Return what happened, and a zero of what did not and had to.
+
+    Args:
+        operations: The history.
+        facts: What the database has.
+        always: What happens in each run.
+        workers: Names of actors that run tasks.
+    """
+    needed = {*always}
+    for name, (least, kinds) in PROVOKED.items():
+        hits = 0
+        for each in _faults(operations):
+            victims = each.value.get("victims")
+            is_of_worker = victims is None or {name.rpartition("-")[0] for name in victims} & {
+                *workers
+            }
+            hits += bool(each.resource in kinds and each.value.get("hits") and is_of_worker)
+        needed |= {name} if hits >= least else set()
+    found = counts(operations, facts)
+    return {name: count for name, count in found.items() if count or name in needed}
+
+
 def counts(operations: Sequence[Operation], facts: TaskFacts) -> dict[str, int]:
     """Return what happened, by what it is called in the report."""
     began = {(each.value["task"], each.value["token"]) for each in _named(operations, "handler")}

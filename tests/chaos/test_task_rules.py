@@ -13,6 +13,7 @@ from tests.chaos.ledger import Attempt, Change, Slot, TaskFacts
 from tests.chaos.task_rules import (
     SECOND,
     check_tasks,
+    must_happen,
     published_in_order,
     slots_served_once,
 )
@@ -362,3 +363,20 @@ def test_messages_that_are_lost_or_out_of_order_are_found(
     calls: list[Operation], broken: list[str]
 ) -> None:
     assert [each.rule for each in published_in_order(calls)] == broken
+
+
+def test_what_faults_must_provoke_and_did_not_is_a_zero() -> None:
+    def found(count: int, victim: str) -> dict[str, int]:
+        kills = [call("fault", resource="kill", hits=1, victims=[victim]) for _ in range(count)]
+        return must_happen([ENQUEUED, handler(), *kills], GOOD[1], ["succeeded"], ["bare"])
+
+    assert (
+        found(4, "bare-17")
+        == found(5, "produce-0-18")
+        == {
+            "tasks stored": 1,
+            "grants": 1,
+            "succeeded": 1,
+        }
+    )
+    assert found(5, "bare-17")["take-overs"] == 0

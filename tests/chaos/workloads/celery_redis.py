@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any
 from django.db import Error
 
 from tests.brokers import Broker, free_ports, serve_redis
+from tests.chaos import task_rules
 from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.ledger import TaskFacts
-from tests.chaos.task_rules import check_tasks, counts
+from tests.chaos.task_rules import check_tasks
 from tests.chaos.workload import NOBODY, WORKER, Actor, Part, Run, Violation, calls
 from tests.chaos.workloads import queue
 from tests.chaos.workloads.queue import facts, is_settled, prepare
@@ -159,10 +161,7 @@ def check(operations: Sequence[Operation], facts: TaskFacts) -> list[Violation]:
 
 
 def must_happen(operations: Sequence[Operation], facts: TaskFacts) -> dict[str, int]:
-    found = counts(operations, facts)
-    by = {call.process.partition("-")[0] for call in operations if call.name == "handler"}
-    return {
-        **{name: found[name] for name in ("tasks stored", "succeeded", "failed", "rolled back")},
-        "run by Celery": "celery" in by,
-        "run by run_worker": "bare" in by,
-    }
+    # A prefork pool loses one task of each child at most: no take-over is certain.
+    found = task_rules.must_happen(operations, facts, ["succeeded", "rolled back"], [])
+    by = Counter(call.process.partition("-")[0] for call in operations if call.name == "handler")
+    return {**found, "attempts by Celery": by["celery"], "attempts by run_worker": by["bare"]}

@@ -14,12 +14,12 @@ from typing import Any
 from django.db import Error, connection, transaction
 
 from tasks.exceptions import KeyBusy
-from tests.chaos import ledger
+from tests.chaos import ledger, task_rules
 from tests.chaos.faults import FAULTS as ALL
 from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.ledger import TaskFacts
-from tests.chaos.task_rules import check_tasks, counts, slots_served_once
+from tests.chaos.task_rules import check_tasks, slots_served_once
 from tests.chaos.workload import WORKER, Actor, Part, Run, Violation, calls
 
 FIRST = ("kill-child", "stop", "kill-parent", "kill-worker")
@@ -203,6 +203,5 @@ def check(operations: Sequence[Operation], facts: TaskFacts) -> list[Violation]:
 
 
 def must_happen(operations: Sequence[Operation], facts: TaskFacts) -> dict[str, int]:
-    found = counts(operations, facts)
-    always = ("tasks stored", "succeeded", "failed", "cancelled", "rolled back", "duplicates")
-    return {name: found[name] for name in (*always, "slots of schedules")}
+    always = ("succeeded", "failed", "cancelled", "rolled back", "duplicates", "slots of schedules")
+    return task_rules.must_happen(operations, facts, always, ["fleet", "bare"])
