@@ -133,7 +133,7 @@ def test_every_command_is_named(page: str) -> None:
 
 @pytest.mark.parametrize(("page", "line"), commands("make"))
 def test_a_documented_target_is_made(page: str, line: str) -> None:
-    _, *targets = (word for word in line.split() if "=" not in word and word != "-s")
+    _, *targets = (word for word in shlex.split(line) if "=" not in word and word != "-s")
 
     made = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(targets) <= set(made)
