@@ -115,7 +115,7 @@ chaos: $(VENV)/test.stamp
 browser: $(VENV)/browser.stamp $(VENV)/docs.stamp
 	@$(RUN) -m tests.browser
 
-# The HTTP API called with what schemathesis makes from its document, and with known evils, by each
+# The HTTP API called with what schemathesis makes from its document, by each
 # kind of principal. SHORT=1 takes two minutes; SEED=7 repeats a run, DB=postgresql is another
 # database, ONLY="stranger" selects principals by name.
 fuzz: $(VENV)/fuzz.stamp
