@@ -9,6 +9,7 @@ from tests.chaos.workload import NOBODY, Actor, Part, Run, calls
 from tests.chaos.workloads.celery_redis import (
     FAULTS,
     SETTINGS,
+    SETTLE,
     actors_of,
     check,
     facts,
@@ -18,7 +19,17 @@ from tests.chaos.workloads.celery_redis import (
     prepare,
 )
 
-__all__ = ["FAULTS", "SETTINGS", "actors", "check", "facts", "is_settled", "must_happen", "prepare"]
+__all__ = [
+    "FAULTS",
+    "SETTINGS",
+    "SETTLE",
+    "actors",
+    "check",
+    "facts",
+    "is_settled",
+    "must_happen",
+    "prepare",
+]
 
 
 def servers(stack: ExitStack) -> dict[str, str]:

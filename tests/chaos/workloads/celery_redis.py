@@ -30,7 +30,7 @@ __all__ = ["actors", "check", "facts", "is_settled", "must_happen", "prepare", "
 
 Serve = Callable[[int], AbstractContextManager[Broker]]
 
-FAULTS = queue.FAULTS
+FAULTS, SETTLE = queue.FAULTS, queue.SETTLE
 SETTINGS = {
     "DJANGO_SETTINGS_MODULE": "tests.chaos.celery_settings",
     "LEASING_TTL": str(TTL),

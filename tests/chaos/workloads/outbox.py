@@ -20,6 +20,7 @@ from tests.chaos.history import FAILED, UNKNOWN, Operation, recorder
 from tests.chaos.task_rules import again_after_faults, published_in_order
 from tests.chaos.workload import WORKER, Actor, Part, Run, Violation, calls
 
+SETTLE = 120.0
 FIRST = ("kill-worker", "stop", "kill-worker")
 FAULTS = [
     name for name in ALL if name not in ("stop-inside", "kill-web", "kill-child", "kill-parent")

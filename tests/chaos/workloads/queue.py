@@ -22,11 +22,11 @@ from tests.chaos.ledger import TaskFacts
 from tests.chaos.task_rules import check_tasks, slots_served_once
 from tests.chaos.workload import WORKER, Actor, Part, Run, Violation, calls
 
+#: Seconds that a loaded machine may take for what waits at the end.
+SETTLE = 120.0
 FIRST = ("kill-child", "stop", "kill-parent", "kill-worker")
 FAULTS = [name for name in ALL if name not in ("stop-inside", "kill-web")]
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.chaos.task_settings", "LEASING_TTL": str(TTL)}
-#: Tasks that may wait before a producer pauses.
-BACKLOG = 300
 #: Seconds that tasks hold their rows: most are short, and some meet their end.
 SECONDS = (*[0.0] * 12, *[0.03] * 6, 0.3, 0.3, 1.0, 2.5 * TTL)
 KEYS = 4
@@ -60,6 +60,8 @@ def produce(part: Part) -> None:
 class Producer:
     """Calls the queue's verbs by chance, and records each call."""
 
+    #: Tasks that may wait before it pauses.
+    BACKLOG = 300
     #: The handlers whose tasks it enqueues.
     HANDLERS: Sequence[str] = (
         *["chaos.work"] * 10,
@@ -175,7 +177,7 @@ class Producer:
             with self.record("count") as call:
                 waiting = self.tasks.filter(processed_at=None).count()
                 call.ok(waiting=waiting)
-            if waiting < BACKLOG:
+            if waiting < self.BACKLOG:
                 break
             self.part.stop.wait(0.2)
 

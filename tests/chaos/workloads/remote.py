@@ -17,12 +17,13 @@ from tests.chaos.history import Operation
 from tests.chaos.ledger import TaskFacts
 from tests.chaos.workload import NOBODY, WORKER, Actor, Part, Run, calls, website
 from tests.chaos.workloads import queue
-from tests.chaos.workloads.queue import SETTINGS, check, facts, is_settled
+from tests.chaos.workloads.queue import SETTINGS, SETTLE, check, facts, is_settled
 
 __all__ = [
     "FAULTS",
     "FIRST",
     "SETTINGS",
+    "SETTLE",
     "actors",
     "check",
     "facts",
@@ -45,8 +46,8 @@ def actors(run: Run) -> list[Actor]:
     return [
         website(run),
         Actor("recovery", recovery, kind=NOBODY, lasts=True),
-        Actor("remote-0", [*worker, "--concurrency", "4"], kind=WORKER, lasts=True),
-        Actor("remote-1", [*worker, "--concurrency", "2"], kind=WORKER, lasts=True),
+        Actor("remote-0", [*worker, "--concurrency", "12"], kind=WORKER, lasts=True),
+        Actor("remote-1", [*worker, "--concurrency", "6"], kind=WORKER, lasts=True),
         calls(produce),
         calls(produce_remotely),
     ]
@@ -63,6 +64,7 @@ class Producer(queue.Producer):
     """One of the service's own site."""
 
     HANDLERS = HANDLERS
+    BACKLOG = 60
 
 
 def produce(part: Part) -> None:
@@ -75,7 +77,7 @@ def produce_remotely(part: Part) -> None:
     producer = Producer(part)
     token = (part.folder / "token").read_text()
     with TaskClient(f"{part.servers['web']}/api", token, patience=5) as client:
-        while not part.stop.wait(part.random.uniform(0.0, 0.1)):
+        while not part.stop.wait(part.random.uniform(0.0, 0.5)):
             tag, name, data, options = producer.task()
             with part.recorder.call("enqueue", name, passes=(ServiceError,), tag=tag) as call:
                 try:
