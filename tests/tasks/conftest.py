@@ -22,6 +22,9 @@ from tasks.execution.context import Context
 from tasks.models import Task
 from tasks.querysets import recovery
 from tasks.registry import Handler
+from tasks.runtime import marks
+from tasks.runtime.marks import Marks
+from tasks.scheduling import declarations
 from tests.factories import make_task
 from tests.fixtures import (
     clocks,
@@ -138,13 +141,17 @@ def execution_of(notes: Keeper) -> Callable[[Task], Execution]:
 
 
 @pytest.fixture
+def connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection of a test, and its transaction, outlast the tasks that it runs."""
+    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
+
+
+@pytest.fixture
 def run_task(
-    execution_of: Callable[[Task], Execution], handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    execution_of: Callable[[Task], Execution], handlers: Handlers, connection_stays: None
 ) -> Callable[..., Task]:
     """Run a task to its end as a worker would, with the function given as its handler: a new
     one, or the ``task`` that was claimed."""
-    # The connection of a test, and its transaction, are to stay.
-    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
 
     def run_task(function: Callable[..., Any], *, task: Task | None = None, **options: Any) -> Task:
         handlers["jobs.echo"] = function
@@ -153,6 +160,18 @@ def run_task(
         return Task.objects.get(pk=mine.pk)
 
     return run_task
+
+
+@pytest.fixture
+def own_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No schedule is declared, and those of the test are forgotten after it."""
+    monkeypatch.setattr(declarations, "_declared", {})
+
+
+@pytest.fixture
+def use_marks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Marks | None], None]:
+    """Has this process note in the given marks which tasks have begun; None: in none."""
+    return lambda known: monkeypatch.setattr(marks, "current", known)
 
 
 @pytest.fixture

@@ -44,9 +44,8 @@ CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-def connected(monkeypatch: pytest.MonkeyPatch) -> None:
+def connected(connection_stays: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection of the test, and its transaction, stay."""
-    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
     monkeypatch.setattr(connections, "close_all", lambda: None)
 
 

@@ -19,14 +19,12 @@ from tasks.dashboard.schedule_status import status_of
 from tasks.exceptions import InvalidSchedule
 from tasks.maintenance import scheduler
 from tasks.models import Schedule, ScheduleSlot, Task
-from tasks.scheduling import declarations
 from tasks.scheduling.rules import Cron
 from tests.elements import Element
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
-from tests.tasks.support import Handlers
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("handlers", "own_declarations")]
 
 HOUR = timedelta(hours=1)
 PAGE, ADMIN, SLOTS = (
@@ -46,11 +44,6 @@ EDIT = (
     "leasing_tasks.delete_schedule",
     "leasing_tasks.view_scheduleslot",
 )
-
-
-@pytest.fixture(autouse=True)
-def own_declarations(monkeypatch: pytest.MonkeyPatch, handlers: Handlers) -> None:
-    monkeypatch.setattr(declarations, "_declared", {})
 
 
 viewer = client_with(VIEW)

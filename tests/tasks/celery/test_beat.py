@@ -16,16 +16,14 @@ from leasing.testing import hold_elsewhere
 from tasks.celery import beat
 from tasks.maintenance import scheduler
 from tasks.models import Schedule, Task, TaskStatus
-from tasks.scheduling import declarations
 from tests.factories import make_task
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+def app(own_declarations: None) -> Iterator[Celery]:
     """An app of a user's, for the length of a test."""
-    monkeypatch.setattr(declarations, "_declared", {})
     beat._declare.cache_clear()
     with Celery("shop", broker="memory://") as app:
         yield app

@@ -15,7 +15,6 @@ from leasing.functions import after
 from tasks import registry
 from tasks.celery import consuming
 from tasks.celery.consuming import consume
-from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus
@@ -27,9 +26,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def _connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection of the test has its transaction; and nobody waits here."""
-    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
+def _nobody_waits(connection_stays: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the connection closed, which has the transaction of the test."""
     monkeypatch.setattr(consuming, "CLAIM_PAUSES", ())
 
 

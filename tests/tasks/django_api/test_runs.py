@@ -52,9 +52,8 @@ Heard = list[tuple[str, Any, Any, BaseException | None]]
 
 
 @pytest.fixture
-def work(manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> Work:
+def work(manual_keeper: Keeper, connection_stays: None) -> Work:
     """Run the task of a result once, on this thread, and refresh the result."""
-    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
 
     def work(result: Any, holder: str = "ann") -> Any:
         waiting = Task.objects.get(pk=result.id)

@@ -95,6 +95,7 @@ def test_nothing_happens_to_the_others(
 
 
 @pytest.mark.django_db
+@pytest.mark.usefixtures("connection_stays")
 def test_the_result_of_a_stalled_task_is_handed_in_late_and_refused(
     handlers: Handlers,
     manual_keeper: Keeper,
@@ -102,7 +103,6 @@ def test_the_result_of_a_stalled_task_is_handed_in_late_and_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(chaos, "LATENESS", 0)
-    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
     task = make_task(name="jobs.echo", state="running")
     task.sent_at = clock()
 
@@ -122,10 +122,10 @@ def test_the_result_of_a_stalled_task_is_handed_in_late_and_refused(
 
 
 @pytest.mark.django_db
+@pytest.mark.usefixtures("connection_stays")
 def test_a_task_that_is_spared_runs_as_without_chaos(
-    handlers: Handlers, manual_keeper: Keeper, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    handlers: Handlers, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
     task = make_task(name="jobs.echo", data={"x": 1}, state="running")
     task.sent_at = clock()
     execution = Execution(task, threading.Event(), keeper=manual_keeper)

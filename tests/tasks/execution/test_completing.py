@@ -280,10 +280,8 @@ def test_a_latency_spike_does_not_wait_for_the_loss_of_what_has_ended(
     task: Task,
     handlers: Handlers,
     execution_of: Callable[[Task], Execution],
-    monkeypatch: pytest.MonkeyPatch,
+    connection_stays: None,
 ) -> None:
-    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
-
     def handler(ctx: Context, **data: Any) -> None:
         with ctx.completing("well"):
             pass

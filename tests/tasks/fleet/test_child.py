@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,6 @@ from tasks.fleet import child
 from tasks.fleet.channel import STOP, STOP_NOW, ReportReader, send_report
 from tasks.fleet.child import StopRequests
 from tasks.fleet.child_start import ChildContext
-from tasks.runtime import marks
 from tasks.runtime.marks import Marks
 from tests.processes import wait_for
 
@@ -94,9 +93,9 @@ class Worker:
 
 
 def test_a_child_reports_obeys_and_stops_when_its_parent_is_gone(
-    channel: Channel, monkeypatch: pytest.MonkeyPatch
+    channel: Channel, use_marks: Callable[[Marks | None], None]
 ) -> None:
-    monkeypatch.setattr(marks, "current", None)
+    use_marks(None)
     ours, theirs = channel
     heard: list[Mapping[str, Any]] = []
     reader, worker = ReportReader(ours, heard.append), Worker()
@@ -110,10 +109,10 @@ def test_a_child_reports_obeys_and_stops_when_its_parent_is_gone(
 
 
 def test_a_child_that_ends_soon_after_it_served_reports_that_it_did(
-    channel: Channel, monkeypatch: pytest.MonkeyPatch
+    channel: Channel, use_marks: Callable[[Marks | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To end before would be a failed start."""
-    monkeypatch.setattr(marks, "current", None)
+    use_marks(None)
     monkeypatch.setattr(child, "READY_EVERY", 60.0)
     ours, theirs = channel
     heard: list[Mapping[str, Any]] = []

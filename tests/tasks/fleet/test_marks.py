@@ -29,12 +29,12 @@ ONE_MORE = str(uuid.uuid4())
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[Marks]:
+def known(use_marks: Callable[[Marks | None], None]) -> Iterator[Marks]:
     """The marks of this process."""
     known = Marks(100, 2)
-    monkeypatch.setattr(marks, "current", known)
+    use_marks(known)
     yield known
-    monkeypatch.setattr(marks, "current", None)
+    use_marks(None)
     known.close()
 
 
@@ -320,9 +320,7 @@ def test_handlers_of_every_kind_are_marked(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("quick")
-def test_a_worker_whose_map_is_full_claims_nothing(
-    known: Marks, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_whose_map_is_full_claims_nothing(known: Marks, handlers: Handlers) -> None:
     task = make_task(name="jobs.echo", data={})
     fill(known, UNSTORED)
     known.begin(ONE_MORE)

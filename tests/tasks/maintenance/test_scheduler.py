@@ -43,9 +43,10 @@ HOUR = 3600.0
 
 
 @pytest.fixture(autouse=True)
-def own_declarations(monkeypatch: pytest.MonkeyPatch, handlers: Handlers) -> None:
-    """Remove the declarations of a test after it; ``jobs.echo`` is a handler of the tests' app."""
-    monkeypatch.setattr(declarations, "_declared", {})
+def _own_schedules(
+    monkeypatch: pytest.MonkeyPatch, handlers: Handlers, own_declarations: None
+) -> None:
+    """``jobs.echo`` is a handler of the tests' app."""
     monkeypatch.setattr(scheduler, "_said", {})
 
 

@@ -10,7 +10,6 @@ from pytest_django import Settings
 
 from tasks.management import greeting
 from tasks.sample import own_handlers
-from tasks.scheduling import declarations
 from tasks.scheduling.declarations import schedule
 from tasks.worker.process import Until, WorkerProcess
 from tests.tasks.support import Handlers
@@ -23,12 +22,11 @@ def nothing_found(handlers: Handlers) -> None:
         del handlers[name]
 
 
-@pytest.mark.usefixtures("nothing_found")
+@pytest.mark.usefixtures("nothing_found", "own_declarations")
 def test_a_worker_tells_what_it_serves_and_how_it_stops(
-    handlers: Handlers, monkeypatch: pytest.MonkeyPatch, settings: Settings
+    handlers: Handlers, settings: Settings
 ) -> None:
     settings.TASK_QUEUE = {"QUEUES": ["default", "mail"]}
-    monkeypatch.setattr(declarations, "_declared", {})
     handlers["mail.send"] = handlers["mail.fetch"] = lambda ctx: None
     schedule("nightly", "mail.fetch", cron="0 3 * * *")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 
 from leasing.runtime.clock import clock as holders_clock
 from tasks.registry import Kind
-from tasks.runtime import marks
 from tasks.runtime.marks import Marks
 from tasks.worker.executor import (
     ALL_END_IN,
@@ -110,9 +110,9 @@ def clock(holder_clock: FakeClock) -> FakeClock:
 
 
 @pytest.fixture
-def _under_a_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def _under_a_parent(use_marks: Callable[[Marks | None], None]) -> None:
     """A parent reads the marks of this worker."""
-    monkeypatch.setattr(marks, "current", Marks(8, 0))
+    use_marks(Marks(8, 0))
 
 
 # Claiming ahead
