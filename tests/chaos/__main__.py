@@ -46,6 +46,7 @@ class Outcome(NamedTuple):
     counts: dict[str, int]
     hits: Counter[str]
     violations: list[Violation]
+    figures: str
 
     @property
     def is_right(self) -> bool:
@@ -61,6 +62,7 @@ class Outcome(NamedTuple):
         ends = Counter(each.outcome for each in self.operations)
         faults = ", ".join(f"{count} {name}" for name, count in sorted(self.hits.items()) if count)
         counts = ", ".join(f"{count:,} {what}" for what, count in self.counts.items())
+        counts += f" ({self.figures})" if self.figures else ""
         return (
             f"{self.name}: {verdict}: seed {self.run.seed}, {self.run.vendor}, "
             f"{self.run.seconds:.0f} s: {len(self.operations):,} operations ({ends['failed']:,} "
@@ -260,12 +262,16 @@ def _run(
     if not planned:  # of a run without faults nothing is expected
         counts = {what: count for what, count in counts.items() if count}
     hits = Counter(each.resource for each in operations if each.name == "fault" and is_hit(each))
-    return Outcome(name, run, operations, counts, hits, found)
+    figures = module.figures(operations, facts) if hasattr(module, "figures") else ""
+    return Outcome(name, run, operations, counts, hits, found, figures)
 
 
 def _counted(module: ModuleType, run: Run) -> dict[str, int]:
     """Return what has happened so far of what must."""
+    from django.db import connections
+
     facts = module.facts(run) if hasattr(module, "facts") else None
+    connections.close_all()  # the next fault would break it
     counts: dict[str, int] = module.must_happen(read_histories(run.folder), facts)
     return counts
 

@@ -327,3 +327,12 @@ def count_leases(operations: Sequence[Operation], changes: Sequence[Change]) -> 
         expired += last is not None and last.token != each.token and last.released_at is None
         before[each.resource] = each
     return {"grants": len(grants), "renewals": len(changes) - len(grants), "take-overs": expired}
+
+
+def takeover_figures(operations: Sequence[Operation], changes: Sequence[Change]) -> str:
+    """Return how long leases that somebody waited for were nobody's after their expiry."""
+    gaps = sorted(gap.seconds for gap in takeovers(operations, changes))
+    if not gaps:
+        return ""
+    p50, p99 = gaps[len(gaps) // 2], gaps[min(len(gaps) - 1, len(gaps) * 99 // 100)]
+    return f"{len(gaps)} waited for: p50 {p50:.2f}, p99 {p99:.2f}, max {gaps[-1]:.2f} s"

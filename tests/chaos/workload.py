@@ -17,6 +17,7 @@ and, if it needs them,
 - ``prepare(run)``: called before its processes start, with Django set up on ``run.url``;
 - ``is_settled(run) -> bool``: asked once the faults have ended and the actors that do not last have
   stopped; lasting ones stop when it is true, or after ``SETTLE`` seconds (default: 60);
+- ``figures(operations, facts) -> str``: more figures for the line of the run;
 - ``facts(run)``: what is in the database at the end (default: None).
 
 The harness records itself in the same history, as the process ``chaos``: each fault as an operation

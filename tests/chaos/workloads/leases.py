@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from leasing.models import Lease
 from tests.chaos.changes import Change, changes
-from tests.chaos.checks import check_leases, count_leases, works_again
+from tests.chaos.checks import check_leases, count_leases, takeover_figures, works_again
 from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.holding import held_for, rest
@@ -103,3 +103,7 @@ def check(operations: Sequence[Operation], facts: Sequence[Change]) -> list[Viol
 
 def must_happen(operations: Sequence[Operation], facts: Sequence[Change]) -> dict[str, int]:
     return count_leases(operations, facts)
+
+
+def figures(operations: Sequence[Operation], facts: Sequence[Change]) -> str:
+    return takeover_figures(operations, facts)

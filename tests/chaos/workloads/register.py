@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 from leasing.models import Lease
 from tests.chaos.changes import Change, changes
-from tests.chaos.checks import check_leases, count_leases, works_again, writes_follow
+from tests.chaos.checks import (
+    check_leases,
+    count_leases,
+    takeover_figures,
+    works_again,
+    writes_follow,
+)
 from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.holding import granted, rest
@@ -119,3 +125,7 @@ def must_happen(operations: Sequence[Operation], facts: Facts) -> dict[str, int]
         "stale writes refused": len(refused),
         "faults in the unguarded control": len(writes_follow(control, facts.registers)),
     }
+
+
+def figures(operations: Sequence[Operation], facts: Facts) -> str:
+    return takeover_figures(operations, facts.changes)
