@@ -71,7 +71,7 @@ SABOTAGES = {
         "queue",
         "stop",
         "completed by its holder",
-        25,
+        45,
     ),
     "trust begins with the answer": Sabotage(
         "leasing/hold/held_grant.py",
