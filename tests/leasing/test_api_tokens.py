@@ -129,7 +129,9 @@ def test_a_use_that_another_process_has_noted_is_not_noted_again(clocks: ManualK
         ({"max_held": 0}, "max_held"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any], field: str) -> None:
+def test_a_token_with_a_wrong_field_is_refused_and_not_stored(
+    wrong: dict[str, Any], field: str
+) -> None:
     with pytest.raises(ValidationError) as refusal:
         issue(**wrong)
     assert set(refusal.value.message_dict) == {field}

@@ -54,7 +54,7 @@ def test_it_sleeps_as_long_as_it_is_told_and_says_so(
 
 
 @pytest.mark.parametrize("seconds", [-1, 60.1, "1", None, True, [1], float("nan"), float("inf")])
-def test_a_duration_that_cannot_be_meant_is_given_up(
+def test_a_duration_that_is_out_of_bounds_is_given_up(
     seconds: Any, hold: Hold, slept: list[float]
 ) -> None:
     with hold, pytest.raises(GiveUp, match="from 0 to 60"):

@@ -50,24 +50,6 @@ def test_a_token_has_the_limits_that_were_given(capsys: pytest.CaptureFixture[st
     assert made["state"] == "usable"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("create", "ci", "--scope", "leasing.view_leas"), "Did you mean 'leasing.view_lease'"),
-        ((*CREATE, "--days", "0"), "--days must be"),
-        ((*CREATE, "--days", "99999999999"), "--days must be"),
-        ((*CREATE, "--max-held", "0"), "greater than or equal to 1"),
-        ((*CREATE, "--queue", ""), "1 to 200 characters"),
-        (("create", " ", "--scope", "leasing.view_lease"), "must not"),
-        (("revoke", "other"), "There is no token other"),
-    ],
-)
-def test_it_says_what_is_wrong(arguments: tuple[str, ...], said: str) -> None:
-    with pytest.raises(CommandError, match=said):
-        call_command("api_tokens", *arguments)
-    assert not ApiToken.objects.exists()
-
-
 def test_a_name_is_not_given_twice() -> None:
     call_command("api_tokens", *CREATE)
     with pytest.raises(CommandError, match="There is already a token called ci\\."):

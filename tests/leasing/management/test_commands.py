@@ -202,13 +202,6 @@ def test_the_latest_ten_events_are_shown_newest_first(capsys: pytest.CaptureFixt
     }
 
 
-@pytest.mark.django_db
-@pytest.mark.parametrize("arguments", [["show", "nope"], ["revoke", "nope", "--reason", "x"]])
-def test_a_lease_that_is_not_there_is_named(arguments: list[str]) -> None:
-    with pytest.raises(CommandError, match=r"\bnope\b"):
-        call_command("leases", *arguments)
-
-
 def test_what_could_steer_a_terminal_is_spelled_out() -> None:
     assert plain("a\x1b[2Jb\nc\u2028d é 漢") == "a\\x1b[2Jb\\x0ac\\x2028d é 漢"
 
@@ -247,22 +240,6 @@ def test_there_is_nothing_to_revoke_where_nobody_holds(state: str) -> None:
 
     assert refusal.value.returncode == 1
     assert LeaseEvent.objects.count() == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([], "ACTION"),
-        (["burn"], "'burn'"),
-        (["list", "--state", "lost"], "'lost'"),
-        (["show"], "NAME"),
-        (["revoke", "crane:1"], "--reason"),
-        (["list", "x"], "x"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(arguments: list[str], named: str) -> None:
-    with pytest.raises(CommandError, match=f"Error: .*{named}"):
-        call_command("leases", *arguments)
 
 
 # run_as_leader: what it makes of its options
@@ -397,7 +374,7 @@ def test_a_stop_while_others_lead_ends_it_well(
         (["race", "--once", "--restart", "--", "true"], "--restart"),
     ],
 )
-def test_a_leader_that_cannot_be_meant_is_refused(
+def test_run_as_leader_refuses_an_option_that_is_out_of_bounds(
     stage: Stage, arguments: list[str], named: str
 ) -> None:
     with pytest.raises(CommandError, match=named):

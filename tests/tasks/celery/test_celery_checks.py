@@ -28,7 +28,7 @@ APP = {"CELERY_APP": "project.celery.app"}
         ({"OUTBOX_EXCHANGE": ""}, ["leasing_tasks.E027"]),
     ],
 )
-def test_what_cannot_be_meant_is_an_error(
+def test_a_setting_of_celery_that_is_out_of_bounds_is_an_error(
     settings: Settings, said: dict[str, Any], codes: list[str]
 ) -> None:
     settings.TASK_QUEUE = said

@@ -149,7 +149,7 @@ WRONG: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "code"), WRONG)
-def test_what_cannot_be_meant_is_an_error(
+def test_a_setting_that_is_out_of_bounds_is_an_error(
     settings: Settings, key: str, value: Any, code: str
 ) -> None:
     assert codes(settings, **{key: value}) == [code]

@@ -644,7 +644,9 @@ def test_the_settings_of_this_suite_are_in_order(
         ({"QUEUES": ["default", "mail"]}, "leasing_tasks.E023"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_found(params: dict[str, Any], code: str) -> None:
+def test_options_of_the_backend_that_are_out_of_bounds_are_found(
+    params: dict[str, Any], code: str
+) -> None:
     assert complaints(**params) == [code]
 
 

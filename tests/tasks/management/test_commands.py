@@ -85,7 +85,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--name", "a" * 195, "--workers", "2"], "200"),
     ],
 )
-def test_a_worker_that_cannot_be_meant_is_refused(options: list[str], named: str) -> None:
+def test_run_worker_refuses_an_option_that_is_out_of_bounds(options: list[str], named: str) -> None:
     with pytest.raises(CommandError, match=named):
         call_command("run_worker", *options)
 
@@ -244,7 +244,9 @@ def test_a_thread_that_runs_on_does_not_keep_the_process_from_its_end(
         (["--name", "a\nb"], "control"),
     ],
 )
-def test_a_generator_that_cannot_be_meant_is_refused(options: list[str], named: str) -> None:
+def test_run_generator_refuses_an_option_that_is_out_of_bounds(
+    options: list[str], named: str
+) -> None:
     with pytest.raises(CommandError, match=named):
         call_command("run_generator", *options)
 

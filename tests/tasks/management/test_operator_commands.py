@@ -78,14 +78,6 @@ def test_a_queue_is_paused_with_a_reason_and_resumed() -> None:
     assert list(Queue.objects.paused().values_list("name", flat=True)) == ["default"]
 
 
-@pytest.mark.parametrize("verb", [["pause", "--reason", "why"], ["resume"]])
-def test_a_queue_that_does_not_exist_is_named_and_none_is_changed(verb: list[str]) -> None:
-    with pytest.raises(CommandError, match="nowhere") as refused:
-        said("queues", *verb, "mail", "nowhere")
-    assert refused.value.returncode == 2
-    assert not Queue.objects.paused().exists() and not AuditEntry.objects.exists()
-
-
 @pytest.mark.parametrize(
     ("listing", "none"),
     [
@@ -171,12 +163,6 @@ def test_a_check_of_a_parent_leaves_out_what_was_killed_together_with_its_predec
     assert capsys.readouterr().out == told
 
 
-def test_a_check_of_an_unknown_worker_exits_with_1() -> None:
-    with pytest.raises(CommandError, match="no worker ann") as refused:
-        said("workers", "check", "ann")
-    assert refused.value.returncode == 1
-
-
 # Schedules
 
 
@@ -259,23 +245,6 @@ def test_an_enqueue_says_what_happens_next_and_which_task_has_the_key() -> None:
 
     assert said(*enqueue).splitlines()[0] == f"Nothing enqueued: task:{task.pk} has this unique key"
     assert entry().changed == 0 and Task.objects.count() == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["no.such"], "no.such"),
-        ([SLEEP, "--data", "{1"], "--data is not valid JSON"),
-        ([SLEEP, "--data", "[1]"], "--data must be a JSON object"),
-        ([SLEEP, "--queue", "nowhere"], "nowhere"),
-        ([SLEEP, "--at", "soon"], "soon"),
-        ([SLEEP, "--priority", "99999"], "priority"),
-    ],
-)
-def test_an_enqueue_that_cannot_be_meant_is_refused(options: list[str], named: str) -> None:
-    with pytest.raises(CommandError, match=named):
-        said("tasks", "enqueue", *options)
-    assert not Task.objects.exists() and not AuditEntry.objects.exists()
 
 
 # No task found

@@ -13,7 +13,6 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from leasing.functions import database_now
-from leasing.runtime.exit_codes import ExitCode
 from tasks.diagnosis import diagnose
 from tasks.exceptions import UnknownQueue
 from tasks.models import Task
@@ -107,25 +106,6 @@ def test_a_task_is_named_as_every_output_prints_it(command: str) -> None:
     for wrong in ("task:", "task:x", "lease:1", "-1", "²"):
         with pytest.raises(CommandError, match="is no task: use 17 or task:17|arguments"):
             tasks(command, wrong)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["list", "--queue", "nope"], r"Unknown queue 'nope': .* Known: default, mail, reports\."),
-        (["list", "--name", "jobs.ecko"], "No handler is registered .* Did you mean 'jobs.echo'"),
-        (["retry", "--queue", "nope", "--yes"], "Unknown queue 'nope'"),
-        (["retry", "1", "--name", "nope"], "No handler is registered for 'nope'"),
-        (["reschedule", "1", "--to-queue", "nope"], "Unknown queue 'nope'"),
-        (["enqueue", "nope"], "No handler is registered for 'nope'"),
-        (["enqueue", "sample.sleep", "--queue", "nope"], "Unknown queue 'nope'"),
-    ],
-)
-def test_an_unknown_queue_or_handler_is_refused_with_code_2(options: list[str], said: str) -> None:
-    with pytest.raises(CommandError, match=said) as refused:
-        tasks(*options)
-
-    assert refused.value.returncode == ExitCode.REFUSED
 
 
 def test_tasks_of_a_queue_or_handler_that_was_removed_are_still_found() -> None:
@@ -279,29 +259,6 @@ def test_a_time_without_a_zone_is_of_the_current_one() -> None:
         tasks("reschedule", task.pk, "--at", "2030-06-01 12:00")
 
     assert row_of(task)["scheduled_at"].isoformat() == "2030-06-01T16:00:00+00:00"
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["list", "--limit", "0"], "--limit .* 1"),
-        (["list", "--state", "lost"], "'lost'"),
-        (["show", "4711"], "4711"),
-        (["reschedule", "1"], "queue"),
-        (["reschedule", "1", "--to-queue", "nowhere"], "'nowhere'"),
-        (["reschedule", "1", "--at", "soon"], "'soon'"),
-        (["reschedule", "1", "--at", "2030-02-31T00:00"], "2030-02-31T00:00"),
-        (["reschedule", "1", "--at", "now", "--in", "5"], "--in"),
-        (["reschedule", "1", "--in", "soon"], "'soon' is no duration: .* 10m or 1h30m"),
-        (["reschedule", "1", "--in", "30m1h"], "'30m1h' is no duration"),
-        (["reschedule", "1", "--in", ""], "'' is no duration"),
-        (["reschedule", "1", "--in", "inf"], "--in is out of bounds: inf s"),
-        (["enqueue", "sample.sleep", "--in", "nan"], "--in is out of bounds: nan s"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(options: list[str], named: str) -> None:
-    with pytest.raises(CommandError, match=named):
-        tasks(*options)
 
 
 # The verb behind move
