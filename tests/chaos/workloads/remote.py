@@ -40,7 +40,8 @@ HANDLERS = (*["chaos.work"] * 10, *["chaos.coroutine"] * 6, "chaos.stubborn")
 
 def actors(run: Run) -> list[Actor]:
     token = ["--url", f"{run.servers['web']}/api", "--token-file", str(run.folder / "token")]
-    options = ["--ttl", str(TTL), "--wait", "1", "--log-level", "WARNING"]
+    # The service is asked to stop at the same moment: what a worker has yet to store it cannot.
+    options = ["--ttl", str(TTL), "--wait", "1", "--stop-timeout", "8", "--log-level", "WARNING"]
     worker = ["-m", "tasks.client", "tests.chaos.remote_handlers", *token, *options]
     recovery = ["manage.py", "run_recovery", "--skip-checks"]
     return [
