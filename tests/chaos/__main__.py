@@ -262,6 +262,7 @@ def _run(
     if not planned:  # of a run without faults nothing is expected
         counts = {what: count for what, count in counts.items() if count}
     hits = Counter(each.resource for each in operations if each.name == "fault" and is_hit(each))
+    counts |= {f"faults of {name}": 0 for name in first if planned and not hits[name]}
     figures = module.figures(operations, facts) if hasattr(module, "figures") else ""
     return Outcome(name, run, operations, counts, hits, found, figures)
 
