@@ -7,6 +7,7 @@ import argparse
 import os
 import random
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -19,10 +20,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from tests.brokers import free_ports
 from tests.chaos.faults import FAULTS, plan
 from tests.chaos.history import Operation, read_histories
 from tests.chaos.servers import TEMPLATE, Postgres, postgres
-from tests.chaos.workload import Run, Violation
+from tests.chaos.workload import WEB, Run, Violation
+from tests.chaos.world import World
 from tests.plugin import ENVIRONMENT
 from tests.postgres import NoServer
 from tests.proxy import TcpProxy
@@ -195,9 +198,6 @@ def _run(
 ) -> Outcome:
     from django.db import connections
 
-    from tests.brokers import free_ports
-    from tests.chaos.world import World
-
     module = _module(name)
     folder = parent / name
     folder.mkdir()
@@ -282,11 +282,8 @@ def is_hit(fault: Operation) -> bool:
     return bool({**fault.value, **fault.result}.get("hits", fault.is_ok))
 
 
-def _wait_for_work(world: object) -> None:
+def _wait_for_work(world: World) -> None:
     """Wait until each process has begun to record; one that ends meanwhile is told of later."""
-    from tests.chaos.world import World
-
-    assert isinstance(world, World)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         files = {each.name for each in world.run.folder.glob("*.jsonl")}
@@ -297,10 +294,22 @@ def _wait_for_work(world: object) -> None:
             and each.runs
             and f"{each.process_name}.jsonl" not in files
         ]
-        if not missing:
+        if not missing and _answers(world):
             return
         time.sleep(0.05)
     raise TimeoutError(f"did not begin within 60 s: {', '.join(missing)}")
+
+
+def _answers(world: World) -> bool:
+    """Return True if the web server answers, or there is none."""
+    if not any(each.actor.kind == WEB for each in world.crew):
+        return True
+    host, _, port = world.run.servers["bind"].rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 1).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

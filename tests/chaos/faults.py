@@ -45,7 +45,7 @@ def kill(world: World, chance: random.Random) -> Iterator[Found]:
 def kill_holding(world: World, chance: random.Random) -> Iterator[Found]:
     """kill -9 of a process that believes that it holds a lease."""
     victims: list[Running] = []
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 8
     while not victims and time.monotonic() < deadline:
         victims = world.choose(chance, lambda each: each.last["name"] == "believe")
         time.sleep(0.005)

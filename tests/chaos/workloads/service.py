@@ -12,7 +12,7 @@ from tests.chaos.history import Operation
 from tests.chaos.holding import held_for
 from tests.chaos.workload import Actor, Part, Run, Violation, calls, website
 
-FIRST = ("kill-holding", "kill-web")
+FIRST = ("kill-holding", "stop")
 
 
 def hold(part: Part) -> None:
