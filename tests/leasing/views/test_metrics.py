@@ -190,7 +190,7 @@ def test_who_asks_for_the_newer_format_gets_it() -> None:
 
 @pytest.mark.usefixtures("with_token")
 def test_the_page_of_metrics_names_every_one() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "metrics-reference.md").read_text()
 
     shown = Scrape(read().content.decode()).names
     assert [name for name in shown if f"`{name}`" not in page] == []
