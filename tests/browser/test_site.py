@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urljoin, urlsplit
 
 import pytest
@@ -52,12 +53,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_five_pages_of_the_site_fit_their_window_in_each_theme(
-    chromium: Browser, site: str, size: str, scheme: str, tmp_path: Path
+    chromium: Browser, site: str, size: str, scheme: Literal["light", "dark"], tmp_path: Path
 ) -> None:
     width, height = SIZES[size]
     context = chromium.new_context(
         viewport={"width": width, "height": height},
-        color_scheme=scheme,  # type: ignore[arg-type]
+        color_scheme=scheme,
     )
     page = context.new_page()
     problems: list[str] = []
