@@ -52,6 +52,7 @@ def recording(
     model: type[models.Model],
     *,
     keys: Sequence[Any] = (),
+    names: Mapping[Any, str] | None = None,
     filter: Mapping[str, Any] | None = None,
     asked: int | None = None,
     reason: str = "",
@@ -65,6 +66,8 @@ def recording(
         verb: The action.
         model: The model of the rows.
         keys: Keys of the rows.
+        names: The names of the rows by key, where the keys say nothing to people. They are still
+            shown when the rows are gone.
         filter: The filter that selects the rows, where there are no keys.
         asked: The number of rows that are meant; by default the number of keys, or with a filter
             the number that changed.
@@ -74,6 +77,8 @@ def recording(
     target: dict[str, Any] = {}
     if keys:
         target["keys"] = [_plain(key) for key in keys[:KEYS_NAMED]]
+    if names:
+        target["names"] = {str(key): names[key] for key in keys[:KEYS_NAMED] if key in names}
     if filter is not None:
         target["filter"] = {name: _plain(value) for name, value in filter.items()}
     name = by if isinstance(by, str) else recorded_name(by)

@@ -69,7 +69,8 @@ class AuditEntryAdmin(ReadOnlyAdmin):
     def done_to(self, entry: AuditEntry) -> SafeString | str:
         if not entry.key:
             return entry.model
-        return _row(entry.model, entry.key, short(navigation.name_of(entry.model, entry.key)))
+        name = navigation.name_of(entry.model, entry.name_of(entry.key))
+        return _row(entry.model, entry.key, short(name))
 
     why = short_column("reason")
     shown_target = json_column("target", "rows")

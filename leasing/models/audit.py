@@ -55,7 +55,8 @@ class AuditEntry(Ledger):
     model = models.CharField(max_length=MAX_LABEL)
     #: The key of the row, when it was one.
     key = models.CharField(max_length=MAX_KEY, blank=True, default="")
-    #: The target of the action: {"keys": [...]}, {"filter": {...}}, or both.
+    #: The target of the action: {"keys": [...]}, {"filter": {...}}, or both; {"names": {key:
+    #: name}} beside keys that say nothing to people.
     target = models.JSONField(default=dict)
     reason = models.CharField(max_length=500, blank=True, default="")
     #: The numbers of rows that were asked for and that changed; null without an outcome.
@@ -85,3 +86,9 @@ class AuditEntry(Ledger):
 
     def __str__(self) -> str:
         return f"{self.verb} by {self.by}"
+
+    def name_of(self, key: str) -> str:
+        """Return the name of the row with that ``key`` when it was acted on; the key, if it had
+        none."""
+        names = self.target.get("names") if isinstance(self.target, dict) else None
+        return str(names.get(key, key)) if isinstance(names, dict) else key

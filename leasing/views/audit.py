@@ -72,7 +72,7 @@ def _deed(entry: AuditEntry) -> dict[str, Any]:
     target = entry.target if isinstance(entry.target, dict) else {}
     keys = [str(key) for key in target.get("keys") or ()] or [entry.key] * bool(entry.key)
     shown = [
-        (navigation.name_of(entry.model, key), navigation.url_of(entry.model, key))
+        (navigation.name_of(entry.model, entry.name_of(key)), navigation.url_of(entry.model, key))
         for key in keys[:KEYS_SHOWN]
     ]
     asked = target.get("filter") or {}

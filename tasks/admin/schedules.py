@@ -201,9 +201,10 @@ def _status(schedule: Schedule) -> ScheduleStatus:
 def _note(request: HttpRequest, verb: str, rows: list[Schedule]) -> None:
     """Note what the forms of the admin do, by name too: in the transaction in which they do it."""
     user: Any = request.user
-    keys, names = [row.pk for row in rows], {"name": [row.name for row in rows]}
-    changed = len(rows)
-    audit.record(user, verb, Schedule, keys=keys, filter=names, changed=changed, via="admin")
+    names = {row.pk: row.name for row in rows}
+    audit.record(
+        user, verb, Schedule, keys=list(names), names=names, changed=len(rows), via="admin"
+    )
 
 
 def _now() -> datetime:

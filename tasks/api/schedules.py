@@ -41,6 +41,7 @@ class ScheduleOut(BaseModel):
     declared: bool = Field(description="True if code declares it.")
     paused_at: Moment | None
     paused_by: str
+    reason: str = Field(description="The reason of the pause.")
     next_at: Moment | None
     last_at: Moment | None = Field(description="The latest slot.")
     last_task: int | None = Field(description="The id of its task; null if it was pruned since.")
@@ -62,6 +63,7 @@ class ScheduleOut(BaseModel):
             declared=schedule.declared,
             paused_at=schedule.paused_at,
             paused_by=schedule.paused_by,
+            reason=schedule.reason,
             next_at=status.upcoming[0] if status.upcoming else None,
             last_at=schedule.last_at,
             last_task=schedule.last_task,

@@ -11,11 +11,13 @@ from leasing.diagnosis.base import SEVERITIES
 from leasing.humanize import plural, span
 from leasing.web.counts import Capped
 from tasks.dashboard.queue_rows import QueueLine
+from tasks.dashboard.schedule_status import ScheduleStatus
+from tasks.models import Schedule
 
 #: For how long a desired state may go unacknowledged before somebody is called.
 PATIENCE = timedelta(seconds=10)
 
-#: More workers than this are counted, not named.
+#: More workers, or more paused schedules, than this are counted, not named.
 NAMED = 3
 
 #: The time within which recovery must find a task; later it is reported as stuck.
@@ -55,6 +57,9 @@ class Figures:
     late: list[str] = field(default_factory=list)
     #: Schedules whose moment has passed without anybody serving it.
     overdue_schedules: Capped | None = None
+    #: Schedules that were paused, the latest first, and how many more than are named.
+    paused_schedules: list[tuple[Schedule, ScheduleStatus]] = field(default_factory=list)
+    more_paused_schedules: Capped | None = None
     #: The time for which the generator was to run without running, or to stop without an
     #: acknowledgement.
     start_unheard: timedelta | None = field(default=None, compare=False)
@@ -99,6 +104,8 @@ def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
         _vanished(figures),
         _failed(figures),
         *[_paused(line) for line in figures.paused if line.ready],
+        *[_paused_schedule(*each) for each in figures.paused_schedules],
+        _more_paused(figures),
         _waiting(figures),
         _schedules(figures),
         _generator(figures),
@@ -208,6 +215,34 @@ def _paused(line: QueueLine) -> Need:
         f"Its tasks are not claimed until someone resumes it.{why}",
         "leasing_tasks:queues",
         "Queues",
+    )
+
+
+def _paused_schedule(schedule: Schedule, status: ScheduleStatus) -> Need:
+    by = f" by {schedule.paused_by}" if schedule.paused_by else ""
+    count = status.skipped
+    were = "1 due time was" if count.value == 1 else f"{count} due times were"
+    return Need(
+        "paused_schedule",
+        "info",
+        f"The schedule {schedule.name} is paused{by}{f'; {were} skipped' if count else ''}.",
+        status.why,
+        "leasing_tasks:schedules",
+        "Schedules",
+    )
+
+
+def _more_paused(figures: Figures) -> Need | None:
+    count = figures.more_paused_schedules
+    if not count:
+        return None
+    return Need(
+        "paused_schedules",
+        "info",
+        "1 more schedule is paused." if count.value == 1 else f"{count} more schedules are paused.",
+        "Each is listed with who paused it and why.",
+        "leasing_tasks:schedules",
+        "Schedules",
     )
 
 

@@ -14,13 +14,14 @@ from django.db.models import Q
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
 from leasing.web.cache import shared
-from leasing.web.counts import Tally, count_often
+from leasing.web.counts import Capped, Tally, count_often
 from tasks.dashboard import listing
 from tasks.dashboard.badges import GENERATOR_BADGES, SEVERITY_BADGES
 from tasks.dashboard.charts import Chart, series
-from tasks.dashboard.health import SWEPT_WITHIN, Figures, assess
+from tasks.dashboard.health import NAMED, SWEPT_WITHIN, Figures, assess
 from tasks.dashboard.line_chart import trimmed
 from tasks.dashboard.queue_rows import Queues, read_queues
+from tasks.dashboard.schedule_status import status_of
 from tasks.dashboard.worker_rows import by_fleet, state_of, with_tasks
 from tasks.generator import GeneratorStatus, generator_status
 from tasks.log import log
@@ -35,6 +36,8 @@ WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
 SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
 #: Seconds that polls share the names that no worker knows.
 UNKNOWN_FOR = 10
+#: Paused schedules that are read; people write schedules, so they are few.
+PAUSED_READ = 100
 #: Points of a chart on this page.
 POINTS = 60
 
@@ -152,6 +155,7 @@ def _figures(
         gone=[w.name for w in workers if state_of(w) == WorkerState.GONE],
         late=[w.name for w in workers if state_of(w) == WorkerState.LATE],
         overdue_schedules=counts["schedules"]["overdue"],
+        **_paused_schedules(now),
         unknown=_unknown(queues, fresh=fresh),
         **_desired(status, now),
     )
@@ -163,6 +167,15 @@ def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, int]:
     if queues is None or queues.counted_at is not None or not queues.lines:
         return {}
     return shared("unknown tasks", UnknownName().by_name, fresh=fresh, seconds=UNKNOWN_FOR)
+
+
+def _paused_schedules(now: datetime) -> dict[str, Any]:
+    rows = Schedule.objects.home().filter(paused_at__isnull=False).defer("task_data")
+    found = list(rows.order_by("-paused_at", "pk")[: PAUSED_READ + 1])
+    return {
+        "paused_schedules": [(row, status_of(row, now)) for row in found[:NAMED]],
+        "more_paused_schedules": Capped(len(found[NAMED:]), PAUSED_READ - NAMED),
+    }
 
 
 def _tallies() -> dict[str, Tally]:

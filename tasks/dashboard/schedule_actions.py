@@ -7,6 +7,7 @@ from typing import Final
 
 from django import forms
 
+from leasing.dashboard.forms import ReasonForm
 from leasing.dashboard.operator_actions import OperatorAction, Said
 from tasks import registry
 from tasks.exceptions import TaskError
@@ -30,9 +31,10 @@ SCHEDULE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             "Nothing is enqueued until they are resumed; due times until then are skipped. "
             "Existing tasks run as usual.",
             CHANGE,
-            forms.Form,
-            lambda rows, said, by: rows.pause(by=by),
+            ReasonForm,
+            lambda rows, said, by: rows.pause(by=by, reason=said.get("reason", "")),
             lambda schedule, said: "already paused" if schedule.paused_at else "",
+            named_by="name",
         ),
         OperatorAction(
             "resume",
@@ -44,6 +46,7 @@ SCHEDULE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             forms.Form,
             lambda rows, said, by: rows.resume(),
             lambda schedule, said: "" if schedule.paused_at else "not paused",
+            named_by="name",
         ),
         OperatorAction(
             "run_now",
@@ -58,6 +61,7 @@ SCHEDULE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             _no_handler,
             unchanged="whose previous task has not ended",
             audited="run",
+            named_by="name",
             refusals=(TaskError, ValueError),
         ),
     )

@@ -8,12 +8,16 @@ from typing import Final
 
 from leasing.humanize import ago, stamp
 from leasing.web.badges import Badge
+from leasing.web.counts import Capped
 from tasks import registry
 from tasks.exceptions import InvalidSchedule
 from tasks.models import Schedule
+from tasks.scheduling.rules import Rule
 
 #: Future moments that are shown.
 FORETOLD = 5
+#: Due times that a pause skipped, which are counted one by one.
+SKIPPED_COUNTED = 100
 
 ACTIVE: Final = Badge("active", "ok", "clock", "◷")
 PAUSED: Final = Badge("paused", "warn", "pause", "‖")
@@ -32,6 +36,8 @@ class ScheduleStatus:
     why: str = field(default="", compare=False)
     rule: str = ""
     upcoming: tuple[datetime, ...] = ()
+    #: The due times that have passed since it was paused.
+    skipped: Capped = Capped(0, SKIPPED_COUNTED)
 
 
 def status_of(schedule: Schedule, now: datetime) -> ScheduleStatus:
@@ -40,6 +46,16 @@ def status_of(schedule: Schedule, now: datetime) -> ScheduleStatus:
         rule = schedule.rule
     except InvalidSchedule as error:
         return ScheduleStatus(BROKEN, f"The rule is not valid: {error}")
+    if schedule.paused_at is not None:
+        skipped = _skipped(rule, schedule.next_at, now)
+        by = f" by {schedule.paused_by}" if schedule.paused_by else ""
+        reason = f": “{schedule.reason}”" if schedule.reason else ""
+        so_far = f": {skipped} so far" if skipped else ""
+        why = (
+            f"Paused{by} {ago(schedule.paused_at, now)}{reason}. "
+            f"Due times until it is resumed are skipped{so_far}."
+        )
+        return ScheduleStatus(PAUSED, why, str(rule), skipped=skipped)
     badge, why = _state(schedule, now)
     if badge is ACTIVE or badge is OVERDUE:
         begin = schedule.next_at or rule.first(now)
@@ -48,11 +64,6 @@ def status_of(schedule: Schedule, now: datetime) -> ScheduleStatus:
 
 
 def _state(schedule: Schedule, now: datetime) -> tuple[Badge, str]:
-    if schedule.paused_at is not None:
-        by = f" by {schedule.paused_by}" if schedule.paused_by else ""
-        return PAUSED, (
-            f"Paused{by} {ago(schedule.paused_at, now)}. Due times until it is resumed are skipped."
-        )
     if is_orphaned(schedule, now):
         return ORPHANED, (
             f"Not declared by any running code since {stamp(schedule.declared_at)}. Nothing is "
@@ -71,6 +82,14 @@ def _state(schedule: Schedule, now: datetime) -> tuple[Badge, str]:
             "enqueueing fails: see the workers' logs."
         )
     return ACTIVE, ""
+
+
+def _skipped(rule: Rule, next_at: datetime | None, now: datetime) -> Capped:
+    """Return the number of due times from ``next_at`` on, which no scheduler moves in a pause."""
+    count, at = 0, next_at
+    while at is not None and at <= now and count <= SKIPPED_COUNTED:
+        count, at = count + 1, rule.after(at, at)
+    return Capped(count, SKIPPED_COUNTED)
 
 
 def is_orphaned(schedule: Schedule, now: datetime) -> bool:

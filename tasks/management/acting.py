@@ -10,6 +10,8 @@ from django.core.management.base import CommandError
 from leasing.dashboard.operator_actions import OperatorAction, Outcome, Said
 from leasing.humanize import plural
 from leasing.management.subcommands import operator
+from leasing.runtime.terminal import plain
+from tasks.models import Queue, Schedule
 
 
 def perform(
@@ -38,6 +40,12 @@ def perform(
         )
     except action.refusals as error:
         raise CommandError(str(error)) from error
+
+
+def why_paused(row: Queue | Schedule) -> str:
+    """Return who paused ``row`` and why: "by olga: month end"; empty if it is not paused."""
+    by = f"by {row.paused_by}" if row.paused_by else ""
+    return plain(": ".join(part for part in (by, row.reason) if part))
 
 
 def report(outcome: Outcome, noun: str, past: str) -> tuple[dict[str, Any], str]:

@@ -190,6 +190,7 @@ class Migration(migrations.Migration):
                 ('declared_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('paused_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('paused_by', models.CharField(blank=True, default='', editable=False, max_length=200)),
+                ('reason', models.CharField(blank=True, default='', editable=False, max_length=500)),
                 ('next_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('created_at', models.DateTimeField(db_default=leasing.functions.DbNow(), editable=False)),
             ],

@@ -46,6 +46,8 @@ class Schedule(models.Model):
     declared_at = models.DateTimeField(null=True, default=None, editable=False)
     paused_at = models.DateTimeField(null=True, default=None, editable=False)
     paused_by = models.CharField(max_length=200, blank=True, default="", editable=False)
+    #: The reason of the pause.
+    reason = models.CharField(max_length=500, blank=True, default="", editable=False)
     #: The next moment that has no slot yet; null until a scheduler or the admin works it out.
     next_at = models.DateTimeField(null=True, default=None, editable=False)
     created_at = models.DateTimeField(db_default=DbNow(), editable=False)

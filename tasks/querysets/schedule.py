@@ -182,12 +182,20 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
 
     # Operators
 
-    def pause(self, by: str = "") -> int:
-        """Enqueue nothing from now on. Returns how many were not paused before."""
+    def pause(self, by: str = "", reason: str = "") -> int:
+        """Enqueue nothing from now on. Returns how many were not paused before: ``by`` and
+        ``reason`` of an earlier pause stay.
+
+        Args:
+            by: The operator.
+            reason: The reason, shown on the overview and with the schedule.
+        """
         rows = self.home().filter(paused_at=None)
         with atomic(rows.db):
             keys = list(lock(rows.order_by("pk")).values_list("pk", flat=True))
-            return rows.filter(pk__in=keys).update(paused_at=DbNow(), paused_by=by)
+            return rows.filter(pk__in=keys).update(
+                paused_at=DbNow(), paused_by=by[:200], reason=reason[:500]
+            )
 
     def resume(self) -> int:
         """Go on with the first moment that is yet to come: those of the pause are not made up
@@ -204,7 +212,7 @@ class ScheduleQuerySet(RoutedQuerySet["Schedule"]):
                 moment = schedule.rule.after(schedule.now, schedule.next_at or schedule.now)
             except InvalidSchedule:
                 moment = None  # The page says so, and the schedulers' logs.
-            return paused.update(paused_at=None, paused_by="", next_at=moment)
+            return paused.update(paused_at=None, paused_by="", reason="", next_at=moment)
 
     def run_now(self, by: str = "") -> int:
         """Enqueue the task of each now, in addition to its rule, paused or not. Returns the number

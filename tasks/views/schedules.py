@@ -8,7 +8,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 
-from leasing.web.access import may, page, report, verb
+from leasing.web.access import check_may_see, may, page, report, verb
 from leasing.web.paging import page_of
 from leasing.web.polling import answer, read_list
 from tasks.dashboard.forms import PageFilter
@@ -53,9 +53,15 @@ def act(request: HttpRequest, pk: int, name: str) -> HttpResponse:
     """Do an action to one schedule."""
     get_object_or_404(_rows().only("pk"), pk=pk)
     action, (done, otherwise) = SCHEDULE_ACTIONS[name], SAID[name]
-    changed = 0
+    form, changed = action.form(request.POST), 0
+    if not form.is_valid():
+        check_may_see(request, VIEW, form)
+        report(request, 0, done, f"Nothing changed: {form.errors['reason'][0]}")
+        return redirect("leasing_tasks:schedules")
     try:
-        outcome = action.perform(_rows(), {pk: None}, {}, user=request.user, via="page")
+        outcome = action.perform(
+            _rows(), {pk: None}, form.cleaned_data, user=request.user, via="page"
+        )
         changed = outcome.changed
     except action.refusals as error:
         otherwise = f"Nothing enqueued: {error}"

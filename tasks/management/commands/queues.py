@@ -11,10 +11,9 @@ from leasing.management.subcommands import (
     add_operator,
     attributes,
 )
-from leasing.runtime.terminal import plain
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
 from tasks.dashboard.queue_rows import QueueLine, read_queues
-from tasks.management.acting import perform, report
+from tasks.management.acting import perform, report, why_paused
 from tasks.management.choosing import refusing
 from tasks.models import Queue
 
@@ -39,7 +38,8 @@ class Command(SubcommandsCommand):
         for line in lines:
             due = ago(line.due_since, now) if line.due_since else ""
             counts = str(line.ready), str(line.scheduled), str(line.running), due, str(line.workers)
-            table.append((line.name, line.badge.word, *counts, _why(line)))
+            why = why_paused(line.queue) if line.queue else ""
+            table.append((line.name, line.badge.word, *counts, why))
         self.print_list(options, [_facts(line) for line in lines], table, "No queues.")
 
     def _act(self, options: dict[str, Any]) -> None:
@@ -50,13 +50,6 @@ class Command(SubcommandsCommand):
         self.print_result(options, *report(outcome, "queue", f"{name}d"))
 
     _pause = _resume = _act
-
-
-def _why(line: QueueLine) -> str:
-    if line.queue is None or not line.is_paused:
-        return ""
-    by = f"by {line.queue.paused_by}" if line.queue.paused_by else ""
-    return plain(": ".join(part for part in (by, line.queue.reason) if part))
 
 
 def _facts(line: QueueLine) -> dict[str, Any]:

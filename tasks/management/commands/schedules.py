@@ -18,7 +18,7 @@ from leasing.management.subcommands import (
 from leasing.runtime.terminal import plain
 from tasks.dashboard.schedule_actions import SCHEDULE_ACTIONS
 from tasks.dashboard.schedule_status import ScheduleStatus, status_of
-from tasks.management.acting import perform, report
+from tasks.management.acting import perform, report, why_paused
 from tasks.models import Schedule
 
 
@@ -42,7 +42,7 @@ class Command(SubcommandsCommand):
         rows = Schedule.objects.home()
         now = database_now(rows.db)
         found = [(each, status_of(each, now)) for each in rows.with_last().order_by("name")]
-        head = ("SCHEDULE", "STATE", "RULE", "NEXT", "LAST", "TASK")
+        head = ("SCHEDULE", "STATE", "RULE", "NEXT", "LAST", "TASK", "WHY")
         table = [head, *(_columns(each, status, now) for each, status in found)]
         self.print_list(
             options, [_facts(each, status) for each, status in found], table, "No schedules."
@@ -80,13 +80,15 @@ def _columns(schedule: Any, status: ScheduleStatus, now: datetime) -> tuple[str,
         last += " (skipped)"
     elif schedule.last_task:
         last += f" (task:{schedule.last_task})"
-    return schedule.name, status.badge.word, status.rule, due, last, schedule.task_name
+    why = why_paused(schedule)
+    return schedule.name, status.badge.word, status.rule, due, last, schedule.task_name, why
 
 
 def _facts(schedule: Any, status: ScheduleStatus) -> dict[str, Any]:
-    columns = ("name", "task_name", "queue", "priority", "declared", "paused_at", "paused_by")
+    columns = ("name", "task_name", "queue", "priority", "declared")
+    pause = ("paused_at", "paused_by", "reason")
     last = ("last_at", "last_task", "last_skipped", "last_by")
-    return attributes(schedule, *columns, *last) | {
+    return attributes(schedule, *columns, *pause, *last) | {
         "rule": status.rule,
         "state": status.badge.word,
         "why": status.why,

@@ -11,7 +11,7 @@ from django.test import Client
 from leasing import audit
 from leasing.models import AuditEntry, Lease
 from leasing.web.badges import BROKEN_OFF, DONE, NO_CHANGE, PARTLY, REFUSED
-from tasks.models import GeneratorDesiredState, Queue, Task
+from tasks.models import GeneratorDesiredState, Queue, Schedule, Task
 from tests.fixtures import client_with
 from tests.pages import Page, Row, assert_cheap, get, sent_by, signed_in
 
@@ -42,6 +42,13 @@ def test_an_entry_tells_who_did_what_to_which_row_and_why(viewer: Client) -> Non
     assert who.one("bdi").text == "olga" and "page" in who.one(".aside").text
     assert row.badges == [DONE.word] and row.element.one("td.told").numbers == [1, 1]
     assert "/ops/tasks/17/" in row.links and row.element.all("time")
+
+
+def test_rows_that_an_entry_names_are_shown_by_name_after_they_are_gone(viewer: Client) -> None:
+    names = {7: "nightly"}
+    audit.record("olga", "pause", Schedule, keys=[7, 8], names=names, changed=2)
+    (row,) = get(viewer, AUDIT).rows
+    assert deed(row) == ("pause", ["schedule nightly", "schedule 8"])
 
 
 def test_what_came_of_it_is_told(viewer: Client) -> None:

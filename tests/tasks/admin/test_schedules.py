@@ -95,7 +95,21 @@ def refusal_of(cron: str) -> str:
 #: How a schedule stands, and what its reason names.
 STANDINGS: list[tuple[dict[str, Any], Badge, str]] = [
     ({}, schedule_status.ACTIVE, ""),
-    ({"paused_at": DbNow(), "paused_by": "ida"}, schedule_status.PAUSED, "ida"),
+    (
+        {"paused_at": DbNow(), "paused_by": "ida", "reason": "month end"},
+        schedule_status.PAUSED,
+        "Paused by ida just now: “month end”. Due times until it is resumed are skipped.",
+    ),
+    (
+        {"paused_at": DbNow(), "next_at": after(timedelta(minutes=-90))},
+        schedule_status.PAUSED,
+        "Paused just now. Due times until it is resumed are skipped: 3 so far.",
+    ),
+    (
+        {"paused_at": DbNow(), "next_at": after(timedelta(days=-150))},
+        schedule_status.PAUSED,
+        "skipped: 100+ so far.",
+    ),
     (
         {"declared": True, "declared_at": after(timedelta(days=-2))},
         schedule_status.ORPHANED,
@@ -362,4 +376,4 @@ def test_what_the_forms_of_the_admin_do_is_noted(editor: Client) -> None:
     assert list(entries.values_list("by", "verb", "via")) == [
         ("ida", verb, "admin") for verb in ("add", "change", "delete")
     ]
-    assert {entry.target["filter"]["name"][0] for entry in entries} == {row.name}
+    assert {entry.target["names"][entry.key] for entry in entries} == {row.name}

@@ -182,7 +182,35 @@ def test_an_overdue_schedule_is_a_problem(viewer: Client) -> None:
     Schedule.objects.create(name="fine", next_at=after(timedelta(minutes=2)), **row)
     assert need(get(viewer, OVERVIEW), "overdue_schedule").one(".loud").numbers == [1]
     Schedule.objects.filter(name="late").pause()
+    assert needs(get(viewer, OVERVIEW)) == ["paused_schedule"]
+
+
+def test_a_paused_schedule_is_named_with_who_why_and_what_was_skipped(viewer: Client) -> None:
+    make_worker()
+    row = {"task_name": "sample.sleep", "every": timedelta(hours=1)}
+    Schedule.objects.create(name="nightly", next_at=after(timedelta(minutes=-150)), **row)
+    Schedule.objects.create(name="fine", next_at=after(timedelta(minutes=2)), **row)
+    Schedule.objects.filter(name="nightly").pause(by="olga", reason="month end")
+
+    found = need(get(viewer, OVERVIEW), "paused_schedule")
+
+    assert "The schedule nightly is paused by olga; " in found.one(".loud").text
+    assert "3 due times were skipped." in found.one(".loud").text
+    assert "month end" in found.one("p").text
+    assert found.links == ["/ops/schedules/"]
+    Schedule.objects.filter(name="nightly").resume()
     assert is_well(get(viewer, OVERVIEW))
+
+
+def test_paused_schedules_are_named_until_they_are_many(viewer: Client) -> None:
+    make_worker()
+    row = {"task_name": "sample.sleep", "every": timedelta(hours=1)}
+    for number in range(5):
+        Schedule.objects.create(name=f"s{number}", next_at=after(timedelta(minutes=2)), **row)
+    Schedule.objects.pause(by="olga")
+    page = get(viewer, OVERVIEW)
+    assert needs(page) == ["paused_schedule"] * 3 + ["paused_schedules"]
+    assert need(page, "paused_schedules").one(".loud").numbers == [2]
 
 
 @pytest.mark.parametrize(
@@ -288,7 +316,7 @@ def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
         make_task(state="failed")
         make_lease()
     statements = sent_by(viewer, OVERVIEW)
-    assert len(statements) == len(few) <= 20
+    assert len(statements) == len(few) <= 21
     assert not any("OFFSET" in sql for sql in statements)
 
 

@@ -404,15 +404,17 @@ def test_a_paused_schedule_enqueues_nothing_and_goes_on_after_the_pause(
     database_clock: DatabaseClock,
 ) -> None:
     row = make(every=timedelta(hours=1), missed="all")
-    assert (Schedule.objects.pause(by="olga"), Schedule.objects.pause(by="ida")) == (1, 0)
-    assert (fresh(row).paused_by, fresh(row).paused_at) == ("olga", START)
+    assert Schedule.objects.pause(by="olga", reason="month end") == 1
+    assert Schedule.objects.pause(by="ida", reason="x") == 0
+    paused = fresh(row)
+    assert (paused.paused_by, paused.reason, paused.paused_at) == ("olga", "month end", START)
     database_clock.advance(2.5 * HOUR)
     assert scheduler._look() == (0, scheduler.CHECK_EVERY)
 
     assert (Schedule.objects.resume(), Schedule.objects.resume()) == (1, 0)
     assert scheduler.serve_due() == 0
     resumed = fresh(row)
-    assert (resumed.paused_at, resumed.paused_by) == (None, "")
+    assert (resumed.paused_at, resumed.paused_by, resumed.reason) == (None, "", "")
     assert resumed.next_at == START + timedelta(hours=3)
 
 

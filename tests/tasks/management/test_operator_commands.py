@@ -184,12 +184,21 @@ def test_schedules_are_listed_with_when_they_are_due_and_were(nightly: Schedule)
     task = Task.objects.get()
 
     hourly, daily = cells(said("schedules", "list"))
-    assert hourly[:2] == ["hourly", "unknown task"] and hourly[-1] == "no.such"
+    assert hourly[:2] == ["hourly", "unknown task"] and hourly[5:] == ["no.such", ""]
     assert daily[:2] == ["nightly", "active"] and daily[4].endswith(f" (task:{task.pk})")
-    assert daily[3].startswith("in ") and daily[-1] == SLEEP
+    assert daily[3].startswith("in ") and daily[5:] == [SLEEP, ""]
     facts = {each["name"]: each for each in told("schedules", "list")}
     assert facts["nightly"]["last_task"] == task.pk and facts["nightly"]["next_at"]
     assert "no.such" in facts["hourly"]["why"]
+
+
+def test_a_paused_schedule_is_listed_with_who_paused_it_and_why(nightly: Schedule) -> None:
+    said("schedules", "pause", "nightly", "--by", "olga", "--reason", "month end")
+    (row,) = cells(said("schedules", "list"))
+    assert (row[1], row[-1]) == ("paused", "by olga: month end")
+    assert told("schedules", "list")[0]["reason"] == "month end"
+    names = {str(nightly.pk): "nightly"}
+    assert (entry().key, entry().target["names"]) == (str(nightly.pk), names)
 
 
 def test_a_schedule_that_runs_names_its_task_and_why_there_is_none(nightly: Schedule) -> None:
