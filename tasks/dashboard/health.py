@@ -12,6 +12,8 @@ from leasing.humanize import plural, span
 from leasing.web.counts import Capped
 from tasks.dashboard.queue_rows import QueueLine
 from tasks.dashboard.schedule_status import ScheduleStatus
+from tasks.diagnosis.waiting import missing_handler
+from tasks.maintenance.invariants import Unknown
 from tasks.models import Schedule
 
 #: For how long a desired state may go unacknowledged before somebody is called.
@@ -47,8 +49,8 @@ class Figures:
     unserved: list[QueueLine] = field(default_factory=list)
     #: Queues where something waits that only Celery workers serve, while no relay tells them.
     unpublished: list[QueueLine] = field(default_factory=list)
-    #: Names of waiting tasks that no worker of their queue has a handler for, and how many tasks.
-    unknown: dict[str, int] = field(default_factory=dict)
+    #: Waiting tasks that no worker of their queue has a handler for, by name.
+    unknown: dict[str, Unknown] = field(default_factory=dict)
     #: Workers that were seen lately, and how many of them run recovery.
     workers: int = 0
     sweepers: int = 0
@@ -161,7 +163,8 @@ def _unpublished(line: QueueLine) -> Need:
 def _unknown(figures: Figures) -> Need | None:
     if not figures.unknown:
         return None
-    tasks = _tasks(Capped(sum(figures.unknown.values())), "waits", "wait")
+    count = sum(unknown.count for unknown in figures.unknown.values())
+    tasks = _tasks(Capped(count), "waits", "wait")
     name = min(figures.unknown)
     more = len(figures.unknown) - 1
     others = f" and {plural(more, 'other name')}" if more else ""
@@ -169,8 +172,7 @@ def _unknown(figures: Figures) -> Need | None:
         "unknown_task",
         "critical",
         f"{tasks} for a handler that no worker has: {name}{others}.",
-        "Deploy the handler. If it was renamed, keep the old name: "
-        f'@handler("its new name", aliases=["{name}"]).',
+        missing_handler(name, are_older=figures.unknown[name].are_older),
         "leasing_tasks:list",
         "These tasks",
         f"?{urlencode({'name': name})}",

@@ -25,7 +25,7 @@ from tasks.dashboard.schedule_status import status_of
 from tasks.dashboard.worker_rows import by_fleet, state_of, with_tasks
 from tasks.generator import GeneratorStatus, generator_status
 from tasks.log import log
-from tasks.maintenance.invariants import UnknownName
+from tasks.maintenance.invariants import Unknown, UnknownName
 from tasks.models import Sample, Schedule, Task, Worker, WorkerRole, WorkerState
 from tasks.querysets.base import lapse
 
@@ -161,7 +161,7 @@ def _figures(
     )
 
 
-def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, int]:
+def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, Unknown]:
     """Return the waiting tasks that no worker has a handler for, by name. None are looked for
     where too many tasks wait to be counted: recovery reports them then too."""
     if queues is None or queues.counted_at is not None or not queues.lines:

@@ -17,6 +17,7 @@ from leasing.web.badges import Badge
 from leasing.web.counts import COUNT_CAP, Capped
 from tasks.dashboard.badges import OPEN, PAUSED, UNSERVED
 from tasks.dashboard.listing import count_of
+from tasks.maintenance.invariants import GIVEN_BACK, PutOff, UnknownName
 from tasks.models import Queue, Sample, Task, TaskStatus, Worker
 from tasks.querysets.base import CLAIM_ORDER
 from tasks.registry import KINDS
@@ -80,6 +81,11 @@ class _Depth:
     scheduled: int = 0
     due_since: datetime | None = None
 
+    def with_put_off(self, tasks: PutOff) -> _Depth:
+        """Return the depth with ``tasks`` among those that are due."""
+        since = min(filter(None, (self.due_since, tasks.since)))
+        return _Depth(self.ready + tasks.later, self.scheduled - tasks.later, since)
+
 
 def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) -> Queues:
     """Every queue that is known, or that has tasks; ``workers`` are those that are present.
@@ -100,8 +106,11 @@ def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) 
     is_deep = count_of("waiting", fresh=fresh).value > COUNT_CAP
     depth = _sampled if is_deep else _counted
     read = query_rows((depth, using), depth)
-    depths = {queue: _Depth(*figures) for queue, *figures, _ in read}
-    counted_at = next((Sample(slot=slot).at for *_, slot in read if is_deep), None)
+    depths = {queue: _Depth(*figures) for queue, *figures, _, _ in read}
+    counted_at = next((Sample(slot=slot).at for *_, slot, _ in read if is_deep), None)
+    if any(given_back for *_, given_back in read):
+        for queue, put_off in UnknownName().put_off().items():
+            depths[queue] = depths[queue].with_put_off(put_off)
     names = sorted({*known, *depths, *running, *serving})[:QUEUES_SHOWN]
     lines = [
         QueueLine(
@@ -141,6 +150,7 @@ def _counted() -> Any:
         later=Count("pk", filter=~due),
         since=Min("scheduled_at", filter=due),
         sampled_in=Value(None, IntegerField()),
+        given_back=Count("pk", filter=GIVEN_BACK),
     )
 
 
@@ -159,5 +169,5 @@ def _sampled() -> Any:
     taken = samples.filter(slot=Subquery(latest)).order_by()
     none = Value(0)
     return taken.values_list(
-        "queue", Coalesce("ready", none), Coalesce("scheduled", none), since, "slot"
+        "queue", Coalesce("ready", none), Coalesce("scheduled", none), since, "slot", none
     )

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import Moment, Sentence, plural, span
-from leasing.runtime.suggestions import closest
+from tasks import registry
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.broker import published, unpublished
@@ -117,19 +117,42 @@ def _unknown(
         return None
     if task.last_error:
         facts.append(("Last error", task.last_error))
-    meant = closest(task.name, {name for worker in serving for name in worker.handlers})
-    guess = f" Did you mean {meant}?" if meant else ""
-    new = meant or "its new name"
+    are_older = all(worker.started_at < task.created_at for worker in serving)
     return diagnosed(
         "unknown_task",
         # Before that, a deploy may bring the handler in time.
         "critical" if task.scheduled_at <= now + UNKNOWN_DELAY else "warning",
-        f"No live worker of the queue {task.queue} has a handler named {task.name}.{guess}",
+        f"No live worker of the queue {task.queue} has a handler named {task.name}.",
         "A worker that claims it gives it back for a minute, without using an attempt, until one "
-        f"has the handler. Deploy it. If it was renamed, keep the old name: "
-        f'@handler("{new}", aliases=["{task.name}"]).',
+        f"has the handler. {missing_handler(task.name, are_older=are_older)}",
         "A worker has the handler.",
         facts,
+    )
+
+
+def missing_handler(name: str, *, are_older: bool) -> str:
+    """Return what to do about tasks called ``name`` that no worker has a handler for.
+
+    No name that is spelled alike is advised: as its alias, tasks of this name would run as those of
+    another handler that is in use.
+
+    Args:
+        name: The name of the tasks.
+        are_older: True if all workers of their queue started before the first was enqueued.
+    """
+    if name not in registry.names():
+        return (
+            "This process does not have it either. Deploy it, and restart the workers. If it was "
+            f'renamed, keep the old name: @handler("its new name", aliases=["{name}"]).'
+        )
+    if are_older:
+        return (
+            "This process has it, and the workers started before the task was enqueued: restart "
+            "them with the current release."
+        )
+    return (
+        "This process has it: check which release the workers run, and whether they install the "
+        "app of the handler."
     )
 
 

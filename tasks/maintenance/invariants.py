@@ -22,16 +22,15 @@ repair at a time, and a row that has become valid meanwhile stays as it is.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, ClassVar
 
 from django.db import models, transaction
-from django.db.models import Count, Exists, F, Q
+from django.db.models import Case, Count, Exists, F, Min, Q, When
 from django.db.models.functions import Least
 
 from leasing.conf import leasing_settings
@@ -242,6 +241,49 @@ class NoWorker(Invariant):
         return _tasks().ready()
 
 
+@dataclass(frozen=True)
+class Served:
+    """A queue that workers serve who were seen lately."""
+
+    #: The names that they have code for.
+    names: set[str] = field(default_factory=set)
+    #: The latest start of one.
+    started_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Tasks of one name that no worker of their queues has a handler for."""
+
+    count: int
+    #: True if all of these workers started before the first of the tasks was enqueued.
+    are_older: bool = False
+
+    def __add__(self, other: Unknown) -> Unknown:
+        return Unknown(self.count + other.count, self.are_older and other.are_older)
+
+
+@dataclass(frozen=True)
+class PutOff:
+    """Tasks of one queue that workers gave back for lack of a handler: due, but scheduled for the
+    next minute."""
+
+    #: The number of those whose time is yet to come.
+    later: int
+    #: Since when the first of them has been due, or they all.
+    since: datetime
+
+
+#: Tasks that a worker has claimed and given back, and will claim again. Those of a handler that
+#: snoozed them are among them.
+GIVEN_BACK = Q(
+    status=TaskStatus.READY,
+    started_at__isnull=False,
+    scheduled_at__lte=after(UNKNOWN_DELAY),
+    grants__gt=F("attempts"),
+)
+
+
 class UnknownName(Invariant):
     """Workers that lack the code give the task back for a while, so it is looked for then too."""
 
@@ -257,25 +299,46 @@ class UnknownName(Invariant):
     def candidates(self) -> TaskQuerySet:
         return _tasks().filter(status=TaskStatus.READY, scheduled_at__lte=after(UNKNOWN_DELAY))
 
-    def by_name(self) -> dict[str, int]:
-        """Return the number of these tasks by name, of MAX_NAMED names."""
-        counted: Counter[str] = Counter()
+    def by_name(self) -> dict[str, Unknown]:
+        """Return these tasks by name, of MAX_NAMED names, the most first."""
+        found: dict[str, Unknown] = {}
         for names in self._counted().values():
-            counted.update(names)
-        return dict(counted.most_common(MAX_NAMED))
+            for name, unknown in names.items():
+                found[name] = found[name] + unknown if name in found else unknown
+        most = sorted(found.items(), key=lambda item: -item[1].count)
+        return dict(most[:MAX_NAMED])
 
-    def _counted(self) -> dict[str, dict[str, int]]:
-        """Return the numbers of these tasks by queue and name, of MAX_NAMES names. The names that
-        tasks have are compared here, for they are few: those that workers have, times their queues,
-        may be more than a statement can have parameters."""
+    def put_off(self) -> dict[str, PutOff]:
+        """Return, by queue, these tasks as far as workers have given them back."""
+        served = _served()
+        # Of one that never began an attempt, the first claim shows since when it was due; its due
+        # time moves on with each claim.
+        since = Case(When(attempts=0, then=F("started_at")), default=F("acquired_at"))
+        rows: Any = _tasks().filter(GIVEN_BACK).order_by().values_list("queue", "name")
+        later = Count("pk", filter=Q(scheduled_at__gt=DbNow()))
+        found: dict[str, PutOff] = {}
+        for queue, name, count, first in rows.annotate(later=later, since=Min(since)):
+            if name not in served.get(queue, Served({name})).names:
+                other = found.get(queue, PutOff(0, first))
+                found[queue] = PutOff(other.later + count, min(other.since, first))
+        return found
+
+    def _counted(self) -> dict[str, dict[str, Unknown]]:
+        """Return these tasks by queue and name, of MAX_NAMES names. The names that tasks have are
+        compared here, for they are few: those that workers have, times their queues, may be more
+        than a statement can have parameters."""
         served = _served()
         rows: Any = self.candidates().order_by().values_list("queue", "name")
-        found: dict[str, dict[str, int]] = {}
+        found: dict[str, dict[str, Unknown]] = {}
         lacking = (
-            row for row in rows.annotate(Count("pk")) if row[1] not in served.get(row[0], row[1:2])
+            row
+            for row in rows.annotate(Count("pk"), Min("created_at"))
+            if row[1] not in served.get(row[0], Served({row[1]})).names
         )
-        for queue, name, count in islice(lacking, MAX_NAMES):
-            found.setdefault(queue, {})[name] = count
+        for queue, name, count, created_at in islice(lacking, MAX_NAMES):
+            started_at = served[queue].started_at
+            are_older = started_at is not None and started_at < created_at
+            found.setdefault(queue, {})[name] = Unknown(count, are_older)
         return found
 
 
@@ -366,11 +429,12 @@ def _tasks() -> TaskQuerySet:
     return tasks
 
 
-def _served() -> dict[str, set[str]]:
-    """The queues that workers serve who were seen lately, and the names that these have code
-    for."""
-    served: dict[str, set[str]] = {}
-    for worker in Worker.objects.home().present().only("queues", "handlers"):
+def _served() -> dict[str, Served]:
+    """Return the queues that workers serve who were seen lately."""
+    served: dict[str, Served] = {}
+    rows = Worker.objects.home().present().only("queues", "handlers", "started_at")
+    for worker in rows.order_by("started_at"):
         for queue in worker.queues:
-            served.setdefault(queue, set()).update(worker.handlers)
+            names = served.get(queue, Served()).names
+            served[queue] = Served(names | set(worker.handlers), worker.started_at)
     return served

@@ -8,20 +8,24 @@ from typing import Any
 
 import pytest
 from django.core.cache.backends import base, locmem
+from django.db.models import F
 from django.test import Client
 from pytest_django import Settings
 
 from leasing.functions import DbNow, after, database_now
 from leasing.models import Lease
+from tasks import registry
 from tasks.dashboard import overview
 from tasks.dashboard.badges import GENERATOR_BADGES, WORKER_BADGES
+from tasks.dashboard.queue_rows import read_queues
 from tasks.generator import start_generator, stop_generator
 from tasks.models import GeneratorDesiredState, Queue, Sample, Schedule, Task, Worker, WorkerState
 from tests.elements import Element
-from tests.factories import make_lease, make_task, make_worker
+from tests.factories import claimed, make_lease, make_task, make_worker
 from tests.fixtures import client_with
 from tests.leasing.support import expire
 from tests.pages import Page, get, queries, sent_by, signed_in, user_with
+from tests.tasks.support import make_due
 
 pytestmark = pytest.mark.django_db
 
@@ -171,8 +175,55 @@ def test_tasks_that_no_worker_knows_are_a_problem_while_they_are_put_off(viewer:
     told = need(page, "unknown_task")
     assert told.links == ["/ops/tasks/?name=old"] and told.one(".loud").numbers == [2]
 
+    assert "This process does not have it either." in told.one("p").text
     Worker.objects.update(queues=["default"])
     assert is_well(get(viewer, OVERVIEW))
+
+
+def given_back(minutes: float) -> Task:
+    """A task that workers have given back for lack of its handler, for so long."""
+    task: Task = make_task()
+    for _ in range(2):
+        make_due(task)
+        mine = claimed(task, "dora")
+        reason = f"No handler is registered for '{task.name}'."
+        Task.objects.give_back(mine, reason, delay=registry.UNKNOWN_DELAY)
+    back = timedelta(minutes=minutes)
+    rows = Task.objects.filter(pk=task.pk)
+    rows.update(created_at=F("created_at") - back, started_at=F("started_at") - back)
+    task.refresh_from_db()
+    return task
+
+
+def test_tasks_that_are_put_off_for_lack_of_a_handler_count_as_waiting(viewer: Client) -> None:
+    make_worker(handlers={"other": "thread"})
+    task = given_back(minutes=7)
+    make_task(state="scheduled")
+
+    (line,) = read_queues().lines
+    assert (line.ready.value, line.scheduled.value, line.due_since) == (1, 1, task.started_at)
+    Worker.objects.update(started_at=after(timedelta(minutes=-6)))
+    page = get(viewer, OVERVIEW)
+    assert need(page, "waits_long").one(".loud").numbers == [7]
+    assert "This process has it: check" in need(page, "unknown_task").one("p").text
+    Worker.objects.update(started_at=after(timedelta(minutes=-8)))
+    detail = need(get(viewer, OVERVIEW), "unknown_task").one("p").text
+    assert "the workers started before" in detail
+    # Where a worker has it, it is claimed at its time.
+    make_worker()
+    (line,) = read_queues().lines
+    assert (line.ready.value, line.scheduled.value, line.due_since) == (0, 2, None)
+
+
+@pytest.mark.parametrize(
+    "columns", [{"scheduled_at": after(timedelta(minutes=5))}, {"attempts": F("grants")}]
+)
+def test_what_waits_for_its_own_time_does_not_count_as_waiting(columns: dict[str, Any]) -> None:
+    make_worker(handlers={"other": "thread"})
+    task = given_back(minutes=7)
+    Task.objects.filter(pk=task.pk).update(**columns)
+    (line,) = read_queues().lines
+    assert (line.ready.value, line.scheduled.value, line.due_since) == (0, 1, None)
 
 
 def test_an_overdue_schedule_is_a_problem(viewer: Client) -> None:

@@ -24,7 +24,7 @@ from tasks.outbox import publish
 from tasks.registry import Kind
 from tasks.runtime import probes
 from tasks.sample import SLEEP
-from tests.factories import make_task, make_worker
+from tests.factories import claimed, make_task, make_worker
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
 from tests.metrics import Scrape, Value, check_names
@@ -298,6 +298,20 @@ def read() -> Scrape:
     response = Client().get("/ops/metrics", headers={"Authorization": "Bearer t"})
     assert response.status_code == 200
     return Scrape(response.content.decode())
+
+
+@pytest.mark.usefixtures("found")
+def test_tasks_put_off_for_lack_of_a_handler_are_counted_as_due() -> None:
+    make_worker(handlers={"other": "thread"})
+    task = make_task()
+    Task.objects.give_back(claimed(task, "ann"), "No handler", delay=timedelta(seconds=60))
+    Task.objects.update(started_at=after(timedelta(seconds=-900)))
+    make_task(state="scheduled")
+
+    said = read()
+
+    assert (said.sum("tasks_queue_ready"), said.sum("tasks_queue_scheduled")) == (1, 1)
+    assert 900 <= said.sum("tasks_queue_oldest_ready_age_seconds") < 930
 
 
 @pytest.mark.usefixtures("found")
