@@ -31,7 +31,7 @@ class TaskQueueSettings(AppSettings):
     #: found late, by less than this.
     SWEEP_EVERY: float = 3.0
     #: Seconds between checks of the other invariants, by one of all workers.
-    EXAMINE_EVERY: float = 20.0
+    EXAMINE_EVERY: float = 60.0
     #: Seconds between the deletions of what RETENTION does not keep, by one of all workers; None:
     #: workers delete nothing.
     PRUNE_EVERY: float | None = 3600.0

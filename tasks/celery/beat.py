@@ -44,6 +44,14 @@ def examine() -> dict[str, Any]:
     return recovery.examine().as_json()
 
 
+@shared_task(resource="leasing_tasks:beat:children", **_OPTIONS)  # type: ignore[untyped-decorator]
+def cancel_left_behind() -> int:
+    """Cancel children that were left open when their parent was cancelled. Returns how many."""
+    from tasks.maintenance import recovery
+
+    return recovery.cancel_left_behind()
+
+
 @shared_task(resource="leasing_tasks:beat:serve", **_OPTIONS)  # type: ignore[untyped-decorator]
 def serve_schedules() -> int:
     """Enqueue what the schedules of this project say is due. Returns how many slots."""
@@ -86,10 +94,12 @@ def housekeeping() -> dict[str, dict[str, Any]]:
     """The entries for ``beat_schedule``, as often as TASK_QUEUE says: SWEEP_EVERY,
     EXAMINE_EVERY, and PRUNE_EVERY unless that is None."""
     from tasks.conf import task_settings
+    from tasks.maintenance.housekeeping import LEFT_BEHIND_EVERY
 
     plans: list[tuple[Any, float | None]] = [
         (sweep, task_settings.SWEEP_EVERY),
         (examine, task_settings.EXAMINE_EVERY),
+        (cancel_left_behind, LEFT_BEHIND_EVERY),
         (serve_schedules, SERVE_EVERY),
         (prune, task_settings.PRUNE_EVERY),
     ]

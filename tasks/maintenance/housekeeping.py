@@ -1,5 +1,5 @@
 """Run the duties that one of all workers does for all of them, whichever comes first: checking
-invariants, and pruning.
+invariants, cancelling the children of what was cancelled, and pruning.
 
 Each is work of ``leasing.once``, which is done once a window. Who dies at it is succeeded when
 its lease has run out; who asks while another is at it leaves it to that one.
@@ -28,6 +28,9 @@ from tasks.querysets import BULK_BATCH
 
 #: Seconds between two batches, in which other statements run.
 PRUNE_PAUSE = 0.1
+#: Seconds between looks for children whose parents were cancelled: so that their holders have heard
+#: of it half a minute after the cancellation.
+LEFT_BEHIND_EVERY = 15.0
 #: Checks of each worker in PRUNE_EVERY whether it is time to prune.
 PRUNES_A_RETENTION = 6
 #: The time for which ended tasks are kept where RETENTION does not say. Failed ones wait for
@@ -89,8 +92,8 @@ def prune(
 
 
 def services(stopping: threading.Event) -> list[Service]:
-    """Examine and prune in their time, or see that another process does. Pruning ends early, and
-    another goes on with it, when ``stopping`` is set."""
+    """Examine, cancel children and prune in their time, or see that another process does. Pruning
+    ends early, and another goes on with it, when ``stopping`` is set."""
 
     def prune_all() -> None:
         prune(stopping=stopping)
@@ -100,6 +103,13 @@ def services(stopping: threading.Event) -> list[Service]:
         every = task_settings.EXAMINE_EVERY
         _once("leasing_tasks:examine", every, lambda: bool(recovery.examine()))
         return every * random.uniform(0.8, 1.0)
+
+    def tick_left_behind() -> float:
+        # No shorter than the lease of its work allows.
+        window = max(LEFT_BEHIND_EVERY, 2 * leasing_settings.MIN_TTL)
+        _once("leasing_tasks:left_behind", window, lambda: bool(recovery.cancel_left_behind()))
+        # Later than the window: who is alone would find its own work just done.
+        return window * random.uniform(1.0, 1.2)
 
     def tick_pruning() -> float:
         every = task_settings.PRUNE_EVERY
@@ -112,6 +122,12 @@ def services(stopping: threading.Event) -> list[Service]:
     make = partial(Service, starts_in=every * random.uniform(0.75, 1.0), longest=every)
     return [
         make(tick_examining, partial(failed, duty="Examining tasks")),
+        make(
+            tick_left_behind,
+            partial(failed, duty="Cancelling children"),
+            starts_in=LEFT_BEHIND_EVERY * random.random(),
+            longest=LEFT_BEHIND_EVERY,
+        ),
         make(tick_pruning, partial(failed, duty="Pruning")),
     ]
 

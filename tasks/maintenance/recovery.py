@@ -3,6 +3,8 @@
     sweep     when the next lease of a task runs out unless it is renewed, and at the latest after
               SWEEP_EVERY seconds, in every controller: takes back what has expired
     examine   about every EXAMINE_EVERY seconds, in one of them: checks the invariants
+    children  about every LEFT_BEHIND_EVERY seconds, in one of them: checks that no child is left
+              open by the cancellation of its parent
     prune     about every PRUNE_EVERY seconds, in one of them: see
               ``tasks.maintenance.housekeeping``
 
@@ -32,6 +34,7 @@ from tasks.maintenance.invariants import (
     Expired,
     Finding,
     Invariant,
+    LeftBehind,
     in_batches,
     is_anything_amiss,
 )
@@ -127,6 +130,13 @@ def examine(dry_run: bool = False) -> Report:
         if (finding := _examine(invariant, dry_run)) is not None:
             report.findings.append(finding)
     return report
+
+
+def cancel_left_behind() -> int:
+    """Check this invariant alone, more often than all: what is cancelled soon ends. Returns how
+    many tasks were cancelled."""
+    finding = _examine(LeftBehind(), dry_run=False)
+    return finding.repaired if finding else 0
 
 
 def _examine(invariant: Invariant, dry_run: bool) -> Finding | None:

@@ -38,13 +38,13 @@ def run(name: str) -> Any:
 def test_every_entry_names_a_task_that_is_a_singleton_and_skips(app: Celery) -> None:
     entries = beat.housekeeping()
 
-    assert len(entries) == 4
+    assert len(entries) == 5
     for name, entry in entries.items():
         task = app.tasks[entry["task"]]
         assert (name, task.when_held) == (task.name, "skip")
         assert isinstance(task, LeasedTask)
         assert entry["options"]["expires"] == entry["schedule"]
-    assert len({app.tasks[name].resource for name in entries}) == 4
+    assert len({app.tasks[name].resource for name in entries}) == 5
 
 
 def test_entries_come_as_often_as_the_settings_say(settings: Settings) -> None:
@@ -70,6 +70,14 @@ def test_examining_says_what_was_found() -> None:
     report = run("examine")
 
     assert report["findings"][0]["kind"] == "expired"
+
+
+def test_children_that_were_left_open_are_cancelled() -> None:
+    child = make_task(parent=make_task(state="cancelled"))
+
+    assert [run("cancel_left_behind"), run("cancel_left_behind")] == [1, 0]
+
+    assert Task.objects.get(pk=child.pk).status == TaskStatus.CANCELLED
 
 
 def test_pruning_deletes_what_is_old() -> None:

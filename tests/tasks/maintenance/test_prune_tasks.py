@@ -351,15 +351,34 @@ def test_a_worker_examines_and_prunes_by_itself(rounds: Callable[[int], int]) ->
     assert left() == set()
     assert set(OnceKey.objects.values_list("key", flat=True)) == {
         "leasing_tasks:examine",
+        "leasing_tasks:left_behind",
         "leasing_tasks:prune",
     }
+
+
+@pytest.mark.usefixtures("rounds")
+def test_a_worker_alone_cancels_children_left_behind_within_twenty_seconds(
+    database_clock: DatabaseClock, settings: Settings
+) -> None:
+    _, children, _ = housekeeping.services(threading.Event())
+    assert 0 <= children.starts_in <= 15
+    for _ in range(3):
+        child = make_task(parent=make_task(state="cancelled"))
+        pause = children.step()
+        assert pause <= 18
+        database_clock.advance(pause)
+        assert Task.objects.get(pk=child.pk).status == "cancelled"
+
+    # The lease of its work takes half of the window.
+    settings.LEASING = {"MIN_TTL": 20.0}
+    assert children.step() >= 40
 
 
 @pytest.mark.usefixtures("rounds")
 def test_whether_it_is_time_to_prune_is_asked_less_often_than_to_examine(
     settings: Settings,
 ) -> None:
-    examining, pruning = housekeeping.services(threading.Event())
+    examining, _, pruning = housekeeping.services(threading.Event())
 
     assert 45 <= examining.starts_in == pruning.starts_in <= 60
     assert 48 <= examining.step() <= 60

@@ -10,7 +10,7 @@ import pytest
 
 from leasing.db.row_reader import instance_of
 from tasks import handler
-from tasks.maintenance import recovery
+from tasks.maintenance import invariants, recovery
 from tasks.models import Task, TaskStatus
 from tasks.querysets import operator
 from tasks.testing import run, run_handler
@@ -228,6 +228,17 @@ def test_what_the_death_of_a_canceller_leaves_behind_is_cancelled_by_recovery(
     assert states(child, *grandchildren) == ["cancelled", "cancelled", "running"]
     assert row_of(grandchildren[1])["cancel_requested_by"] == "recovery"
     assert recovery.examine().findings == []
+
+
+def test_children_of_more_parents_than_are_looked_up_at_a_time_are_all_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(invariants, "MAX_COUNTED", 2)
+    children = [make_task(parent=make_task(state="cancelled")) for _ in range(5)]
+
+    assert recovery.cancel_left_behind() == 5
+
+    assert states(*children) == ["cancelled"] * 5
 
 
 def test_a_child_that_its_parent_enqueues_after_it_was_asked_to_stop_is_left_behind_no_more() -> (
