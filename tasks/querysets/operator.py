@@ -192,8 +192,15 @@ def prune(rows: TaskRows, age: timedelta, limit: int) -> int:
 
 def _delete(rows: TaskRows, keys: list[int]) -> int:
     """Delete ``keys``, which this transaction has locked. (SQLite has no row locks; there
-    another writer's change since they were read fails the transaction.)"""
+    another writer's change since they were read fails the transaction.) A parent stays while others
+    have a child of it locked: to wait for them would deadlock with one that deletes the child's
+    row, and the parent of a row that is deleted here."""
+    everything = rows._everything()
+    children = everything.filter(parent__in=keys)
+    everything.filter(pk__in=lock(children, skip_locked=True).values("pk")).update(parent=None)
+    busy = set(children.values_list("parent_id", flat=True))
+    keys = [key for key in keys if key not in busy]
     # With the key alone: what hangs on a task is deleted by set, and no payload is read.
-    gone = rows._everything().filter(pk__in=keys).only("pk")
+    gone = everything.filter(pk__in=keys).only("pk")
     _, counts = gone.delete() if keys else (0, {})
     return counts.get(rows.model._meta.label, 0)

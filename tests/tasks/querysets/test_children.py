@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from leasing.db.row_reader import instance_of
 from tasks import handler
@@ -15,12 +17,13 @@ from tasks.models import Task, TaskStatus
 from tasks.querysets import operator
 from tasks.testing import run, run_handler
 from tests.factories import make_task, make_tasks
-from tests.leasing.support import just_before_the_update
+from tests.leasing.support import OtherSession, just_before_the_update
 from tests.tasks.support import Reported, end_well, row_of
 
 pytestmark = pytest.mark.django_db
 
 ECHO = "jobs.echo"
+DAY = timedelta(days=1)
 
 
 def rows(*tasks: Task) -> Any:
@@ -321,6 +324,32 @@ def test_the_deletion_of_a_parent_leaves_its_children_without_one(verb: str) -> 
     assert row_of(child)["parent_id"] is None
     assert row_of(running) == before | {"parent_id": None}
     Task.objects.complete(running)
+
+
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("verb", ["prune", "discard"])
+def test_a_parent_whose_child_somebody_has_locked_is_passed_over_not_waited_for(
+    verb: str, other_session: OtherSession
+) -> None:
+    """Two that deleted parents of each other's rows waited for each other: a deadlock."""
+    parent, free = make_task(state="succeeded"), make_task(state="succeeded")
+    child, own = make_task(parent=parent), make_task(parent=free)
+    other_session.lock(child)
+
+    def delete() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '2s'")
+        mine: Any = rows(parent, free)
+        count: int = mine.discard() if verb == "discard" else mine.prune(-DAY)
+        return count
+
+    assert delete() == 1
+    assert [row_of(each)["parent_id"] for each in (child, own)] == [parent.pk, None]
+
+    other_session.commit()
+    assert delete() == 1
+    assert row_of(child)["parent_id"] is None
 
 
 def test_the_parent_makes_no_instance_dearer() -> None:
