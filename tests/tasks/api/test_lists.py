@@ -234,6 +234,21 @@ def test_a_token_sees_the_tasks_of_its_queues(robot: Program) -> None:
         assert robot.call("GET", f"/tasks/{other.pk}{verb}").status == 404
 
 
+def test_a_token_that_cancels_a_task_of_its_queue_cancels_its_children_in_every_queue(
+    robot: Program,
+) -> None:
+    parent = Task.objects.enqueue("jobs.echo", queue="mail")
+    child = Task.objects.enqueue("jobs.echo", parent=parent)
+
+    why = {"reason": "month end"}
+    assert robot.call("PUT", f"/tasks/{child.pk}/cancel", why).status == 404
+    assert robot.call("PUT", f"/tasks/{parent.pk}/cancel", why).status == 200
+
+    child.refresh_from_db()
+    assert child.status == "cancelled"
+    assert robot.call("GET", f"/tasks/{child.pk}").status == 404
+
+
 def test_a_token_claims_from_its_queues(robot: Program) -> None:
     Task.objects.enqueue("jobs.echo")
     assert robot.call("POST", "/tasks/next", {"processor": "me"}).status == 200
