@@ -6,7 +6,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -91,9 +90,10 @@ class Bench:
 
     url: str
     size: Size
+    #: For logs and files of the processes.
+    folder: str
     _processes: list[Process] = field(default_factory=list)
     _puppets: list[Puppet] = field(default_factory=list)
-    _folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="leasing-bench-"))
 
     def worker(self, *args: str, queue: str = "default", **env: str) -> Process:
         """Start ``manage.py run_worker``, with ``env`` in its environment."""
@@ -101,13 +101,13 @@ class Bench:
 
     def process(self, *args: str, **env: str) -> Process:
         """Start ``python *args``, with ``env`` in its environment."""
-        log = Path(self._folder, f"process-{len(self._processes)}.log")
+        log = Path(self.folder, f"process-{len(self._processes)}.log")
         self._processes.append(Process(args, {**environment(self.url), **env}, log))
         return self._processes[-1]
 
     def file(self, name: str, text: str) -> Path:
         """Write a file for the processes."""
-        path = Path(self._folder, name)
+        path = Path(self.folder, name)
         path.write_text(text)
         return path
 

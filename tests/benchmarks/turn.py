@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 
 import django
 
@@ -30,4 +31,6 @@ def measure(bench: Bench, workloads: list[str]) -> Figures:
 if __name__ == "__main__":
     django.setup()
     size, *workloads = sys.argv[1:]
-    print(json.dumps(measure(Bench(os.environ["DATABASE_URL"], SIZES[size]), workloads)))
+    with tempfile.TemporaryDirectory(prefix="leasing-bench-") as folder:
+        bench = Bench(os.environ["DATABASE_URL"], SIZES[size], folder)
+        print(json.dumps(measure(bench, workloads)))
