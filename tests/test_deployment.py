@@ -194,7 +194,7 @@ def test_the_autoscaler_counts_the_slots_of_a_pod() -> None:
     assert int(trigger["metadata"]["threshold"]) == slots
     assert scaled["spec"]["scaleTargetRef"]["name"] == "shop-worker"
     assert scaled["spec"]["minReplicaCount"] >= 1
-    documented = (ROOT / "docs" / "metrics.md").read_text()
+    documented = (ROOT / "docs" / "metrics-reference.md").read_text()
     assert all(f"`{each}`" in documented for each in named_in(trigger["metadata"]["query"]))
 
 

@@ -117,7 +117,7 @@ _CLAIM = """{chosen},
 granted AS ({update} RETURNING {columns}, {order})
 SELECT {answer} FROM (
     SELECT {said} AS passed_over, {now} AS now
-) AS said LEFT JOIN granted ON true ORDER BY _priority DESC, _scheduled_at, granted.id
+) AS said LEFT JOIN granted ON true ORDER BY _priority DESC, _due, granted.id
 """
 #: The same in rows that come in no order and begin with what it is, and without one where nothing
 #: was granted: a quarter less work, for claims that look from the beginning where they find none.
@@ -140,7 +140,7 @@ _FURTHER = (
     "{table}.priority = mark.priority"
     " AND ({table}.scheduled_at, {table}.id) > (mark.scheduled_at, mark.id)"
 )
-_ORDER = "priority AS _priority, scheduled_at AS _scheduled_at"
+_ORDER = "priority AS _priority, scheduled_at AS _due"
 
 #: Columns that few tasks need: reading them takes longer than reading a null.
 _IF_REPORTED = "CASE WHEN name = ANY(%(reported)s::text[]) THEN {value} END"
@@ -205,7 +205,7 @@ def take_one_statement(rows: TaskRows, *, timed: bool, most: int | str) -> str:
 def _taking(rows: TaskRows, chosen: str, which: str, said: str, timed: bool) -> str:
     traced = () if points.tracer is None else TRACED_COLUMNS
     columns = ("task_data", *COLUMNS, *REPORTED_COLUMNS, *traced)
-    answer = ("passed_over", "now", *_reported(rows, timed, due="_scheduled_at", now="now"))
+    answer = ("passed_over", "now", *_reported(rows, timed, due="_due", now="now"))
     return _claiming(rows, chosen, which, said, columns, answer, DbMicroseconds())
 
 

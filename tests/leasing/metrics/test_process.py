@@ -354,7 +354,7 @@ def test_names_are_as_promtool_wants_them(registry: CollectorRegistry, value: Va
 
 @pytest.mark.usefixtures("counted")
 def test_the_page_of_metrics_names_every_one(registry: CollectorRegistry) -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "metrics-reference.md").read_text()
     shown = [
         f"`{family.name}{'_total' if family.type == 'counter' else ''}`"
         for family in registry.collect()
