@@ -49,6 +49,8 @@ from tasks.querysets.outbox import BUCKETS, OUTBOX
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.runtime.tracepoints import Send, points
 
+#: The leases of relays.
+NAMES: Final = (RELAY, *map(bucket_lease, range(BUCKETS)))
 #: Messages that one transaction marks.
 BATCH: Final = 100
 #: Buckets that are claimed at a time.
@@ -258,11 +260,10 @@ class Relay:
     def _make_leases(self) -> bool:
         """Make the leases that are not there: none was made yet, or they were pruned after a time
         without messages. Returns True if any was."""
-        names = [RELAY, *map(bucket_lease, range(BUCKETS))]
         leases = Lease.objects.home()
-        if leases.filter(resource__in=names).count() == len(names):
+        if leases.filter(resource__in=NAMES).count() == len(NAMES):
             return False
-        leases.bulk_create([Lease(resource=name) for name in names], ignore_conflicts=True)
+        leases.bulk_create([Lease(resource=name) for name in NAMES], ignore_conflicts=True)
         return True
 
     def _claim(self, free: Q | Exists, limit: int) -> Claim[Lease]:
@@ -270,6 +271,8 @@ class Relay:
         leases = (
             _Leases(Lease).home().alias(bucket=Case(When(resource__startswith=BUCKET, then=number)))
         )
+        # By their names, so that not all leases of the site are read.
+        leases = leases.filter(resource__in=NAMES)
         # The longest free first, so that a bucket that is always full leaves no other behind.
         waiting = leases.filter(free).order_by(F("released_at").asc(nulls_first=True))
         claimed: Claim[Lease] = waiting.claim(limit, holder=self.name, ttl=self.ttl)

@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import Error, transaction
+from django.db import Error, connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from leasing.exceptions import InvalidResource, LeaseLost
 from leasing.functions import after, database_now
@@ -290,6 +291,25 @@ def test_leases_that_were_pruned_are_made_again(relay: Relay, broker: FakeBroker
     published(relay)
 
     assert broker.topics == ["a"]
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_claim_reads_the_leases_of_relays_and_no_others(relay: Relay) -> None:
+    """A site may have a million others."""
+    relay.look()
+    # As many as make PostgreSQL prefer an index.
+    Lease.objects.bulk_create([Lease(resource=f"order:{number}") for number in range(20_000)])
+    publish("a", None)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+        with CaptureQueriesContext(connection) as captured:
+            relay.look()
+        reads = [each["sql"] for each in captured]
+        claim = next(sql for sql in reads if "leasing_lease" in sql and '"bucket"' in sql)
+        cursor.execute(f"EXPLAIN {claim}")
+        plan = "\n".join(map(str, cursor.fetchall()))
+
+    assert "Seq Scan on leasing_lease" not in plan
 
 
 def test_a_bucket_that_another_relay_has_is_left_to_it(relay: Relay, broker: FakeBroker) -> None:
