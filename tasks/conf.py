@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import Any, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -87,9 +88,15 @@ def outbox_publisher() -> Callable[[Any], object] | None:
     except Exception as error:  # whatever its module raises
         text = f"TASK_QUEUE['OUTBOX_PUBLISHER'] cannot be loaded: {error}"
         raise ImproperlyConfigured(text) from error
-    if not callable(publisher) or iscoroutinefunction(publisher):
-        raise ImproperlyConfigured(
-            f"TASK_QUEUE['OUTBOX_PUBLISHER'] must be a plain function of one message: {path} is "
-            f"{'a coroutine function' if callable(publisher) else 'not callable'}."
-        )
+    # What only makes a coroutine or a generator would send nothing, and look as if it had.
+    for is_other, what in (
+        (not callable(publisher), "not callable"),
+        (iscoroutinefunction(publisher), "a coroutine function"),
+        (isgeneratorfunction(publisher) or isasyncgenfunction(publisher), "a generator function"),
+    ):
+        if is_other:
+            raise ImproperlyConfigured(
+                f"TASK_QUEUE['OUTBOX_PUBLISHER'] must be a plain function of one message: {path} "
+                f"is {what}."
+            )
     return cast("Callable[[Any], object]", publisher)

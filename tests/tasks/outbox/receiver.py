@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import AsyncIterator, Iterator
 
 from tasks.models import OutboxMessage
 
@@ -24,6 +25,18 @@ def receive(message: OutboxMessage) -> None:
 
 async def later(message: OutboxMessage) -> None:
     """No publisher: nobody awaits it."""
+
+
+def lazily(message: OutboxMessage) -> Iterator[None]:
+    """No publisher: nobody takes what it yields."""
+    receive(message)
+    yield
+
+
+async def lazily_later(message: OutboxMessage) -> AsyncIterator[None]:
+    """No publisher either."""
+    receive(message)
+    yield
 
 
 nothing = None

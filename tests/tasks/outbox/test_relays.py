@@ -106,6 +106,7 @@ def test_two_relays_publish_in_the_same_second(spawn: Spawn, receiver: Receiver)
         ("tests.tasks.outbox.receiver.missing", 'does not define a "missing"'),
         ("tests.tasks.outbox.receiver.later", "later is a coroutine function"),
         ("tests.tasks.outbox.receiver.nothing", "nothing is not callable"),
+        ("tests.tasks.outbox.receiver.lazily", "lazily is a generator function"),
     ],
 )
 def test_a_relay_whose_publisher_is_none_ends_with_a_sentence(
