@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +35,7 @@ PATIENCE = 180.0
 #: Seconds in which nothing is harmed, before a run's processes stop.
 CALM = 4.0
 #: The times at which a run begins again while something that must happen has not; and the seconds.
-ROUNDS, MORE = 4, 8.0
+ROUNDS, MORE = 6, 8.0
 #: Operations printed before and after a violation.
 AROUND = 5
 
@@ -240,7 +240,7 @@ def _run(
         planned = plan(seed * 1000 + sum(name.encode()), seconds, names, first)
         world.go(planned, seconds)
         for again in range(1, ROUNDS if planned else 1):
-            if all(_counted(module, run).values()):
+            if all(_counted(module, run, first).values()):
                 break
             # What must happen may need more than a short run has: on with its first faults.
             world.go(plan(run.seed + again, MORE, first or names, first), MORE)
@@ -261,20 +261,27 @@ def _run(
     counts = module.must_happen(operations, facts)
     if not planned:  # of a run without faults nothing is expected
         counts = {what: count for what, count in counts.items() if count}
-    hits = Counter(each.resource for each in operations if each.name == "fault" and is_hit(each))
+    hits = _hits(operations)
     counts |= {f"faults of {name}": 0 for name in first if planned and not hits[name]}
     figures = module.figures(operations, facts) if hasattr(module, "figures") else ""
     return Outcome(name, run, operations, counts, hits, found, figures)
 
 
-def _counted(module: ModuleType, run: Run) -> dict[str, int]:
+def _counted(module: ModuleType, run: Run, first: Sequence[str]) -> dict[str, int]:
     """Return what has happened so far of what must."""
     from django.db import connections
 
     facts = module.facts(run) if hasattr(module, "facts") else None
     connections.close_all()  # the next fault would break it
-    counts: dict[str, int] = module.must_happen(read_histories(run.folder), facts)
-    return counts
+    operations = read_histories(run.folder)
+    hits = _hits(operations)
+    counts: dict[str, int] = module.must_happen(operations, facts)
+    return counts | {name: hits[name] for name in first}
+
+
+def _hits(operations: list[Operation]) -> Counter[str]:
+    """Return how often each fault did harm."""
+    return Counter(each.resource for each in operations if each.name == "fault" and is_hit(each))
 
 
 def is_hit(fault: Operation) -> bool:

@@ -167,6 +167,7 @@ def takeovers(operations: Sequence[Operation], changes: Sequence[Change]) -> lis
         return []
     faults = [each for each in operations if each.name == "fault"]
     stalls = [each for each in operations if each.name == "stall"]
+    slack = SLACK * max([1.0, *(each.value["share"] for each in operations if each.name == "load")])
     gaps = []
     latest: dict[str, Change] = {}
     for change in changes:
@@ -179,7 +180,7 @@ def takeovers(operations: Sequence[Operation], changes: Sequence[Change]) -> lis
             if wait.began < began and _ended(wait) >= ended and not _was_hit(wait, faults):
                 hit = _during(faults, began, ended) + _during(stalls, began, ended)
                 seconds = (ended - began) / 1e9
-                gaps.append(Gap(change.resource, seconds, SWEEP + SLACK + hit, wait))
+                gaps.append(Gap(change.resource, seconds, SWEEP + slack + hit, wait))
                 break
     return gaps
 

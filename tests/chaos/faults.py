@@ -37,42 +37,58 @@ def _killed(
     return {"hits": hits, "victims": [victim.process_name for victim in victims if hits]}
 
 
+def _awaited(
+    world: World,
+    chance: random.Random,
+    condition: Callable[[Running], bool] = lambda each: True,
+    *,
+    kind: str | None = None,
+) -> list[Running]:
+    """Wait some seconds for a victim: on a loaded machine the last one may still be starting."""
+    victims: list[Running] = []
+    deadline = time.monotonic() + 8
+    is_there = kind is None or any(each.actor.kind == kind for each in world.crew)
+    while is_there and not victims and time.monotonic() < deadline:
+        victims = world.choose(chance, condition, kind=kind)
+        world.look()
+        time.sleep(0.005)
+    return victims
+
+
 def kill(world: World, chance: random.Random) -> Iterator[Found]:
     """kill -9 of a process with its children."""
     yield _killed(world, world.choose(chance), lambda each: [each.pid, *each.children])
 
 
 def kill_holding(world: World, chance: random.Random) -> Iterator[Found]:
-    """kill -9 of a process that believes that it holds a lease."""
-    victims: list[Running] = []
-    deadline = time.monotonic() + 8
-    while not victims and time.monotonic() < deadline:
-        victims = world.choose(chance, lambda each: each.last["name"] == "believe")
-        time.sleep(0.005)
+    """kill -9 of a process that believes that it holds a lease, or has published a message and not
+    recorded that."""
+    victims = _awaited(world, chance, lambda each: each.last["name"] in ("believe", "linger"))
     yield _killed(world, victims, lambda each: [each.pid, *each.children])
 
 
 def kill_child(world: World, chance: random.Random) -> Iterator[Found]:
     """kill -9 of one of the processes that a worker has started."""
-    victims = world.choose(chance, lambda each: bool(each.children), kind=WORKER)
+    victims = _awaited(world, chance, lambda each: bool(each.children), kind=WORKER)
     yield _killed(world, victims, lambda each: [chance.choice(each.children)])
 
 
 def kill_parent(world: World, chance: random.Random) -> Iterator[Found]:
     """kill -9 of a worker that has children, which live on."""
-    victims = world.choose(chance, lambda each: bool(each.children), kind=WORKER)
+    victims = _awaited(world, chance, lambda each: bool(each.children), kind=WORKER)
     yield _killed(world, victims, lambda each: [each.pid])
 
 
 def kill_web(world: World, chance: random.Random) -> Iterator[Found]:
     """kill -9 of the web server."""
-    victims = world.choose(chance, kind=WEB)
+    victims = _awaited(world, chance, kind=WEB)
     yield _killed(world, victims, lambda each: [each.pid, *each.children])
 
 
 def kill_worker(world: World, chance: random.Random) -> Iterator[Found]:
     """kill -9 of a worker with its children."""
-    yield _killed(world, world.choose(chance, kind=WORKER), lambda each: [each.pid, *each.children])
+    victims = _awaited(world, chance, kind=WORKER)
+    yield _killed(world, victims, lambda each: [each.pid, *each.children])
 
 
 def stop(world: World, chance: random.Random) -> Iterator[Found]:
@@ -270,18 +286,19 @@ def plan(
         seed: The same seed makes the same plan.
         seconds: The time of the run in which faults begin.
         names: Names of the faults.
-        first: Those with which it begins.
+        first: Those with which it begins: all of them, also if they take longer than ``seconds``.
     """
     chance = random.Random(seed)
     planned: list[Planned] = []
-    at, waiting = 0.5, [name for name in first if name in names]
-    while names and at < seconds:
+    first = [name for name in first if name in names]
+    at, waiting = 0.5, list(first)
+    while names and (at < seconds or len(planned) < len(first)):
         if not waiting:
             waiting = chance.sample(names, len(names))
         name = waiting.pop(0)
         is_first = len(planned) < len(first)
         lasts = max(FAULTS[name].lasts) if is_first else chance.choice(FAULTS[name].lasts)
         planned.append(Planned(at, lasts, name, chance.randrange(1 << 30)))
-        is_alone = at < seconds / 2 or chance.random() < 0.3
+        is_alone = at < seconds / 2 or is_first or chance.random() < 0.3
         at += (lasts if is_alone else 0.0) + chance.uniform(0.5, 2.5)
     return planned

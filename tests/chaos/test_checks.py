@@ -174,10 +174,14 @@ def fault(began: float, ended: float, name: str, **value: Any) -> Operation:
         (7.0, [], 1),
         (7.0, [fault(3.1, 6.9, "black")], 0),
         (7.0, [at(3.1, 6.9, "chaos", "stall")], 0),
+        (7.0, [at(9.0, 9.0, "chaos", "load", share=3.0)], 0),
         (7.0, [fault(2.0, 2.0, "kill", victims=["a-1"])], 1),
         (7.0, [fault(2.0, 2.0, "kill", victims=["b-2"])], 0),
     ],
-    ids=["soon", "late", "no network", "no machine", "the holder died", "the waiter was hit"],
+    ids=[
+        *("soon", "late", "no network", "no machine", "a loaded machine"),
+        *("the holder died", "the waiter was hit"),
+    ],
 )
 def test_what_somebody_waits_for_is_granted_soon(
     granted: float, more: list[Operation], found: int
@@ -255,6 +259,16 @@ def test_writes_follow_one_another(
     history: list[Operation], final: tuple[int, str], rule: str
 ) -> None:
     assert rules(writes_follow(history, {"door": final})) == ([rule] if rule else [])
+
+
+def test_a_short_run_has_all_its_first_faults_and_each_alone() -> None:
+    first = ["kill-child", "stop", "kill-parent", "kill-worker"]
+
+    planned = plan(7, 5, [*FAULTS], first=first)
+
+    assert [each.name for each in planned] == first
+    ends = [each.begins + each.lasts for each in planned]
+    assert all(end < after.begins for end, after in zip(ends, planned[1:], strict=False))
 
 
 def test_a_seed_makes_one_plan_in_which_each_fault_comes() -> None:

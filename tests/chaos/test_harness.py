@@ -170,8 +170,9 @@ def test_the_harness_records_itself(world: World) -> None:
     with world.heart():
         world.go([], 0.1)
 
-    (clocks, *stalls) = read_histories(world.run.folder)
+    (clocks, *stalls, load) = read_histories(world.run.folder)
     assert clocks.name == "clocks"
+    assert load.name == "load" and load.value["share"] >= 0
     assert {each.name for each in stalls} <= {"stall"}
 
 

@@ -23,7 +23,8 @@ and, if it needs them,
 The harness records itself in the same history, as the process ``chaos``: each fault as an operation
 ``fault`` with the fault's name as its resource (``value``: the victims; ``result``: what it did,
 for instance ``confirmed``), and each time at which the machine did not let the harness run as an
-operation ``stall``, from ``began`` to ``ended``.
+operation ``stall``, from ``began`` to ``ended``. At the end it records the ``load`` of the machine:
+processes that want to run, for each core.
 """
 
 from __future__ import annotations

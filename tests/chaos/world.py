@@ -268,6 +268,7 @@ class World:
                 if at - before > STALL * 1e9:
                     self.recorder.note("stall", began=before)
                 before = at
+            self.recorder.note("load", share=os.getloadavg()[0] / (os.cpu_count() or 1))
 
         # The database's clock is the host's wall clock.
         self.recorder.note("clocks", offset=time.time() - now() / 1e9)

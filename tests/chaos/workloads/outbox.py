@@ -21,7 +21,7 @@ from tests.chaos.task_rules import again_after_faults, published_in_order
 from tests.chaos.workload import WORKER, Actor, Part, Run, Violation, calls
 
 SETTLE = 120.0
-FIRST = ("kill-worker", "stop", "kill-worker")
+FIRST = ("kill-holding", "stop", "kill-worker")
 FAULTS = [
     name for name in ALL if name not in ("stop-inside", "kill-web", "kill-child", "kill-parent")
 ]
@@ -82,7 +82,10 @@ def receive(message: Any) -> None:
         raise Refused
     time.sleep(0.5 if chance < 4 else 0.0)
     recorder().note("receive", message.key, sequence=message.pk, tag=message.payload["tag"])
-    time.sleep(0.5 if chance > 98 else 0.0)
+    if chance > 95:  # ``kill-holding`` waits for it: what is killed here must be sent again
+        recorder().note("linger", message.key)
+        time.sleep(0.5)
+        recorder().note("return", message.key)
 
 
 def _messages() -> Any:

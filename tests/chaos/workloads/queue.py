@@ -25,7 +25,7 @@ from tests.chaos.workload import WORKER, Actor, Part, Run, Violation, calls
 #: Seconds that a loaded machine may take for what waits at the end.
 SETTLE = 120.0
 FIRST = ("kill-child", "stop", "kill-parent", "kill-worker")
-FAULTS = [name for name in ALL if name not in ("stop-inside", "kill-web")]
+FAULTS = [name for name in ALL if name not in ("stop-inside", "kill-holding", "kill-web")]
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.chaos.task_settings", "LEASING_TTL": str(TTL)}
 #: Seconds that tasks hold their rows: most are short, and some meet their end.
 SECONDS = (*[0.0] * 12, *[0.03] * 6, 0.3, 0.3, 1.0, 2.5 * TTL)

@@ -33,7 +33,9 @@ __all__ = [
 ]
 
 FIRST = ("kill-web", "stop", "kill-worker")
-FAULTS = [name for name in ALL if name not in ("stop-inside", "kill-child", "kill-parent")]
+FAULTS = [
+    name for name in ALL if name not in ("stop-inside", "kill-holding", "kill-child", "kill-parent")
+]
 SCOPES = [f"leasing_tasks.{name}" for name in ("view_task", "add_task", "change_task")]
 HANDLERS = (*["chaos.work"] * 10, *["chaos.coroutine"] * 6, "chaos.stubborn")
 
