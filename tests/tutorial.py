@@ -44,7 +44,7 @@ VARIABLES = {
     "token": r"\b\d{16}\b",
     "duration": r"\b\d+(?:\.\d+)? ?(?:ms|s|min)\b",
     # What a worker had not baked when it was killed, nor has at its end.
-    "loaf": r"\bloaf (?:[4-79]|1[0-5])\b",
+    "loaf": r"\bloaf (?:[4-79]|[1-9]\d+)\b",
     # The last column of a list of workers.
     "pid": r"(?<= )\d{4,}$",
 }
