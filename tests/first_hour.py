@@ -20,6 +20,8 @@ from tests.plugin import ROOT
 END = "\n## Enqueue with your own rows\n"
 #: Commands that have a terminal of their own.
 LASTING = ("run_worker", "runserver")
+#: The environment, which is there already.
+PREPARED = ("python3 -m venv ", "source ")
 
 BROKEN = """
 
@@ -66,6 +68,8 @@ def _type(machine: Machine, line: str) -> None:
         skip_migrate(machine)
     if line.endswith(LASTING):
         machine.start(line)
+    elif line.startswith(PREPARED):
+        show(f"$ {line}")
     elif "tasks show" in line or "tasks list" in line:
         pass  # once there is one
     else:

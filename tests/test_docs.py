@@ -32,7 +32,7 @@ from tasks.maintenance import housekeeping
 from tasks.models import Schedule, Worker
 from tasks.runtime.tracepoints import points as tasks
 from tasks.scheduling import declarations
-from tests import tutorial
+from tests import first_hour, tutorial
 from tests.plugin import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -47,7 +47,7 @@ RECORDS = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
 #: and `nginx`, is for tests/test_deployment.py.
 LANGUAGES = {"python", "console", "html", "py", "text", "sql", "yaml"}
 #: Directives of the site, which `make docs` builds.
-DIRECTIVES = {"{toctree}", "{include}", "{eval-rst}"}
+DIRECTIVES = {"{toctree}", "{include}", "{eval-rst}", "{image}"}
 CONFIGURATIONS = {"ini", "dockerfile", "nginx"}
 
 
@@ -180,7 +180,10 @@ def test_every_documented_command_is_tried_by_a_test() -> None:
         "python -m tasks.client ",
     )
     # By tests/first_hour.py, tests/test_generated_client.py and tests/test_deployment.py.
-    played = ("django-admin ", "openapi-python-client ", "gunicorn ", "uvicorn ")
+    played = (
+        *("django-admin ", "openapi-python-client ", "gunicorn ", "uvicorn "),
+        *first_hour.PREPARED,
+    )
 
     assert [line for line in commands("") if not line[1].startswith(tried + played)] == []
 

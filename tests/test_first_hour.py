@@ -23,7 +23,7 @@ def test_the_first_steps_name_the_file_of_each_code() -> None:
         ("invoices/tasks.py", "from tasks import handler"),
     ]
     assert [block.language for block in blocks if block.language != "python"] == [
-        *("console", "console", "py", "console")
+        *("console", "console", "console", "py", "console")
     ]
 
 
