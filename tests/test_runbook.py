@@ -47,6 +47,17 @@ def test_the_command_prints_a_page_of_the_runbook(capsys: pytest.CaptureFixture[
     assert no.value.returncode == 2
 
 
+def test_an_alert_is_a_name_of_its_page(
+    operator: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alerts = re.findall(r"alert: (\w+)", monitoring.alerts())
+    assert "TasksOrphans" in alerts
+    for alert in alerts:
+        call_command("tasks", "runbook", alert)
+        assert f"`{alert}`" in capsys.readouterr().out
+        assert operator.get(f"/ops/runbook/{alert}/").status_code == 200
+
+
 def test_each_page_of_the_runbook_is_on_the_site(operator: Client) -> None:
     index = operator.get("/ops/runbook/").text
     for name in monitoring.runbook_names():

@@ -7,6 +7,7 @@ folder, as text and as HTML.
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from typing import Final
 
@@ -41,13 +42,17 @@ def runbook_page(name: str, form: str = "md") -> str:
     """Return a page of the runbook.
 
     Args:
-        name: One of ``runbook_names()``.
+        name: One of ``runbook_names()``, or the name of an alert, for its page.
         form: ``md`` for its text, ``html`` for a fragment in HTML.
 
     Raises LookupError for an unknown name.
     """
     if name not in runbook_names():
-        raise LookupError(name)
+        _, _, rule = _read("alerts.yml").partition(f" alert: {name}\n")
+        link = re.search(r"runbook_url: ([\w-]+)", rule)
+        if not link:
+            raise LookupError(name)
+        name = link[1]
     return _read(f"runbook/{name}.{form}")
 
 
