@@ -107,7 +107,7 @@ def refusing() -> Iterator[None]:
 def find(key: int) -> Task:
     task: Task | None = Task.objects.home().filter(pk=key).first()
     if task is None:
-        raise CommandError(f"There is no task:{key}: it never was, or was pruned or discarded.")
+        raise CommandError(f"There is no task:{key}. It never existed, or was pruned or discarded.")
     return task
 
 
