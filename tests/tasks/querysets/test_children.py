@@ -314,14 +314,14 @@ def test_a_tree_that_is_retried_as_a_whole_stays_a_tree(
 def test_the_deletion_of_a_parent_leaves_its_children_without_one(verb: str) -> None:
     parent = make_task(state="succeeded")
     running = make_task(state="running", parent=parent)
-    child = make_task(parent=parent)
+    child, other = make_task(parent=parent), make_task(parent=running)
     before = row_of(running)
 
     deleted = rows(parent).discard() if verb == "discard" else rows(parent).prune(-before["ttl"])
 
     assert deleted == 1
     assert not rows(parent).exists()
-    assert row_of(child)["parent_id"] is None
+    assert [row_of(each)["parent_id"] for each in (child, other)] == [None, running.pk]
     assert row_of(running) == before | {"parent_id": None}
     Task.objects.complete(running)
 
