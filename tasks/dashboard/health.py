@@ -26,8 +26,9 @@ NAMED = 3
 SWEPT_WITHIN = timedelta(seconds=5)
 
 
-#: The time that a task may be due, in a queue that is served, before it is reported.
-WAITS_LONG = timedelta(minutes=5)
+#: The times that a task may be due, in a queue that is served, before it is reported as a fact and
+#: as a fault: no queue has limits of its own.
+WAITS, WAITS_LONG = timedelta(seconds=15), timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Figures:
     overdue: Capped | None = None
     #: The time for which the longest-waiting task has been due, where nothing is paused.
     longest_wait: timedelta | None = field(default=None, compare=False)
+    #: The queue of that task.
+    longest_wait_in: str = ""
     #: Queues that stand still, and queues that nobody serves although something waits there.
     paused: list[QueueLine] = field(default_factory=list)
     unserved: list[QueueLine] = field(default_factory=list)
@@ -250,14 +253,15 @@ def _more_paused(figures: Figures) -> Need | None:
 
 def _waiting(figures: Figures) -> Need | None:
     wait = figures.longest_wait
-    if wait is None or wait <= WAITS_LONG or not figures.workers:
+    if wait is None or wait <= WAITS:
         return None
     return Need(
         "waits_long",
-        "warning",
-        f"The oldest waiting task has been due for {span(wait)}.",
-        "Workers serve its queue. The task's page says what it waits for: a free slot of its kind "
-        "(add workers, or slots of that kind) or its concurrency key.",
+        "warning" if wait > WAITS_LONG else "info",
+        f"The oldest task in the queue {figures.longest_wait_in} has been due for {span(wait)}.",
+        "Workers serve the queue. The task's page says what it waits for: a free slot of its kind "
+        "(add workers, or slots of that kind), its concurrency key, or a worker that has its "
+        "handler.",
         "leasing_tasks:queues",
         "Queues",
     )

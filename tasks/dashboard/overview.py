@@ -135,6 +135,7 @@ def _figures(
     present = _present(workers)
     lines = queues.lines if queues else []
     counts = count_often("overview", _tallies)
+    oldest = queues.oldest if queues else None
     return Figures(
         running=counts["running"]["all"],
         stuck=counts["running"]["stuck"],
@@ -142,7 +143,8 @@ def _figures(
         overdue=counts["running"]["overdue"],
         ready=queues.ready if queues else None,
         scheduled=queues.scheduled if queues else None,
-        longest_wait=now - queues.due_since if queues and queues.due_since else None,
+        longest_wait=now - oldest[0] if oldest else None,
+        longest_wait_in=oldest[1] if oldest else "",
         paused=[line for line in lines if line.is_paused],
         unserved=[line for line in lines if line.is_unserved],
         unpublished=[

@@ -69,10 +69,15 @@ class Queues:
     counted_at: datetime | None = None
 
     @property
-    def due_since(self) -> datetime | None:
-        """Since when the task has been due that has waited longest where somebody serves it."""
-        waiting = [line.due_since for line in self.lines if not line.is_paused and line.workers]
-        return min((moment for moment in waiting if moment is not None), default=None)
+    def oldest(self) -> tuple[datetime, str] | None:
+        """Since when the task has been due that has waited longest where somebody serves it, and
+        its queue. Remote workers send no heartbeats: they serve the queues whose tasks they run."""
+        waiting = [
+            (line.due_since, line.name)
+            for line in self.lines
+            if line.due_since and not line.is_paused and (line.workers or line.running)
+        ]
+        return min(waiting, default=None)
 
 
 @dataclass(frozen=True)

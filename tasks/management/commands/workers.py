@@ -74,7 +74,8 @@ def _columns(row: WorkerRow) -> tuple[str, ...]:
 
 
 def _busy(slots: Slots) -> str:
-    return f"{slots.busy:,} of {slots.words}"
+    blocked = f"; {slots.blocked:,} blocked" if slots.blocked else ""
+    return f"{slots.busy:,} of {slots.words}{blocked}"
 
 
 def _facts(row: WorkerRow) -> dict[str, Any]:

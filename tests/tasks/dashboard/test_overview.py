@@ -164,6 +164,26 @@ def test_a_task_that_waits_for_long_is_a_problem_where_nothing_is_paused(viewer:
     assert needs(get(viewer, OVERVIEW)) == ["paused"]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "tones"), [(10, []), (20, ["info"]), (299, ["info"]), (301, ["warn"])]
+)
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_there_are_issues_once_a_task_has_been_due_for_long(
+    viewer: Client, seconds: int, tones: list[str], is_remote: bool
+) -> None:
+    if is_remote:
+        make_task(state="running", holder="elsewhere")
+    else:
+        make_worker()
+    make_task()
+    Task.objects.filter(status="ready").update(scheduled_at=after(timedelta(seconds=-seconds)))
+    page = get(viewer, OVERVIEW)
+    assert [each.tone for each in page.all(".needs li .tinted")] == tones
+    assert is_well(page) == (not tones)
+    if tones:
+        assert "in the queue default has been due for" in need(page, "waits_long").one(".loud").text
+
+
 def test_tasks_that_no_worker_knows_are_a_problem_while_they_are_put_off(viewer: Client) -> None:
     make_worker()
     make_worker(queues=["mail"], handlers={"old": "thread"})

@@ -96,6 +96,12 @@ def test_a_list_without_rows_says_so(listing: list[str], none: str) -> None:
 # Workers
 
 
+def test_slots_whose_handler_does_not_return_are_listed_as_blocked() -> None:
+    make_worker(name="ann", slots={"thread": 4}, blocked={"thread": 3})
+    (row,) = cells(said("workers", "list"))
+    assert row[4] == "3 of 4 threads; 3 blocked"
+
+
 def test_workers_are_listed_by_state_with_what_they_hold() -> None:
     for name, state in (("ann", "live"), ("bea", "late"), ("cid", "gone"), ("dan", "stopped")):
         make_worker(name=name, state=state)
