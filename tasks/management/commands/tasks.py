@@ -94,7 +94,9 @@ class Command(SubcommandsCommand):
             "--runbook", default=monitoring.RUNBOOK, help="Base URL of the runbook pages"
         )
         runbook = add("runbook", "Print a page of the runbook, or the list of them")
-        runbook.add_argument("name", nargs="?", default="index", metavar="NAME", help="Page, or alert")
+        runbook.add_argument(
+            "name", nargs="?", default="index", metavar="NAME", help="Page, or alert"
+        )
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         # Files of the package are printed without a database.
