@@ -204,7 +204,7 @@ def test_a_task_that_was_pruned_has_no_trace(option: list[Any], auditor: Client)
     task = make_task(state="succeeded")
     Task.objects.all().prune(timedelta(0))
 
-    with pytest.raises(CommandError, match=r"no task:\d+: .* pruned") as refused:
+    with pytest.raises(CommandError, match=r"no task:\d+\. .* pruned") as refused:
         call_command("tasks", "trace", str(task.pk), *option)
     assert refused.value.returncode == 1
     assert auditor.get(f"/api/tasks/{task.pk}/trace").status_code == 404
