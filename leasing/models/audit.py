@@ -89,6 +89,7 @@ class AuditEntry(Ledger):
 
     def name_of(self, key: str) -> str:
         """Return the name of the row with that ``key`` when it was acted on; the key, if it had
-        none."""
-        names = self.target.get("names") if isinstance(self.target, dict) else None
+        none, or if the target was not read."""
+        target = self.__dict__.get("target")  # which a list of entries leaves out
+        names = target.get("names") if isinstance(target, dict) else None
         return str(names.get(key, key)) if isinstance(names, dict) else key
