@@ -121,6 +121,7 @@ def test_the_table_of_stops_has_the_figures_of_the_code() -> None:
         "bare": 45,
         "gunicorn": int(UNITS["shop-web.service"].stop_timeout),
         "remote": 45,
+        "relay": 75,
     }
 
 
