@@ -62,6 +62,8 @@ MARK_AFTER: Final = 5.0
 PATIENCE: Final = 60.0
 #: Seconds until the next pass while more tasks are ready than may be at the broker.
 NEXT_BATCH_AFTER: Final = 0.1
+#: Seconds between looks for missing leases while there are messages to send.
+MAKE_EVERY: Final = 60.0
 #: Published messages that are deleted after a pass with little to do.
 PRUNED: Final = 500
 #: Seconds until the next deletion after all were deleted.
@@ -196,7 +198,7 @@ class Relay:
         self.publish, self.broker = publish, broker
         self.ttl, self.name, self.patience = ttl, name or default_holder(), patience
         self.stopping = threading.Event()
-        self._prune_at = 0.0
+        self._make_at = self._prune_at = 0.0
         queues = [*task_settings.CELERY_QUEUES, OUTBOX]
         self.poller = Poller(queues, self.stopping, lambda key: None)
 
@@ -248,7 +250,12 @@ class Relay:
                 more = self._publish_tasks(queue) or more
             except QueueRefused as error:  # which is no reason to keep back all others
                 refused = error
-        if self._publish_messages() or self._make_leases():
+        is_busy = self._publish_messages()
+        # At times also while it is: the messages of a bucket without its lease would wait.
+        if not is_busy or clock() >= self._make_at:
+            self._make_at = clock() + MAKE_EVERY
+            is_busy = self._make_leases() or is_busy
+        if is_busy:
             return 0.0
         if refused is not None:
             raise refused

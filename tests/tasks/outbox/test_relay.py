@@ -293,6 +293,23 @@ def test_leases_that_were_pruned_are_made_again(relay: Relay, broker: FakeBroker
     assert broker.topics == ["a"]
 
 
+def test_a_lease_that_was_pruned_is_made_again_while_other_buckets_are_busy(
+    relay: Relay, broker: FakeBroker
+) -> None:
+    relay.look()
+    pruned, _ = publish("pruned", None, key="a"), publish("busy", None, key="b")
+    Lease.objects.filter(resource=bucket_lease(pruned.bucket)).delete()
+
+    with manual_keeper() as clocks:
+        for _ in range(4):
+            relay.look()
+            publish("busy", None, key="b")
+            clocks.suspend(outbox_relay.MAKE_EVERY / 2)
+
+    assert broker.topics.count("busy") == 4
+    assert "pruned" in broker.topics
+
+
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_claim_reads_the_leases_of_relays_and_no_others(relay: Relay) -> None:
     """A site may have a million others."""
