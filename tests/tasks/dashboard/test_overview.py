@@ -86,6 +86,8 @@ def test_the_overview_names_every_problem_the_gravest_first(viewer: Client) -> N
     make_task(state="stuck")
     make_task(state="failed")
     make_task()
+    # What PostgreSQL puts into a new row is by its own clock.
+    Task.objects.filter(status="ready").update(scheduled_at=DbNow())
     start_generator(by="olga")
     changed_long_ago()
     page = get(viewer, OVERVIEW)
@@ -176,6 +178,7 @@ def test_there_are_issues_once_a_task_has_been_due_for_long(
         make_task(state="running", holder="elsewhere")
     else:
         make_worker()
+        Worker.objects.update(last_seen_at=DbNow())  # by the clock that stands still
     make_task()
     Task.objects.filter(status="ready").update(scheduled_at=after(timedelta(seconds=-seconds)))
     page = get(viewer, OVERVIEW)
