@@ -105,9 +105,10 @@ bench: $(VENV)/test.stamp
 
 # Faults into real processes, a history of all that they did, and a checker of it: docs/reliability.md.
 # S=3600 is the seconds of all workloads together, SEED=7 repeats a plan of faults, FAULTS="kill cut"
-# and ONLY="leases register" select by name, DB=sqlite is the other database.
+# and ONLY="leases register" select by name, DB=sqlite is the other database. SABOTAGE=1 has the
+# checker find what is wrong with copies that lack one condition each.
 chaos: $(VENV)/test.stamp
-	@$(RUN) -m tests.chaos $(if $(S),--seconds $(S)) $(if $(SEED),--seed $(SEED)) \
+	@$(RUN) -m $(if $(SABOTAGE),tests.chaos.sabotage,tests.chaos) $(if $(S),--seconds $(S)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(DB),--db $(DB)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(ONLY),--only $(ONLY))
 
 # 30 checks of the pages in a browser, on PostgreSQL. CHROMIUM names the browser, and

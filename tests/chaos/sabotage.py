@@ -42,8 +42,8 @@ SABOTAGES = {
         "return self._everything().filter(pk=row.pk).holding()",
         "leases",
         "stop",
-        "tokens rise",
-        20,
+        "both believed to hold it",
+        30,
     ),
     "a fenced row does not compare the token": Sabotage(
         "leasing/fencing.py",
