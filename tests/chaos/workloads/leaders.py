@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leasing import Leader
-from tests.chaos.changes import Change, changes
-from tests.chaos.checks import check_leases, count_leases, takeover_figures
+from tests.chaos.changes import Change
+from tests.chaos.checks import check_leases
 from tests.chaos.faults import TTL
 from tests.chaos.history import Operation
 from tests.chaos.holding import believe, granted
 from tests.chaos.workload import Actor, Part, Run, Violation, calls
+from tests.chaos.workloads.leases import facts, figures, must_happen
+
+__all__ = ["FIRST", "actors", "check", "facts", "figures", "must_happen"]
 
 FIRST = ("kill-holding", "stop")
 NETWORKS = ("proxy", "direct", "pooler")
@@ -38,18 +41,6 @@ def actors(run: Run) -> list[Actor]:
     ]
 
 
-def facts(run: Run) -> list[Change]:
-    return changes()
-
-
 def check(operations: Sequence[Operation], facts: Sequence[Change]) -> list[Violation]:
     # A candidate has no answer while others lead: nothing says whether it works.
     return check_leases(operations, facts)
-
-
-def must_happen(operations: Sequence[Operation], facts: Sequence[Change]) -> dict[str, int]:
-    return count_leases(operations, facts)
-
-
-def figures(operations: Sequence[Operation], facts: Sequence[Change]) -> str:
-    return takeover_figures(operations, facts)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from leasing.client import LeaseClient
-from tests.chaos.changes import Change, changes
-from tests.chaos.checks import check_leases, count_leases, takeover_figures, works_again
 from tests.chaos.faults import TTL
-from tests.chaos.history import Operation
 from tests.chaos.holding import held_for
-from tests.chaos.workload import Actor, Part, Run, Violation, calls, website
+from tests.chaos.workload import Actor, Part, Run, calls, website
+from tests.chaos.workloads.leases import check, facts, figures, must_happen
+
+__all__ = ["FIRST", "actors", "check", "facts", "figures", "must_happen"]
 
 FIRST = ("kill-holding", "stop")
 
@@ -28,19 +26,3 @@ def hold(part: Part) -> None:
 def actors(run: Run) -> list[Actor]:
     site = website(run)
     return [site, *(calls(hold, number, has_clock=number == 0) for number in range(3))]
-
-
-def facts(run: Run) -> list[Change]:
-    return changes()
-
-
-def check(operations: Sequence[Operation], facts: Sequence[Change]) -> list[Violation]:
-    return [*check_leases(operations, facts), *works_again(operations)]
-
-
-def must_happen(operations: Sequence[Operation], facts: Sequence[Change]) -> dict[str, int]:
-    return count_leases(operations, facts)
-
-
-def figures(operations: Sequence[Operation], facts: Sequence[Change]) -> str:
-    return takeover_figures(operations, facts)

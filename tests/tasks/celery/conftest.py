@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from pytest_django import Settings
 
-from tasks.outbox import relay as outbox_relay
 from tasks.outbox.relay import Relay
-from tasks.outbox.totals import Totals
 from tests.tasks.celery.support import FakeBroker
+from tests.tasks.outbox.conftest import broker, counted
+
+__all__ = ["broker", "counted"]
 
 
 @pytest.fixture(autouse=True)
@@ -18,19 +19,6 @@ def _over_celery(settings: Settings) -> None:
         "CELERY_QUEUES": ("default",),
         "CELERY_WINDOW": 5,
     }
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Totals:
-    """Return the counts of the relay of the test."""
-    totals = Totals()
-    monkeypatch.setattr(outbox_relay, "totals", totals)
-    return totals
-
-
-@pytest.fixture
-def broker() -> FakeBroker:
-    return FakeBroker()
 
 
 @pytest.fixture
