@@ -54,7 +54,7 @@ class Poller:
         #: since the last second look.
         self._heard: dict[str, int] = {}
         self._heard_lately: dict[str, int] = {}
-        #: How far the claims of the worker have come.
+        #: The position of the worker's claims.
         self.cursor = ClaimCursor()
         #: True if the next claim is to begin at the beginning.
         self._begins_again = False

@@ -128,7 +128,7 @@ class Delivery:
         messages: Sequence[OutboxMessage],
         goes_on: Callable[[], bool],
     ) -> None:
-        #: What was tried, in order, with its error; None for what was sent.
+        #: The tried messages in order, each with its error; None for one that was sent.
         self.tried: list[tuple[OutboxMessage, BaseException | None]] = []
         self.away: BrokerAway | None = None
         self._publish, self._messages, self._goes_on = publish, messages, goes_on
