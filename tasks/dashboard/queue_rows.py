@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Count, IntegerField, Min, OuterRef, Q, Subquery, Value
+from django.db.models import Count, OuterRef, Subquery, Value
 from django.db.models.functions import Coalesce, Least, NullIf
 
 from leasing.conf import leasing_settings
@@ -17,7 +17,7 @@ from leasing.web.badges import Badge
 from leasing.web.counts import COUNT_CAP, Capped
 from tasks.dashboard.badges import OPEN, PAUSED, UNSERVED
 from tasks.dashboard.listing import count_of
-from tasks.maintenance.invariants import GIVEN_BACK, PutOff, UnknownName
+from tasks.maintenance.depths import Depth, count_depths
 from tasks.models import Queue, Sample, Task, TaskStatus, Worker
 from tasks.querysets.base import CLAIM_ORDER
 from tasks.registry import KINDS
@@ -80,18 +80,6 @@ class Queues:
         return min(waiting, default=None)
 
 
-@dataclass(frozen=True)
-class _Depth:
-    ready: int = 0
-    scheduled: int = 0
-    due_since: datetime | None = None
-
-    def with_put_off(self, tasks: PutOff) -> _Depth:
-        """Return the depth with ``tasks`` among those that are due."""
-        since = min(filter(None, (self.due_since, tasks.since)))
-        return _Depth(self.ready + tasks.later, self.scheduled - tasks.later, since)
-
-
 def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) -> Queues:
     """Every queue that is known, or that has tasks; ``workers`` are those that are present.
 
@@ -109,22 +97,22 @@ def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) 
             serving[name] = serving.get(name, 0) + 1
     running: dict[str, int] = dict(query_rows((_running, using), _running))
     is_deep = count_of("waiting", fresh=fresh).value > COUNT_CAP
-    depth = _sampled if is_deep else _counted
-    read = query_rows((depth, using), depth)
-    depths = {queue: _Depth(*figures) for queue, *figures, _, _ in read}
-    counted_at = next((Sample(slot=slot).at for *_, slot, _ in read if is_deep), None)
-    if any(given_back for *_, given_back in read):
-        for queue, put_off in UnknownName().put_off().items():
-            depths[queue] = depths[queue].with_put_off(put_off)
+    counted_at = None
+    if is_deep:
+        read = query_rows((_sampled, using), _sampled)
+        depths = {queue: Depth(*figures) for queue, *figures, _ in read}
+        counted_at = next((Sample(slot=slot).at for *_, slot in read), None)
+    else:
+        depths = count_depths()
     names = sorted({*known, *depths, *running, *serving})[:QUEUES_SHOWN]
     lines = [
         QueueLine(
             name,
             known.get(name),
-            Capped(depths.get(name, _Depth()).ready),
-            Capped(depths.get(name, _Depth()).scheduled),
+            Capped(depths.get(name, Depth()).ready),
+            Capped(depths.get(name, Depth()).scheduled),
             running.get(name, 0),
-            depths.get(name, _Depth()).due_since,
+            depths.get(name, Depth()).due_since,
             serving.get(name, 0),
         )
         for name in names
@@ -142,29 +130,14 @@ def _running() -> Any:
     return Task.objects.home().running().order_by().values_list("queue").annotate(Count("pk"))
 
 
-def _waiting() -> Any:
-    return Task.objects.home().filter(status=TaskStatus.READY).order_by()
-
-
-def _counted() -> Any:
-    """The depth of each queue, as it is now."""
-    due = Q(scheduled_at__lte=DbNow())
-    by_queue = _waiting().values_list("queue")
-    return by_queue.annotate(
-        ready=Count("pk", filter=due),
-        later=Count("pk", filter=~due),
-        since=Min("scheduled_at", filter=due),
-        sampled_in=Value(None, IntegerField()),
-        given_back=Count("pk", filter=GIVEN_BACK),
-    )
-
-
 def _sampled() -> Any:
     """The depth of each queue, as it was sampled, and the slot of that."""
     # Of the slot under way there are renewals already, in a row of no queue.
     samples = Sample.objects.exclude(queue="")
     latest = samples.order_by("-slot").values("slot")[:1]
-    due = _waiting().filter(queue=OuterRef("queue"), scheduled_at__lte=DbNow())
+    due = Task.objects.home().filter(
+        status=TaskStatus.READY, queue=OuterRef("queue"), scheduled_at__lte=DbNow()
+    )
     first = [
         Subquery(due.filter(kind=kind).order_by(*CLAIM_ORDER).values("scheduled_at")[:1])
         for kind in KINDS
@@ -174,5 +147,5 @@ def _sampled() -> Any:
     taken = samples.filter(slot=Subquery(latest)).order_by()
     none = Value(0)
     return taken.values_list(
-        "queue", Coalesce("ready", none), Coalesce("scheduled", none), since, "slot", none
+        "queue", Coalesce("ready", none), Coalesce("scheduled", none), since, "slot"
     )

@@ -318,7 +318,7 @@ class UnknownName(Invariant):
         later = Count("pk", filter=Q(scheduled_at__gt=DbNow()))
         found: dict[str, PutOff] = {}
         for queue, name, count, first in rows.annotate(later=later, since=Min(since)):
-            if name not in served.get(queue, Served({name})).names:
+            if queue in served and name not in served[queue].names:
                 other = found.get(queue, PutOff(0, first))
                 found[queue] = PutOff(other.later + count, min(other.since, first))
         return found
@@ -333,7 +333,7 @@ class UnknownName(Invariant):
         lacking = (
             row
             for row in rows.annotate(Count("pk"), Min("created_at"))
-            if row[1] not in served.get(row[0], Served({row[1]})).names
+            if row[0] in served and row[1] not in served[row[0]].names
         )
         for queue, name, count, created_at in islice(lacking, MAX_NAMES):
             started_at = served[queue].started_at

@@ -14,13 +14,12 @@ from leasing.functions import DbNow, database_now
 from leasing.metrics.database import Figure
 from leasing.metrics.family import Family
 from tasks.conf import task_settings
-from tasks.maintenance.invariants import GIVEN_BACK, PutOff, UnknownName
+from tasks.maintenance.depths import Depth, count_depths
 from tasks.models import (
     OutboxMessage,
     Queue,
     Schedule,
     Task,
-    TaskStatus,
     Worker,
     WorkerRole,
     WorkerState,
@@ -58,26 +57,13 @@ def _waiting() -> list[Family]:
         "How long the oldest due task has been due, also without a handler; 0: none.",
         QUEUE,
     )
-    due = Q(scheduled_at__lte=DbNow())
-    rows = Task.objects.home().filter(status=TaskStatus.READY).order_by()
-    counted = rows.values_list("queue").annotate(
-        due=Count("pk", filter=due),
-        later=Count("pk", filter=~due),
-        since=Min("scheduled_at", filter=due),
-        given_back=Count("pk", filter=GIVEN_BACK),
-    )
-    now = database_now(rows.db)
-    found = {queue: values for queue, *values in counted}
-    put_off: dict[str, PutOff] = {}
-    if any(given_back for *_, given_back in found.values()):
-        put_off = UnknownName().put_off()
-    for queue in sorted({*_names(), *found}):
-        now_due, later, since, _ = found.get(queue, (0, 0, None, 0))
-        if tasks := put_off.get(queue):
-            now_due, later = now_due + tasks.later, later - tasks.later
-            since = min(filter(None, (since, tasks.since)))
-        ready.add(now_due, queue)
-        scheduled.add(later, queue)
+    now = database_now(Task.objects.home().db)
+    depths = count_depths()
+    for queue in sorted({*_names(), *depths}):
+        depth = depths.get(queue, Depth())
+        since = depth.due_since
+        ready.add(depth.ready, queue)
+        scheduled.add(depth.scheduled, queue)
         oldest.add(max(0.0, (now - since).total_seconds()) if since else 0.0, queue)
     return [ready, scheduled, oldest]
 

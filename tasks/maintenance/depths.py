@@ -1,0 +1,52 @@
+"""Count the tasks that wait in each queue, for pages and metrics alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Count, Min, Q
+
+from leasing.conf import leasing_settings
+from leasing.db.questions import query_rows
+from leasing.functions import DbNow
+from tasks.maintenance.invariants import GIVEN_BACK, PutOff, UnknownName
+from tasks.models import Task, TaskStatus
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The waiting tasks of a queue, and since when the first of them has been due."""
+
+    ready: int = 0
+    scheduled: int = 0
+    due_since: datetime | None = None
+
+    def with_put_off(self, tasks: PutOff) -> Depth:
+        """Return the depth with ``tasks`` among those that are due."""
+        since = min(filter(None, (self.due_since, tasks.since)))
+        return Depth(self.ready + tasks.later, self.scheduled - tasks.later, since)
+
+
+def count_depths() -> dict[str, Depth]:
+    """Return the depth of each queue in which tasks wait. Those that no worker has a handler for
+    are due, also while a worker has put them off."""
+    read = query_rows((_counted, leasing_settings.DATABASE), _counted)
+    depths = {queue: Depth(*figures) for queue, *figures, _ in read}
+    if any(given_back for *_, given_back in read):
+        for queue, tasks in UnknownName().put_off().items():
+            if queue in depths:  # or its first task has come since
+                depths[queue] = depths[queue].with_put_off(tasks)
+    return depths
+
+
+def _counted() -> Any:
+    due = Q(scheduled_at__lte=DbNow())
+    waiting = Task.objects.home().filter(status=TaskStatus.READY).order_by()
+    return waiting.values_list("queue").annotate(
+        ready=Count("pk", filter=due),
+        later=Count("pk", filter=~due),
+        since=Min("scheduled_at", filter=due),
+        given_back=Count("pk", filter=GIVEN_BACK),
+    )

@@ -1,0 +1,43 @@
+"""The tasks that wait in each queue."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from pytest_django import Settings
+
+from tasks.maintenance.depths import count_depths
+from tasks.models import Task
+from tests.factories import claimed, make_task, make_worker
+
+pytestmark = pytest.mark.django_db
+
+
+def give_back(queue: str) -> None:
+    task = make_task(queue=queue)
+    Task.objects.give_back(claimed(task, "ann"), "No handler", delay=timedelta(seconds=60))
+
+
+def test_a_queue_whose_first_task_comes_between_the_statements_is_left_out(
+    settings: Settings,
+) -> None:
+    settings.TASK_QUEUE = {"QUEUES": ("default", "mail")}
+    make_worker(queues=["default", "mail"], handlers={"other": "thread"})
+    give_back("default")
+    statements: list[str] = []
+
+    def meanwhile(execute: Any, sql: str, *rest: Any) -> Any:
+        answer = execute(sql, *rest)
+        statements.append(sql)
+        if len(statements) == 1:
+            give_back("mail")
+        return answer
+
+    with connection.execute_wrapper(meanwhile):
+        depths = count_depths()
+
+    assert depths.keys() == {"default"}
+    assert (depths["default"].ready, depths["default"].scheduled) == (1, 0)
