@@ -127,6 +127,7 @@ class SampleAdmin(ReadOnlyAdmin):
     recent_search = ("queue",)
     search_help_text = "Exact name of a queue, or ID of a sample"
     list_page = "leasing_tasks:overview"
+    large = ("handlers",)
     fields = (
         ("at", "queue"),
         ("ready", "scheduled", "running"),
@@ -134,6 +135,7 @@ class SampleAdmin(ReadOnlyAdmin):
         ("failed", "cancelled", "retried", "recovered"),
         ("p50", "p95"),
         ("renewals", "expirations", "releases"),
+        "handlers",
     )
 
     at = column("time", lambda sample: stamped(sample.at))

@@ -8,6 +8,7 @@ follows the time. A slot that is counted again gives the same.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ from tasks.models import AttemptOutcome, Sample, Task, TaskAttempt, TaskStatus
 from tasks.querysets.base import CLAIM_ORDER
 from tasks.registry import KINDS
 
-#: Claims of a slot whose waits are measured.
+#: Outcomes of an attempt that failed.
+FAILURES: Final = (AttemptOutcome.FAILED, AttemptOutcome.LOST)
+#: Claims of a slot whose waits are measured, and successes whose durations are.
 WAITS: Final = 2_000
 #: By how much the order of keys may differ from that of times: a transaction takes its time.
 OUT_OF_ORDER: Final = timedelta(seconds=10)
@@ -165,7 +168,8 @@ def count(slot: Slot) -> dict[str, Columns]:
     counted: Counted = defaultdict(lambda: defaultdict(int))
     _enqueued(slot, counted)
     claimed = _claimed(slot, counted)
-    _ended(slot, counted)
+    completed = _ended(slot, counted)
+    _runs(slot, counted, completed)
     _attempts(slot, counted)
     _waits(slot, counted, claimed)
     _events(slot, counted)
@@ -199,13 +203,40 @@ def _claimed(slot: Slot, counted: Counted) -> int:
     return total
 
 
-def _ended(slot: Slot, counted: Counted) -> None:
+def _ended(slot: Slot, counted: Counted) -> int:
+    """The ends of tasks; returns how many succeeded."""
     tasks = Task.objects.home().ended().filter(slot.holds("processed_at"))
     read = tasks.order_by().values_list("queue", "status").annotate(Count("pk"))
+    completed = 0
     for queue, status, number in read:
         counted[queue][ENDS[status]] += number
         if status == TaskStatus.SUCCEEDED:
             counted[queue]["releases"] += number
+            completed += number
+    return completed
+
+
+def _runs(slot: Slot, counted: Counted, completed: int) -> None:
+    """Count by handler for how long the tasks that succeeded ran and waited, or evenly some."""
+    if not completed:
+        return
+    tasks = Task.objects.home().succeeded().filter(slot.holds("processed_at")).order_by()
+    step = -(-completed // WAITS)
+    if step > 1:
+        tasks = tasks.annotate(place=F("id") % step).filter(place=0)
+    rows = tasks.filter(acquired_at__isnull=False)
+    for queue, name, due_at, claimed_at, ended_at in rows.values_list(
+        "queue", "name", "scheduled_at", "acquired_at", "processed_at"
+    ):
+        handler = _handler(counted, queue, name)
+        for kind, length in ("runs", ended_at - claimed_at), ("waits", claimed_at - due_at):
+            seconds = max(length.total_seconds(), 0.001)
+            handler[kind][str(round(math.log(seconds, Sample.BASE)))] += step
+
+
+def _handler(counted: Counted, queue: str, name: str) -> dict[str, Any]:
+    handlers: dict[str, Columns] = counted[queue].setdefault("handlers", {})
+    return handlers.setdefault(name, {"failures": 0, "runs": Counter(), "waits": Counter()})
 
 
 def _attempts(slot: Slot, counted: Counted) -> None:
@@ -218,17 +249,20 @@ def _attempts(slot: Slot, counted: Counted) -> None:
     overtaken = slot.holds("started_at") & ~Q(grant_id=F("task__grant_id"))
     read = (
         recent.order_by()
-        .values("task__queue")
+        .values("task__queue", "task__name")
         .annotate(
             claimed=Count("pk", filter=overtaken),
             recovered=Count("pk", filter=ended & lost),
             retried=Count("pk", filter=ended & Q(outcome=AttemptOutcome.FAILED) & ~for_good),
             expirations=Count("pk", filter=ended & lost),
             releases=Count("pk", filter=ended & ~lost),
+            failures=Count("pk", filter=ended & Q(outcome__in=FAILURES)),
         )
     )
     for row in read:
-        queue = row.pop("task__queue")
+        queue, name, failures = (row.pop(key) for key in ("task__queue", "task__name", "failures"))
+        if failures:
+            _handler(counted, queue, name)["failures"] += failures
         for column, number in row.items():
             counted[queue][column] += number
 

@@ -56,7 +56,7 @@ MAX_MISSED: Final = 30
 COLUMNS: Final = [
     *("ready", "scheduled", "running"),
     *("enqueued", "claimed", "completed", "failed", "cancelled", "retried", "recovered"),
-    *("wait_p50", "wait_p95", "expirations", "releases"),
+    *("wait_p50", "wait_p95", "handlers", "expirations", "releases"),
 ]
 
 

@@ -162,6 +162,7 @@ class Migration(migrations.Migration):
                 ('recovered', models.PositiveIntegerField(default=0)),
                 ('wait_p50', models.FloatField(default=None, null=True)),
                 ('wait_p95', models.FloatField(default=None, null=True)),
+                ('handlers', models.JSONField(default=None, null=True)),
                 ('renewals', models.PositiveIntegerField(default=0)),
                 ('expirations', models.PositiveIntegerField(default=0)),
                 ('releases', models.PositiveIntegerField(default=0)),

@@ -16,6 +16,8 @@ class Sample(models.Model):
     queue ("") is about the leases of all."""
 
     SLOT = 10
+    #: A duration is stored as the exponent of this base, so a percentile is exact to 10 %.
+    BASE = 1.2
 
     id = models.BigAutoField(primary_key=True)
     queue = models.CharField(max_length=200)
@@ -40,6 +42,9 @@ class Sample(models.Model):
     #: Seconds from being due to being claimed, of what was claimed in the slot; null for nothing.
     wait_p50 = models.FloatField(null=True, default=None)
     wait_p95 = models.FloatField(null=True, default=None)
+    #: The attempts that ended in the slot, by the name of the handler: see
+    #: ``tasks.diagnosis.handlers``. Null for none.
+    handlers = models.JSONField(null=True, default=None)
     # Of leases: those of the queue's tasks; in the row of no queue all others, and every renewal.
     renewals = models.PositiveIntegerField(default=0)
     expirations = models.PositiveIntegerField(default=0)

@@ -109,6 +109,47 @@ def test_each_end_of_a_task_is_counted_where_it_came(clock: Clock) -> None:
     assert (found["expirations"], found["releases"]) == (1, 4)
 
 
+def mail() -> Task:
+    task = make_task()
+    Task.objects.filter(pk=task.pk).update(name="mail.send")
+    return Task.objects.get(pk=task.pk)
+
+
+def test_attempts_are_counted_by_handler_with_their_durations(clock: Clock) -> None:
+    task = make_task()
+    clock.advance(2)
+    task = run(task)
+    clock.advance(3)
+    Task.objects.complete(task, {})
+    Task.objects.fail(run(mail()), GiveUp("no"))
+    Task.objects.fail(run(mail()), ValueError("again"))
+    Task.objects.give_back(run(mail()), "stopped")
+    expire(run(make_task()))
+    Task.objects.recover()
+
+    handlers = counted(clock)["handlers"]
+
+    seconds = {
+        kind: [round(Sample.BASE ** int(each), 1) for each in handlers[task.name][kind]]
+        for kind in ("runs", "waits")
+    }
+    assert seconds == {"runs": [3.0], "waits": [2.1]}
+    assert handlers[task.name]["failures"] == 1
+    assert handlers["mail.send"] == {"failures": 2, "runs": {}, "waits": {}}
+
+
+def test_of_many_successes_some_tell_the_durations_evenly(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "WAITS", 2)
+    made: list[Any] = make_tasks(4)
+    for task in made:
+        Task.objects.complete(run(task), {})
+
+    (handler,) = counted(clock)["handlers"].values()
+    assert (sum(handler["runs"].values()), sum(handler["waits"].values())) == (4, 4)
+
+
 def test_what_another_slot_had_is_not_counted_again(clock: Clock) -> None:
     Task.objects.fail(run(make_task()), ValueError("again"))
     Task.objects.complete(run(make_task()), {})

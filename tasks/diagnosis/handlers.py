@@ -1,0 +1,93 @@
+"""Attempts by handler: how many ended and failed, how long they ran and waited.
+
+Read from the samples of each ten seconds (``Sample.handlers``), so a span costs as much however
+many tasks ended in it, and one that nobody sampled is missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final
+
+from leasing.web.cache import shared
+from tasks.models import Sample
+
+#: Spans of the page of handlers, in seconds, by their names in the address.
+SPANS: Final = {"10m": 600, "1h": 3_600, "24h": 86_400}
+#: Durations that make a usual one.
+USUAL_OF: Final = 5
+
+
+@dataclass
+class HandlerUse:
+    """The attempts of one handler that ended in a span."""
+
+    name: str
+    #: Attempts that failed or were lost with their worker.
+    failures: int = 0
+    #: The numbers of successful attempts by their durations, and by the waits before them, as
+    #: exponents of Sample.BASE.
+    runs: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def count(self) -> int:
+        return self.failures + self.runs.total()
+
+    @property
+    def run_p50(self) -> timedelta | None:
+        return _percentile(self.runs, 0.50)
+
+    @property
+    def run_p95(self) -> timedelta | None:
+        return _percentile(self.runs, 0.95)
+
+    @property
+    def wait_p50(self) -> timedelta | None:
+        return _percentile(self.waits, 0.50)
+
+    @property
+    def wait_p95(self) -> timedelta | None:
+        return _percentile(self.waits, 0.95)
+
+
+def read_handlers(now: datetime, seconds: int) -> dict[str, HandlerUse]:
+    """Return the use of each handler, by name, in the ``seconds`` before ``now``: one query,
+    over the index of samples."""
+    begin = int(now.timestamp()) - seconds
+    rows = Sample.objects.filter(slot__gte=begin, handlers__isnull=False).order_by()
+    found: dict[str, HandlerUse] = {}
+    read: Iterable[Any] = rows.values_list("handlers", flat=True)
+    for handlers in read:
+        for name, counted in handlers.items():
+            use = found.setdefault(name, HandlerUse(name))
+            use.failures += counted["failures"]
+            for kind, lengths in ("runs", use.runs), ("waits", use.waits):
+                for exponent, count in counted[kind].items():
+                    lengths[exponent] += count
+    return found
+
+
+def usual(name: str, now: datetime) -> HandlerUse | None:
+    """Return the use of the handler ``name`` in the last hour, or in the last day where that had
+    fewer than USUAL_OF successes; None if both had. Polls share it for ten seconds, or minutes."""
+    for span, shared_for in (("1h", 10), ("24h", 600)):
+        read = partial(read_handlers, now, SPANS[span])
+        found = shared(("handlers", span), read, fresh=False, seconds=shared_for).get(name)
+        if found is not None and found.runs.total() >= USUAL_OF:
+            return found
+    return None
+
+
+def _percentile(counts: Counter[str], share: float) -> timedelta | None:
+    """Return the least duration that ``share`` of ``counts`` do not exceed; None of none."""
+    left = counts.total() * share
+    for exponent in sorted(map(int, counts)):
+        left -= counts[str(exponent)]
+        if left <= 1e-9:
+            return timedelta(seconds=Sample.BASE**exponent)
+    return None
