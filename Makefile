@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: demo test slow test-all check docs scale surface mutants matrix wheel bench chaos browser \
-	fuzz screenshots drawing format clean
+	fuzz incidents screenshots drawing format clean
 
 # The demo site on http://localhost:8000; Ctrl-C stops it. PORT and DATABASE_URL may be set.
 # ENGINE=celery runs its tasks in Celery workers, over a broker of files, without a server.
@@ -115,6 +115,13 @@ chaos: $(VENV)/test.stamp
 # PYTEST_ADDOPTS="-k test_07" selects a check.
 browser: $(VENV)/browser.stamp $(VENV)/docs.stamp
 	@$(RUN) -m tests.browser
+
+# Incidents in a site at work, on PostgreSQL: the overview must name the cause of each. SHOTS=folder
+# takes pictures of it, OPEN=1 tries those that it does not name yet.
+incidents: export SHOTS := $(SHOTS)
+incidents: export OPEN := $(OPEN)
+incidents: $(VENV)/$(if $(SHOTS),browser,test).stamp
+	@$(PYTEST) --db postgresql tests/incidents
 
 # The HTTP API called with what schemathesis makes from its document, by each
 # kind of principal. SHORT=1 takes two minutes; SEED=7 repeats a run, DB=postgresql is another

@@ -26,7 +26,7 @@ SMALLEST = {
     "clean": ([], ""),
 }
 #: What other tests do, without make; what runs along with others.
-ELSEWHERE = {"demo": "test_demo.py", "wheel": "test_packaging.py"}
+ELSEWHERE = {"demo": "test_demo.py", "wheel": "test_packaging.py", "incidents": "incidents"}
 OF_OTHERS = {"test-all": {"test", "slow"}, "docs": {"check"}}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
+from leasing.models import Lease
 from tasks import handler
 from tasks.exceptions import Snooze
 from tasks.execution.context import Context
@@ -86,6 +87,19 @@ def mark(ctx: Context, file: str, n: int) -> None:
 def kill(ctx: Context) -> None:
     """Kill the process, as the kernel's out-of-memory killer does."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@handler("jobs.stock")
+def stock(ctx: Context) -> None:
+    """Wait for a lease."""
+    with Lease.objects.hold("report:stock", wait=None):
+        pass
+
+
+@handler("jobs.charge")
+def charge(ctx: Context) -> None:
+    """Fail as a provider that is down does."""
+    raise ConnectionError("provider: 503 Service Unavailable")
 
 
 if os.environ.get("JOBS_VERSION") != "1":
