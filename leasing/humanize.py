@@ -88,14 +88,18 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 class Moment(NamedTuple):
-    """A moment in a ``Sentence``: "in 3 s", "3 s ago"."""
+    """A moment in a ``Sentence``: "in 3 s", "3 s ago", or "3 s" where it counts what lasts."""
 
     at: datetime
     #: Of a deadline, the word before it once it has passed; None: a moment of the past.
     past: str | None = None
+    #: True for the bare time since a moment of the past.
+    lasts: bool = False
 
     def words(self, now: datetime) -> str:
         """Return the distance from ``now``, as a page counts it."""
+        if self.lasts:
+            return span(max(timedelta(0), now - self.at))
         return ago(self.at, now) if self.past is None else until(self.at, now, past=self.past)
 
 

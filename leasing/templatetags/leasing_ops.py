@@ -96,15 +96,17 @@ def remaining_bar(row: Leasable, now: datetime, tone: str = "ok") -> SafeString:
 
 
 @register.simple_tag
-def moment(value: datetime | None, now: datetime) -> SafeString:
-    """Show the distance of ``value`` from now, with the exact time as a tooltip."""
+def moment(value: datetime | None, now: datetime, *, lasts: bool = False) -> SafeString:
+    """Show the distance of ``value`` from now, with the exact time as a tooltip. Of what ``lasts``
+    since then the bare time."""
     if value is None:
         return _nothing()
     return format_html(
-        '<time datetime="{}" title="{}" data-moment>{}</time>',
+        '<time datetime="{}" title="{}" data-moment="{}">{}</time>',
         value.isoformat(timespec="milliseconds"),
         humanize.stamp(value),
-        humanize.ago(value, now),
+        "lasts" if lasts else "",
+        humanize.Moment(value, lasts=lasts).words(now),
     )
 
 
@@ -158,7 +160,11 @@ def sentence(text: str, now: datetime) -> SafeString:
 def _part(part: str | humanize.Moment, now: datetime) -> str:
     if isinstance(part, str):
         return part
-    return moment(part.at, now) if part.past is None else deadline(part.at, now, "", part.past)
+    return (
+        moment(part.at, now, lasts=part.lasts)
+        if part.past is None
+        else deadline(part.at, now, "", part.past)
+    )
 
 
 @register.simple_tag

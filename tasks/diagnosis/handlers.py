@@ -7,12 +7,13 @@ many tasks ended in it, and one that nobody sampled is missing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
+from leasing.humanize import brief
 from leasing.web.cache import shared
 from tasks.models import Sample
 
@@ -20,6 +21,9 @@ from tasks.models import Sample
 SPANS: Final = {"10m": 600, "1h": 3_600, "24h": 86_400}
 #: Durations that make a usual one.
 USUAL_OF: Final = 5
+#: The multiple of the p95 from which an attempt runs for long, and the least time.
+LONG_FACTOR: Final = 3
+LONG_AT_LEAST: Final = timedelta(seconds=10)
 
 
 @dataclass
@@ -37,6 +41,17 @@ class HandlerUse:
     @property
     def count(self) -> int:
         return self.failures + self.runs.total()
+
+    @property
+    def usually(self) -> str:
+        """Return in words what it usually takes; it has succeeded."""
+        assert self.run_p50 is not None and self.run_p95 is not None
+        return f"{self.name} usually takes {brief(self.run_p50)} (p95 {brief(self.run_p95)})"
+
+    def is_exceeded_by(self, ran: timedelta) -> bool:
+        """Return True if ``ran`` is far more than an attempt takes; it has succeeded."""
+        assert self.run_p95 is not None
+        return ran >= max(LONG_AT_LEAST, LONG_FACTOR * self.run_p95)
 
     @property
     def run_p50(self) -> timedelta | None:
@@ -72,15 +87,21 @@ def read_handlers(now: datetime, seconds: int) -> dict[str, HandlerUse]:
     return found
 
 
-def usual(name: str, now: datetime) -> HandlerUse | None:
-    """Return the use of the handler ``name`` in the last hour, or in the last day where that had
-    fewer than USUAL_OF successes; None if both had. Polls share it for ten seconds, or minutes."""
+def usual(names: Collection[str], now: datetime) -> dict[str, HandlerUse]:
+    """Return the use of each of the handlers ``names`` in the last hour, or in the last day where
+    that had fewer than USUAL_OF successes; without those where both had. Polls share it for ten
+    seconds, or minutes."""
+    found: dict[str, HandlerUse] = {}
     for span, shared_for in (("1h", 10), ("24h", 600)):
-        read = partial(read_handlers, now, SPANS[span])
-        found = shared(("handlers", span), read, fresh=False, seconds=shared_for).get(name)
-        if found is not None and found.runs.total() >= USUAL_OF:
-            return found
-    return None
+        if missing := set(names).difference(found):
+            read = partial(read_handlers, now, SPANS[span])
+            uses = shared(("handlers", span), read, fresh=False, seconds=shared_for)
+            found |= {
+                name: uses[name]
+                for name in missing
+                if name in uses and uses[name].runs.total() >= USUAL_OF
+            }
+    return found
 
 
 def _percentile(counts: Counter[str], share: float) -> timedelta | None:

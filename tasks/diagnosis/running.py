@@ -11,6 +11,7 @@ from leasing.web.badges import is_late
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, REVOKE
 from tasks.diagnosis.facts import holder_facts, until
+from tasks.diagnosis.handlers import HandlerUse
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.models import Task
 from tasks.retry import longest_pause
@@ -32,7 +33,7 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         next_ = Sentence(now, "The task is recovered when its lease expires, ", _end(task), ".")
         return _diagnosed(task, now, "holder_gone", "warning", headline, next_)
     if not is_late(task, now):
-        return _on_time(task, now)
+        return _on_time(task, now, around)
     next_ = Sentence(now, "If no heartbeat arrives, the task is recovered ", _end(task), ".")
     was = (f"The last heartbeat of {task.holder} for this task was ", heard)
     if task.holder in around.workers:
@@ -45,11 +46,9 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     return _diagnosed(task, now, "holder_gone", "warning", headline, next_)
 
 
-def _on_time(task: Task, now: datetime) -> Diagnosis:
+def _on_time(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if task.cancel_requested_at is None:
-        headline = f"Running on {task.holder}. Heartbeats arrive on time."
-        next_ = "It ends when its handler returns."
-        return _diagnosed(task, now, "running_ok", "ok", headline, next_)
+        return _without_progress(task, now) or _running(task, now, around.usual.get(task.name))
     by = task.cancel_requested_by or "an operator"
     requested = Moment(task.cancel_requested_at)
     headline = Sentence(now, f"Still running: {by} requested cancellation ", requested, ".")
@@ -59,6 +58,38 @@ def _on_time(task: Task, now: datetime) -> Diagnosis:
     )
     found = _diagnosed(task, now, "cancel_pending", "info", headline, next_)
     return replace(found, actions=[REVOKE])
+
+
+def _running(task: Task, now: datetime, use: HandlerUse | None) -> Diagnosis:
+    next_ = "It ends when its handler returns."
+    if use is None or task.acquired_at is None:
+        headline = f"Running on {task.holder}. Heartbeats arrive on time."
+        return _diagnosed(task, now, "running_ok", "ok", headline, next_)
+    headline = Sentence(
+        now, "Running for ", Moment(task.acquired_at, lasts=True), f"; {use.usually}."
+    )
+    if not use.is_exceeded_by(now - task.acquired_at):
+        return _diagnosed(task, now, "running_ok", "ok", headline, next_)
+    next_ = (
+        "It ends when its handler returns. If that hangs, cancel the task: a handler that never "
+        "checks keeps its slot until its worker is restarted."
+    )
+    return _diagnosed(task, now, "running_long", "warning", headline, next_)
+
+
+def _without_progress(task: Task, now: datetime) -> Diagnosis | None:
+    """Diagnose a task without progress for half of the time that it may be; None of others."""
+    if not (task.progress_timeout and task.progressed_at):
+        return None
+    if now - task.progressed_at < task.progress_timeout / 2:
+        return None
+    then = f"starts again (attempt {task.attempts + 1} of {task.max_attempts})"
+    if task.attempts >= task.max_attempts:
+        then = "fails, since this is its last attempt"
+    headline = Sentence(now, "No progress for ", Moment(task.progressed_at, lasts=True), ".")
+    end = Moment(task.progressed_at + task.progress_timeout, past="due")
+    next_ = Sentence(now, "Unless it reports some, the task is taken back ", end, f" and {then}.")
+    return _diagnosed(task, now, "no_progress", "warning", headline, next_)
 
 
 def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -> Diagnosis:

@@ -14,6 +14,7 @@ from leasing.conf import leasing_settings
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS
 from leasing.functions import EPOCH, DbNow, after, database_now
 from leasing.web.cache import shared
+from tasks.diagnosis.handlers import HandlerUse, usual
 from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
 from tasks.parameters import MISMATCH
@@ -50,6 +51,8 @@ class Surroundings:
     losses: dict[int, list[str]] = field(default_factory=dict)
     #: The reasons for which tasks were postponed, by their ids, as far as one was given.
     put_off: dict[int, str] = field(default_factory=dict)
+    #: What the handlers of running tasks usually take, by name.
+    usual: dict[str, HandlerUse] = field(default_factory=dict)
 
     @property
     def someone_sweeps(self) -> bool:
@@ -88,8 +91,8 @@ class Surroundings:
 def look_around(
     tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
 ) -> Surroundings:
-    """Read what ``diagnose`` needs in addition to ``tasks``: four queries, a fifth if some of them
-    were claimed often, and a sixth if some were postponed.
+    """Read what ``diagnose`` needs in addition to ``tasks``: four queries, and one each if some of
+    them were claimed often, were postponed, or run; of handlers that seldom succeed two.
 
     Args:
         tasks: The tasks to diagnose. One that is not among them is never diagnosed as flapping.
@@ -100,7 +103,11 @@ def look_around(
     around = shared("surroundings", _everyone, fresh=fresh)
     now = now or database_now(leasing_settings.DATABASE)
     put_off = _put_off([task for task in tasks if _may_be_put_off(task, now)])
-    return replace(around, now=now, losses=_losses(tasks), put_off=put_off)
+    held = {
+        each.name for each in tasks if each.status == TaskStatus.RUNNING and each.expires_at > now
+    }
+    takes = usual(held, now)
+    return replace(around, now=now, losses=_losses(tasks), put_off=put_off, usual=takes)
 
 
 def _everyone() -> Surroundings:

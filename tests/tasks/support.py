@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import F
@@ -18,7 +19,7 @@ from leasing.store import Grant
 from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
 from tasks.execution.context import Context
-from tasks.models import Task, TaskAttempt, TaskStatus
+from tasks.models import Sample, Task, TaskAttempt, TaskStatus
 from tasks.querysets.claimed import ClaimedTask
 from tests.factories import make_tasks
 from tests.leasing.support import expire
@@ -52,6 +53,20 @@ def granted_at(task: Task, sent_at: float) -> Grant:
     grant = grant_of(task)
     grant.sent_at = sent_at
     return grant
+
+
+def sample_handlers(
+    now: datetime, ago: int, queue: str = "default", /, **names: tuple[int, dict[float, int]]
+) -> None:
+    """Store a sample of ``ago`` seconds before ``now``: of each handler its failures, and the
+    numbers of its successes by their seconds. A dot in a name is a double underline."""
+    handlers: dict[str, Any] = {}
+    for name, (failures, runs) in names.items():
+        lengths = {str(round(math.log(each, Sample.BASE))): runs[each] for each in runs}
+        each = {"failures": failures, "runs": lengths, "waits": lengths}
+        handlers[name.replace("__", ".")] = each
+    slot = int(now.timestamp()) - ago
+    Sample.objects.create(queue=queue, slot=slot, handlers=handlers)
 
 
 def attempts(task: Task) -> list[tuple[int, str]]:

@@ -44,9 +44,10 @@
         if (document.hidden || !clock.server) return;
         let hasPassed = false;
         for (const time of all("time[data-moment], time[data-deadline]", main)) {
-            const then = Date.parse(time.dateTime), { deadline, past } = time.dataset;
+            const then = Date.parse(time.dateTime), { deadline, moment, past } = time.dataset;
             if (deadline !== undefined && then > tickedAt && then <= now()) hasPassed = true;
-            const words = deadline === undefined ? ago(then) : until(then, deadline, past);
+            const words = moment ? span(now() - then)
+                : deadline === undefined ? ago(then) : until(then, deadline, past);
             if (time.textContent !== words) time.textContent = words;
         }
         for (const bar of all("rect[data-until]", main)) {

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
 from leasing.diagnosis.base import FLAPPING_WITHIN, Diagnosis
-from leasing.functions import after
+from leasing.functions import after, database_now
 from leasing.humanize import stamp
 from tasks import registry
 from tasks.diagnosis import diagnose, look_around
@@ -23,7 +23,7 @@ from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker
 from tasks.parameters import OTHER_RELEASE
 from tasks.sample import SLEEP
 from tests.factories import claimed, make_task, make_worker
-from tests.tasks.support import lose, make_due
+from tests.tasks.support import lose, make_due, sample_handlers
 
 pytestmark = pytest.mark.django_db
 
@@ -138,6 +138,23 @@ def zombie() -> Task:
     return task
 
 
+def no_progress() -> Task:
+    make_worker(name="ann")
+    task = running_for_long(progress_timeout=timedelta(seconds=45), max_attempts=3)
+    Task.objects.filter(pk=task.pk).update(progressed_at=after(-timedelta(seconds=28)))
+    task.refresh_from_db()
+    return task
+
+
+def running_long() -> Task:
+    make_worker(name="ann")
+    sample_handlers(database_now("default"), 30, sample__sleep=(0, {0.3: 90, 0.6: 10}))
+    task = running_for_long(acquired_at=after(-timedelta(seconds=109)))
+    Task.objects.renew(task)
+    task.refresh_from_db()
+    return task
+
+
 def running_for_long(**columns: Any) -> Task:
     task = make_task(state="running", holder="ann")
     Task.objects.filter(pk=task.pk).update(**columns)
@@ -180,6 +197,8 @@ SITUATIONS: dict[str, Callable[[], Task]] = {
     "unpublished": lambda: over_celery("relay"),
     "published": lambda: over_celery(published=True),
     "running_ok": running_ok,
+    "running_long": running_long,
+    "no_progress": no_progress,
     "cancel_pending": cancel_pending,
     "zombie": zombie,
     "clock_skew": clock_skew,
@@ -231,6 +250,35 @@ def test_a_task_in_trouble_names_its_holder_and_the_deadline(code: str) -> None:
     assert task.acquired_at and {stamp(task.acquired_at), stamp(task.expires_at)} <= {
         each.partition(",")[0] for each in reported
     }
+
+
+def test_a_running_task_is_compared_with_what_its_handler_usually_takes() -> None:
+    answer = diagnose(running_long())
+    assert answer.headline == (
+        "Running for 1 min 49 s; sample.sleep usually takes 0.3 s (p95 0.6 s)."
+    )
+    assert answer.severity == "warning"
+
+    answer = diagnose(make_task(state="running", holder="ann"))
+    assert (answer.code, answer.severity) == ("running_ok", "ok")
+    assert answer.headline == "Running for 0 s; sample.sleep usually takes 0.3 s (p95 0.6 s)."
+
+
+@pytest.mark.parametrize(
+    ("attempts", "then"),
+    [(3, "starts again (attempt 2 of 3)"), (1, "fails, since this is its last attempt")],
+)
+def test_a_task_whose_progress_pauses_says_when_it_is_taken_back(attempts: int, then: str) -> None:
+    task = no_progress()
+    task.max_attempts = attempts
+
+    answer = diagnose(task)
+
+    assert answer.headline == "No progress for 28 s." and answer.severity == "warning"
+    assert answer.next == f"Unless it reports some, the task is taken back in 17 s and {then}."
+    assert task.progressed_at is not None
+    task.progressed_at += timedelta(seconds=10)
+    assert diagnose(task).code == "running_ok"
 
 
 def test_what_does_not_heal_by_itself_says_so() -> None:

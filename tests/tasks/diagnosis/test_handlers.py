@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from leasing.web import cache
 from tasks.diagnosis.handlers import SPANS, read_handlers, usual
-from tasks.models import Sample
+from tests.tasks.support import sample_handlers
 
 pytestmark = pytest.mark.django_db
 
@@ -21,36 +20,18 @@ def nothing_shared() -> None:
     cache.forget()
 
 
-def exponent(seconds: float) -> str:
-    return next(str(n) for n in range(-100, 200) if Sample.BASE**n >= seconds)
-
-
-def sample(
-    seconds_ago: int, queue: str = "default", /, **names: tuple[int, dict[float, int]]
-) -> None:
-    """Store a sample of handlers: of each its failures, and its successes by their seconds."""
-    handlers: dict[str, Any] = {}
-    for name, (failures, runs) in names.items():
-        lengths = {exponent(seconds): count for seconds, count in runs.items()}
-        handlers[name] = {"failures": failures, "runs": lengths, "waits": lengths}
-    slot = int(NOW.timestamp()) - seconds_ago
-    Sample.objects.create(queue=queue, slot=slot, handlers=handlers)
-
-
 def seconds(length: timedelta | None) -> float:
     assert length is not None
     return length.total_seconds()
 
 
 def p50(name: str) -> float:
-    found = usual(name, NOW)
-    assert found is not None
-    return seconds(found.run_p50)
+    return seconds(usual([name], NOW)[name].run_p50)
 
 
 def test_samples_of_several_queues_add_up_to_percentiles() -> None:
-    sample(10, sync=(1, {0.3: 90}), export=(0, {6.0: 1}))
-    sample(20, "mail", sync=(2, {0.3: 4, 0.6: 6}))
+    sample_handlers(NOW, 10, sync=(1, {0.3: 90}), export=(0, {6.0: 1}))
+    sample_handlers(NOW, 20, "mail", sync=(2, {0.3: 4, 0.6: 6}))
 
     found = read_handlers(NOW, SPANS["10m"])
 
@@ -65,13 +46,13 @@ def test_samples_of_several_queues_add_up_to_percentiles() -> None:
 @pytest.mark.parametrize(("span", "count"), [("10m", 1), ("1h", 2), ("24h", 3)])
 def test_a_span_has_the_samples_of_its_time(span: str, count: int) -> None:
     for ago in (500, 3_000, 80_000, 90_000):
-        sample(ago, sync=(0, {1.0: 1}))
+        sample_handlers(NOW, ago, sync=(0, {1.0: 1}))
 
     assert read_handlers(NOW, SPANS[span])["sync"].count == count
 
 
 def test_a_handler_that_only_failed_has_no_durations() -> None:
-    sample(10, sync=(3, {}))
+    sample_handlers(NOW, 10, sync=(3, {}))
 
     found = read_handlers(NOW, SPANS["10m"])["sync"]
 
@@ -79,10 +60,9 @@ def test_a_handler_that_only_failed_has_no_durations() -> None:
 
 
 def test_what_is_usual_is_that_of_the_hour_or_of_the_day_where_it_had_few() -> None:
-    sample(10, sync=(0, {1.0: 5}), export=(0, {1.0: 1}), rare=(0, {1.0: 4}))
-    sample(5_000, sync=(0, {9.0: 50}), export=(0, {6.0: 4}))
+    sample_handlers(NOW, 10, sync=(0, {1.0: 5}), export=(0, {1.0: 1}), rare=(0, {1.0: 4}))
+    sample_handlers(NOW, 5_000, sync=(0, {9.0: 50}), export=(0, {6.0: 4}))
 
     assert p50("sync") == pytest.approx(1.0, rel=0.2)
     assert p50("export") == pytest.approx(6.0, rel=0.2)
-    assert usual("rare", NOW) is None
-    assert usual("unknown", NOW) is None
+    assert usual(["rare", "unknown"], NOW) == {}

@@ -244,7 +244,7 @@ def test_its_diagnosis_says_that_nothing_moves(task: Task, database_clock: Datab
     make_worker(name="ann")
     Worker.objects.all().seen("ann")
     Task.objects.heartbeat(task)
-    assert diagnose(task).code == "running_ok"
+    assert diagnose(task).code == "no_progress"
     database_clock.advance(2)
 
     answer = diagnose(task)
