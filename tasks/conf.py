@@ -15,6 +15,16 @@ from leasing.conf import AppSettings
 
 #: A time for which rows are kept: seconds, a timedelta, or None for no limit.
 Age = float | timedelta | None
+#: The time for which ended tasks are kept where RETENTION does not say. Failed ones wait for
+#: someone to look at them, which may take a quarter of a year.
+KEPT: Mapping[str, Age] = {
+    "succeeded": timedelta(days=7),
+    "cancelled": timedelta(days=7),
+    "failed": timedelta(days=90),
+}
+#: The name in RETENTION of tasks with an idempotency key, of any state: as long as one is kept, a
+#: request that is sent again finds it.
+KEYED = "keyed"
 
 
 class TaskQueueSettings(AppSettings):
@@ -37,7 +47,8 @@ class TaskQueueSettings(AppSettings):
     #: workers delete nothing.
     PRUNE_EVERY: float | None = 3600.0
     #: The time for which ended tasks are kept, by their state: seconds, a timedelta, or None for no
-    #: limit. The defaults of other states are in ``tasks.maintenance.housekeeping``.
+    #: limit. The defaults of other states are in ``tasks.conf.KEPT``. "keyed": the least time for
+    #: those with an idempotency key, by default that of failed tasks.
     RETENTION: Mapping[str, Age] = {}
     #: True to record the charts' samples every ten seconds, by one of all workers.
     SAMPLES: bool = True
@@ -100,3 +111,13 @@ def outbox_publisher() -> Callable[[Any], object] | None:
                 f"is {what}."
             )
     return cast("Callable[[Any], object]", publisher)
+
+
+def retention() -> dict[str, timedelta | None]:
+    """Return the time for which the tasks of each ended state are kept, and the least time for
+    those with an idempotency key (KEYED); None: for ever."""
+    kept = {**KEPT, **task_settings.RETENTION}
+    return {
+        state: each if each is None or isinstance(each, timedelta) else timedelta(seconds=each)
+        for state, each in {**kept, KEYED: kept.get(KEYED, kept["failed"])}.items()
+    }

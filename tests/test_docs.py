@@ -26,9 +26,8 @@ from leasing.runtime.tracepoints import points as leases
 from leasing.validation.options import option_names
 from tasks import registry
 from tasks.client import __main__ as remote
-from tasks.conf import task_settings
+from tasks.conf import KEPT, task_settings
 from tasks.execution.context import Context
-from tasks.maintenance import housekeeping
 from tasks.models import Schedule, Worker
 from tasks.runtime.tracepoints import points as tasks
 from tasks.scheduling import declarations
@@ -372,7 +371,7 @@ def seconds(of: timedelta | float) -> str:
 
 
 def days(state: str) -> int:
-    kept = housekeeping.KEPT[state]
+    kept = KEPT[state]
     assert isinstance(kept, timedelta)
     return kept.days
 

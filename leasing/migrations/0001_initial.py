@@ -163,10 +163,13 @@ class Migration(migrations.Migration):
                 ('result', models.JSONField(default=None, editable=False, null=True)),
                 ('finished_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('window_ends_at', models.DateTimeField(default=datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc), editable=False)),
+                ('attempts', models.IntegerField(default=0, editable=False)),
+                ('settled_by', models.CharField(blank=True, default='', editable=False, max_length=200)),
             ],
             options={
                 'verbose_name': 'result kept by once',
                 'verbose_name_plural': 'results kept by once',
+                'permissions': [('settle_oncekey', 'Can give a result in place of the work')],
                 'base_manager_name': 'objects',
                 'abstract': False,
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('acquired_at', None), ('expires_at', datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)), ('grant_id', None), ('grants', 0), ('holder', '')), models.Q(('acquired_at__isnull', False), ('grant_id__isnull', False), ('grants__gt', 0), models.Q(('holder', ''), _negated=True)), _connector='OR'), name='leasing_oncekey_granted'), models.CheckConstraint(condition=models.Q(models.Q(('renewals', 0), ('renewed_at', None)), models.Q(('grants__gt', 0), ('renewals__gt', 0), ('renewed_at__isnull', False)), _connector='OR'), name='leasing_oncekey_renewed'), models.CheckConstraint(condition=models.Q(('released_at', None), models.Q(('grants__gt', 0), ('released_at__gte', models.F('expires_at'))), _connector='OR'), name='leasing_oncekey_released'), models.CheckConstraint(condition=models.Q(('ttl__gt', datetime.timedelta(0))), name='leasing_oncekey_ttl'), models.CheckConstraint(condition=models.Q(('finished_at', None), ('released_at__isnull', False), _connector='OR'), name='leasing_oncekey_finished')],

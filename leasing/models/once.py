@@ -24,8 +24,14 @@ class OnceKey(Leasable):
     finished_at = models.DateTimeField(null=True, default=None, editable=False)
     #: The end of the window, after which the work may be done again.
     window_ends_at = models.DateTimeField(default=EPOCH, editable=False)
+    #: How often the work was begun in this window: ``grants`` counts those of all windows.
+    attempts = models.IntegerField(default=0, editable=False)
+    #: The operator who gave the result; empty if the work did.
+    settled_by = models.CharField(max_length=200, blank=True, default="", editable=False)
 
-    verb_columns = LEASE_FIELDS | {"payload_hash", "result", "finished_at", "window_ends_at"}
+    verb_columns = LEASE_FIELDS | {
+        *("payload_hash", "result", "finished_at", "window_ends_at", "attempts", "settled_by")
+    }
     columns_of_lease_names = frozenset({"key"})
 
     objects: ClassVar = OnceQuerySet.as_manager()
@@ -34,6 +40,7 @@ class OnceKey(Leasable):
         base_manager_name = "objects"
         verbose_name = "result kept by once"
         verbose_name_plural = "results kept by once"
+        permissions: ClassVar = [("settle_oncekey", "Can give a result in place of the work")]
         constraints: ClassVar = [
             *Leasable.Meta.constraints,
             models.CheckConstraint(

@@ -2,6 +2,7 @@
 
 acquire   ... and not finished, or its window is over
 finish    this grant, not released
+settle    granted, not finished; released, or the deadline has passed
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from django.db.models import Q
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Coalesce
 
 from leasing.exceptions import LeaseHeld, PayloadMismatch
 from leasing.functions import DbNow, after
 from leasing.querysets.granting import TRIES, pause_shortly
 from leasing.querysets.holder import releasing
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
+from leasing.runtime.aio import in_thread
+from leasing.validation.json_values import check_json
 from leasing.validation.terms import Terms
 
 if TYPE_CHECKING:
@@ -47,6 +51,10 @@ class OnceQuerySet(LeasableQuerySet["OnceKey"]):
             "result": None,
             "finished_at": None,
             "window_ends_at": after(terms.window),
+            "attempts": Case(
+                When(window_ends_at__lte=DbNow(), then=Value(1)), default=F("attempts") + 1
+            ),
+            "settled_by": "",
         }
 
     def finish(self, row: OnceKey, result: Any) -> None:
@@ -57,6 +65,32 @@ class OnceQuerySet(LeasableQuerySet["OnceKey"]):
         finished = rows._of_grant(row).update(result=result, finished_at=DbNow(), **releasing())
         if not finished:
             raise rows._refuse(row, "finish")
+
+    def settle(self, result: Any, by: str = "an operator") -> int:
+        """Give these keys a result in place of work that was begun and that nobody is at: a call
+        returns it for one more window, from now, and does not do the work. Returns how many were
+        settled: not those that are held, were never granted, or have a result.
+
+        Args:
+            result: The result, which is JSON.
+            by: The operator.
+
+        Raises ValueError if the result is not JSON.
+        """
+        check_json(result, "result")
+        # No lock before, as in finish: an update that waited judges the row as it is then.
+        open_ = self.home().available().filter(grants__gt=0, finished_at=None)
+        return open_.update(
+            result=result,
+            finished_at=DbNow(),
+            released_at=Coalesce("released_at", DbNow()),
+            window_ends_at=after(F("window_ends_at") - F("acquired_at")),
+            settled_by=by,
+        )
+
+    async def asettle(self, result: Any, by: str = "an operator") -> int:
+        """``settle``, for async code."""
+        return await in_thread(self.settle, result, by)
 
     def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> OnceKey:
         """Begin the work, or return the row of work that is finished.

@@ -70,6 +70,8 @@ def _kept_for_ever() -> list[str]:
     retention = given if isinstance(given, Mapping) else {}
     states = (TaskStatus.SUCCEEDED.value, TaskStatus.CANCELLED.value)
     kept = [f"{state} tasks" for state in states if retention.get(state, 0) is None]
+    if retention.get("keyed", 0) is None:
+        kept.append("tasks with an idempotency key")
     if task_settings.SAMPLES and task_settings.SAMPLE_RETENTION is None:
         kept.append("samples")
     if task_settings.OUTBOX_RETENTION is None:

@@ -17,7 +17,7 @@ from leasing.stores import InvalidStore, stores
 from leasing.stores.rows import RowStore
 from leasing.validation.names import check_name
 from tasks import registry
-from tasks.conf import outbox_publisher, task_settings
+from tasks.conf import KEYED, outbox_publisher, retention, task_settings
 from tasks.querysets import TaskStatus
 from tasks.scheduling import declarations
 
@@ -110,15 +110,26 @@ def _check_housekeeping() -> Iterator[CheckMessage]:
     given = task_settings.RETENTION
     if (
         not isinstance(given, Mapping)
-        or not set(given) <= set(TaskStatus.ended())
+        or not set(given) <= {*TaskStatus.ended(), KEYED}
         or not all(_is_age(value) for value in given.values())
     ):
         states = ", ".join(TaskStatus.ended())
         yield Error(
-            f"TASK_QUEUE['RETENTION'] must map states ({states}) to a number of seconds, a "
-            "timedelta or None.",
+            f"TASK_QUEUE['RETENTION'] must map states ({states}) and {KEYED!r} to a number of "
+            "seconds, a timedelta or None.",
             id="leasing_tasks.E010",
         )
+    else:
+        kept = retention()
+        keyed, failed = kept[KEYED], kept["failed"]
+        if keyed is not None and (failed is None or keyed < failed):
+            yield Error(
+                f"TASK_QUEUE['RETENTION'] keeps tasks with an idempotency key ({KEYED!r}) for less "
+                "time than failed ones: a request that is sent again, or the undoing of a failed "
+                "task, could run twice.",
+                hint=f"Leave {KEYED!r} out: it follows 'failed'.",
+                id="leasing_tasks.E034",
+            )
     if not isinstance(task_settings.SAMPLES, bool):
         yield Error("TASK_QUEUE['SAMPLES'] must be True or False.", id="leasing_tasks.E013")
     if not _is_age(task_settings.SAMPLE_RETENTION):

@@ -24,8 +24,8 @@ from leasing.web.counts import (
 from leasing.web.cursors import NEWEST_FIRST, Order
 from leasing.web.fingerprint import LEASE_READ
 from tasks import registry
+from tasks.conf import retention
 from tasks.dashboard.exports import readable
-from tasks.maintenance.housekeeping import retention
 from tasks.models import Task, TaskStatus
 
 #: Columns that a list never loads.

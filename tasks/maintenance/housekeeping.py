@@ -12,18 +12,20 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 from django.db import connections
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseError
+from leasing.functions import EPOCH
 from leasing.idempotency import once
 from leasing.pruning import prune_audit
 from leasing.runtime.services import Service
-from tasks.conf import Age, task_settings
+from tasks.conf import KEYED, retention, task_settings
 from tasks.log import log
 from tasks.maintenance import recovery
-from tasks.models import Task, TaskStatus
+from tasks.models import Task
 from tasks.querysets import BULK_BATCH
 
 #: Seconds between two batches, in which other statements run.
@@ -33,25 +35,10 @@ PRUNE_PAUSE = 0.1
 LEFT_BEHIND_EVERY = 15.0
 #: Checks of each worker in PRUNE_EVERY whether it is time to prune.
 PRUNES_A_RETENTION = 6
-#: The time for which ended tasks are kept where RETENTION does not say. Failed ones wait for
-#: someone to look at them, which may take a quarter of a year.
-KEPT: Mapping[str, Age] = {
-    TaskStatus.SUCCEEDED.value: timedelta(days=7),
-    TaskStatus.CANCELLED.value: timedelta(days=7),
-    TaskStatus.FAILED.value: timedelta(days=90),
-}
 
 
 class Stopped(Exception):
     """This process ends; another will go on."""
-
-
-def retention() -> dict[str, timedelta | None]:
-    """Return the time for which the tasks of each ended state are kept; None: for ever."""
-    return {
-        state: each if each is None or isinstance(each, timedelta) else timedelta(seconds=each)
-        for state, each in ({**KEPT, **task_settings.RETENTION}).items()
-    }
 
 
 def prune(
@@ -64,7 +51,8 @@ def prune(
     """Delete tasks that ended long enough ago. Returns how many of each state.
 
     Args:
-        keep: The time to keep tasks of each state; None: TASK_QUEUE["RETENTION"].
+        keep: The time to keep tasks of each state; None: TASK_QUEUE["RETENTION"]. That decides in
+            any case about tasks with an idempotency key, unless their state is kept for longer.
         batch: Rows that one transaction deletes.
         pause: Seconds between transactions.
         stopping: Set to stop early.
@@ -72,19 +60,32 @@ def prune(
     Raises Stopped when ``stopping`` was set and there was more to do.
     """
     stopping = threading.Event() if stopping is None else stopping
+    kept = retention()
+    keyed = kept.pop(KEYED)
     pruned: dict[str, int] = {}
-    for state, age in (retention() if keep is None else keep).items():
-        if age is None:
-            continue
-        pruned[state] = 0
-        while True:
+
+    def delete(rows: Any, age: timedelta) -> int:
+        deleted, gone, since = 0, batch, EPOCH
+        while gone == batch:
+            if deleted:
+                stopping.wait(pause)
             if stopping.is_set():
                 raise Stopped
-            gone = Task.objects.filter(status=state).prune(age, batch)
-            pruned[state] += gone
-            if gone < batch:
-                break
-            stopping.wait(pause)
+            rows = rows.filter(processed_at__gte=since)
+            # Where the next batch begins: it does not read again what is kept for its key.
+            old = rows.prunable(age).order_by("processed_at")
+            since = old.values_list("processed_at", flat=True).first()
+            gone = rows.filter(processed_at__gte=since).prune(age, batch) if since else 0
+            deleted += gone
+        return deleted
+
+    for state, age in (kept if keep is None else keep).items():
+        if age is None:
+            continue
+        rows = Task.objects.filter(status=state)
+        pruned[state] = delete(rows.filter(idempotency_key=None), age)
+        if keyed is not None:
+            pruned[state] += delete(rows.exclude(idempotency_key=None), max(age, keyed))
     if any(pruned.values()):
         said = ", ".join(f"{count} {state}" for state, count in pruned.items() if count)
         log.tasks_pruned(pruned=said)

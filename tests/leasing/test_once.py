@@ -503,6 +503,102 @@ def test_a_row_that_is_about_to_be_taken_is_refused_after_three_tries(
     assert (tries, done) == ([{"key": "charge"}] * 3, [])
 
 
+# Settled by an operator
+
+
+def lapsed(clocks: ManualKeeper) -> None:
+    begin()
+    clocks.advance(30)
+
+
+def raised(clocks: ManualKeeper) -> None:
+    with pytest.raises(ZeroDivisionError):
+        once("charge", window=3600).run(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("left", [lapsed, raised])
+def test_a_settled_key_does_no_work_for_one_more_window(
+    left: Callable[[ManualKeeper], None], done: list[str], clocks: ManualKeeper
+) -> None:
+    left(clocks)
+    clocks.advance(3000)
+
+    assert OnceKey.objects.settle({"receipt": 7}, by="olga") == 1
+
+    charge = once("charge", window=3600)
+    clocks.advance(3599)
+    assert charge.run(body(done)) == {"receipt": 7}
+    assert row().settled_by == "olga"
+    clocks.advance(1)
+    assert charge.run(body(done)) == "receipt"
+    assert (row().settled_by, done) == ("", ["ann"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda clocks: OnceKey.objects.bulk_create([OnceKey(key="charge")]), id="new"),
+        pytest.param(lambda clocks: begin(), id="held"),
+        pytest.param(lambda clocks: once("charge", window=60).run(lambda: 1), id="finished"),
+    ],
+)
+def test_a_key_without_work_that_was_left_is_not_settled(
+    make: Callable[[ManualKeeper], Any], clocks: ManualKeeper
+) -> None:
+    make(clocks)
+    before = OnceKey.objects.values().get()
+
+    assert OnceKey.objects.settle("receipt") == 0
+
+    assert OnceKey.objects.values().get() == before
+
+
+def test_a_result_whose_window_is_over_is_not_settled(clocks: ManualKeeper) -> None:
+    once("charge", window=60).run(lambda: "receipt")
+    clocks.advance(60)
+
+    assert OnceKey.objects.settle("another") == 0
+
+
+def test_a_settled_key_keeps_another_payload_out(clocks: ManualKeeper, done: list[str]) -> None:
+    lapsed(clocks)
+    OnceKey.objects.settle(None)
+
+    with pytest.raises(PayloadMismatch):
+        once("charge", window=3600, payload=2).run(body(done))
+
+
+def test_the_late_result_of_a_settled_key_is_refused(clocks: ManualKeeper) -> None:
+    begun = begin()
+    clocks.advance(30)
+    OnceKey.objects.settle("settled")
+
+    with pytest.raises(LeaseLost, match="it was revoked or released at"):
+        OnceKey.objects.all().finish(begun, "too late")
+
+    assert row().result == "settled"
+
+
+def test_a_settlement_that_is_no_json_is_refused(clocks: ManualKeeper) -> None:
+    lapsed(clocks)
+
+    with pytest.raises(ValueError, match="^The result is not JSON"):
+        OnceKey.objects.settle(object())
+
+    assert row().finished_at is None
+
+
+def test_attempts_count_the_grants_of_one_window(clocks: ManualKeeper) -> None:
+    counted = []
+    for seconds in (30, 30, 3600):
+        begin()
+        counted.append((row().attempts, row().grants))
+        clocks.advance(seconds)
+    begin()
+
+    assert [*counted, (row().attempts, row().grants)] == [(1, 1), (2, 2), (3, 3), (1, 4)]
+
+
 # As a decorator
 
 
@@ -548,6 +644,14 @@ def test_a_call_that_does_not_fit_is_refused_first() -> None:
 
 
 # Async
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_key_is_settled_from_async_code() -> None:
+    raised(None)  # type: ignore[arg-type]
+
+    assert async_to_sync(OnceKey.objects.all().asettle)("receipt", "olga") == 1
+    assert (row().result, row().settled_by) == ("receipt", "olga")
 
 
 @pytest.mark.django_db(transaction=True)

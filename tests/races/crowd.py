@@ -20,8 +20,9 @@ django.setup()
 
 from django.conf import settings  # noqa: E402
 
+import leasing  # noqa: E402
 from leasing.exceptions import LeaseHeld, LeaseLost  # noqa: E402
-from leasing.models import Lease  # noqa: E402
+from leasing.models import Lease, OnceKey  # noqa: E402
 from tasks.models import Task  # noqa: E402
 from tests.races.once_at_work import charge  # noqa: E402
 from tests.races.support import PATIENCE, SIZE  # noqa: E402
@@ -48,6 +49,25 @@ def once(me: int, folder: str) -> dict[str, int]:
     """Do once what leaves a line in ``folder``."""
     together.wait()
     return charge(Path(folder), ttl=600)
+
+
+def settle(me: int, key: str) -> dict[str, Any]:
+    """Settle the key, whose work was begun and left; half of the processes do the work instead."""
+    did: list[int] = []
+
+    def charge() -> int:
+        did.append(me)
+        return me
+
+    together.wait()
+    if me % 2:
+        return {"changed": OnceKey.objects.filter(key=key).settle("settled")}
+    work = leasing.once(key, window=3600, ttl=600, wait=0)
+    try:
+        result = work.run(charge)
+    except LeaseHeld:
+        result = None
+    return {"changed": len(did), "result": result}
 
 
 def claim(me: int, queue: str) -> list[int]:
@@ -104,7 +124,8 @@ def enqueue(me: int, unique_key: str) -> int:
 
 
 VERBS: dict[str, Callable[[int, str], Any]] = {
-    verb.__name__: verb for verb in (acquire, once, claim, complete, recover, sweep, retry, enqueue)
+    verb.__name__: verb
+    for verb in (acquire, once, settle, claim, complete, recover, sweep, retry, enqueue)
 }
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from leasing import once
 from leasing.models import OnceKey
+from leasing.runtime.aio import drive
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for
 from tests.races.support import PATIENCE, SIZE, race
@@ -39,6 +41,19 @@ def test_of_eight_processes_one_does_it_and_all_are_given_its_result(
     (winner,) = done(tmp_path)
     assert given == [{"by": winner}] * SIZE
     assert OnceKey.objects.get().grants == 1
+
+
+def test_a_key_that_was_left_is_settled_or_its_work_is_done_and_never_both(spawn: Spawn) -> None:
+    keys = [f"charge:{number}" for number in range(20)]
+    for key in keys:
+        drive(once(key, window=3600)._steps())
+    OnceKey.objects.revoke()
+
+    for key, answers in race(spawn, "settle", *keys).items():
+        row = OnceKey.objects.get(key=key)
+        assert sum(each["changed"] for each in answers) == 1, answers
+        assert {each.get("result") for each in answers} <= {None, row.result}, answers
+        assert (row.grants, row.settled_by) in [(1, "an operator"), (2, "")]
 
 
 def test_after_a_kill_another_does_it_and_not_before_the_lease_has_ended(

@@ -8,6 +8,7 @@ from django.core.management.base import CommandError
 
 from leasing.management.base import TablesCommand, duration
 from leasing.runtime.terminal import as_json
+from tasks.conf import KEYED, retention
 from tasks.maintenance import housekeeping
 from tasks.models import TaskStatus
 
@@ -26,7 +27,9 @@ class Command(TablesCommand):
             help="Only these states (default: all)",
         )
         parser.add_argument(
-            "--days", type=float, help="Minimum age in days, instead of the settings"
+            "--days",
+            type=float,
+            help="Minimum age in days, instead of the settings (of tasks without idempotency key)",
         )
         parser.add_argument(
             "--batch", type=int, default=500, help="Rows per transaction (default 500)"
@@ -45,7 +48,7 @@ class Command(TablesCommand):
             raise CommandError("--batch must be from 1 to 10000.")
         if not 0 <= options["pause"] <= 60:
             raise CommandError("--pause must be from 0 to 60.")
-        keep = housekeeping.retention()
+        keep = {state: age for state, age in retention().items() if state != KEYED}
         if options["days"] is not None:
             if not 0 <= options["days"] <= 36_500:
                 raise CommandError("--days must be from 0 to 36500.")

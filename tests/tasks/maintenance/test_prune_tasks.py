@@ -244,6 +244,52 @@ def test_without_a_setting_failed_tasks_are_kept_for_longest() -> None:
     assert left() == {task.pk for task in kept}
 
 
+def test_a_task_with_an_idempotency_key_is_kept_as_long_as_a_failed_one() -> None:
+    key = {"idempotency_key": "k"}
+    kept = ended(days=89, **key)
+    for days in (8, 88, 91):
+        ended(days=days)
+
+    assert housekeeping.prune(batch=1, pause=0)["succeeded"] == 3
+    assert left() == {kept.pk}
+    Task.objects.update(processed_at=after(-91 * DAY))
+    assert housekeeping.prune({"failed": DAY}, pause=0) == {"failed": 0}
+    assert housekeeping.prune(pause=0)["succeeded"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"keyed": 95 * DAY}, True),
+        ({"keyed": None}, True),
+        ({"failed": None}, True),
+        ({"succeeded": None}, True),
+        ({"succeeded": 95 * DAY}, True),
+        ({"failed": 3 * DAY}, False),
+        ({"failed": 3 * DAY, "keyed": 4 * DAY}, False),
+    ],
+)
+def test_what_the_settings_say_of_keys_and_of_their_state_is_kept_for_the_longer_time(
+    given: dict[str, Any], kept: bool, settings: Settings
+) -> None:
+    settings.TASK_QUEUE = {"RETENTION": given}
+    task = ended(days=92, idempotency_key="k")
+
+    housekeeping.prune(pause=0)
+
+    assert left() == ({task.pk} if kept else set())
+    assert checks.check_settings() == []
+
+
+def test_the_days_of_the_command_are_not_those_of_keys() -> None:
+    kept = ended(days=30, idempotency_key="k")
+    ended(days=30)
+
+    call_command("prune_tasks", "--days", "1", stdout=StringIO())
+
+    assert left() == {kept.pk}
+
+
 class Pauses(threading.Event):
     """Stops after so many pauses."""
 
@@ -289,6 +335,9 @@ def test_a_worker_that_stops_leaves_the_rest_to_another() -> None:
         ({"RETENTION": {"succeeded": -1}}, "leasing_tasks.E010"),
         ({"RETENTION": {"failed": -DAY}}, "leasing_tasks.E010"),
         ({"RETENTION": 7}, "leasing_tasks.E010"),
+        ({"RETENTION": {"keyed": "a week"}}, "leasing_tasks.E010"),
+        ({"RETENTION": {"keyed": 89 * DAY}}, "leasing_tasks.E034"),
+        ({"RETENTION": {"failed": None, "keyed": 99 * DAY}}, "leasing_tasks.E034"),
         ({"PRUNE_EVERY": 1}, "leasing_tasks.E009"),
         ({"PRUNE_EVERY": True}, "leasing_tasks.E009"),
         ({"EXAMINE_EVERY": None}, "leasing_tasks.E009"),

@@ -18,7 +18,9 @@ def test_a_task_that_is_gone_says_how_long_ended_tasks_are_kept() -> None:
     page = get(signed_in("leasing_tasks.view_task"), "/ops/tasks/4711/")
 
     assert page.status == 404
-    kept = "Succeeded and cancelled tasks are kept for 7 d, failed tasks are kept for 90 d."
+    kept = (
+        "Succeeded and cancelled tasks are kept for 7 d, failed and keyed tasks are kept for 90 d."
+    )
     assert f"{GONE} {kept}" in page.text
     assert [link["href"] for link in page.all("main a")] == ["/ops/tasks/"]
 
@@ -29,7 +31,10 @@ def test_the_retention_of_the_project_is_told(settings: Settings) -> None:
 
     page = get(signed_in("leasing_tasks.view_task"), "/ops/tasks/4711/")
 
-    kept = "Succeeded and cancelled tasks are kept for 1 h, failed tasks are kept without limit."
+    kept = (
+        "Succeeded and cancelled tasks are kept for 1 h, "
+        "failed and keyed tasks are kept without limit."
+    )
     assert f"{GONE} {kept}" in page.text
 
 
