@@ -26,6 +26,9 @@ register = template.Library()
 #: Signs after which a name may go on in the next line; never inside of an escape.
 _PARTING = re.compile(r"([._:/@-])(?=\w)")
 
+#: Names of tasks in a sentence, which link their pages.
+_TASKS = re.compile(r"\b(task:[0-9]{1,18})\b")
+
 #: Strings of JSON, and marks of scripts that run from right to left.
 _STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")')
 _LEFTWARD = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
@@ -159,12 +162,18 @@ def sentence(text: str, now: datetime) -> SafeString:
 
 def _part(part: str | humanize.Moment, now: datetime) -> str:
     if isinstance(part, str):
-        return part
+        return format_html_join("", "{}", ([_row(text)] for text in _TASKS.split(part)))
     return (
         moment(part.at, now, lasts=part.lasts)
         if part.past is None
         else deadline(part.at, now, "", part.past)
     )
+
+
+def _row(text: str) -> str:
+    """Return ``text``, as a link where it is the name of a task."""
+    url = _TASKS.fullmatch(text) and navigation.url_of("leasing_tasks.task", text[len("task:") :])
+    return format_html('<a href="{}">{}</a>', url, text) if url else text
 
 
 @register.simple_tag

@@ -22,7 +22,7 @@ from tasks.admin.attempts import VIEW_PAYLOAD, related_to, worker_of
 from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
 from tasks.dashboard.listing import STATES, in_state, moment_of
 from tasks.dashboard.operator_actions import ACTIONS, REVOCATION
-from tasks.diagnosis import diagnose
+from tasks.diagnosis import explain
 from tasks.models import Queue, ScheduleSlot, Task, TaskAttempt, TaskStep, Worker
 
 
@@ -116,7 +116,7 @@ class TaskAdmin(LeasableAdmin):
         return Q(name__in=registry.all_names(term)) if name == "name" else super()._is(term, name)
 
     def diagnosis(self, task: Any) -> tuple[Badge | None, Diagnosis | None]:
-        found = diagnose(task)
+        found = explain(task)
         return SEVERITY_BADGES[found.severity], found
 
     def links(self, request: HttpRequest, task: Any) -> list[SafeString | str]:

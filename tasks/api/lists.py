@@ -36,7 +36,7 @@ from tasks.api.schemas import (
 )
 from tasks.api.visibility import VIEW, shown, shown_attempt
 from tasks.dashboard.listing import LATEST_ENDED_FIRST, SOONEST_FIRST, STATES, in_state
-from tasks.diagnosis import diagnose, look_around
+from tasks.diagnosis import diagnose, explain, look_around
 from tasks.diagnosis.trace import read_trace
 from tasks.models import Task, TaskAttempt, TaskStatus
 
@@ -148,7 +148,7 @@ def list_attempts(
 def diagnose_task(request: HttpRequest, task_id: str) -> DiagnosisOut:
     """Diagnose a task: the reason for its state, what happens next, and what can be done."""
     task = find(request, task_id)
-    return DiagnosisOut(id=task.pk, **diagnose(task).as_json())
+    return DiagnosisOut(id=task.pk, **explain(task).as_json())
 
 
 @router.get("/tasks/{task_id}/trace", auth=may_see, response=answers({200: TraceOut}, 404))

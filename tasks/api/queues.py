@@ -42,6 +42,9 @@ class QueueOut(BaseModel):
     paused_at: Moment | None
     paused_by: str
     reason: str
+    waiting: list[str] = Field(
+        description="Why its tasks wait, once one has been due for 15 s: a sentence a reason."
+    )
 
     @classmethod
     def of(cls, line: QueueLine) -> QueueOut:
@@ -58,6 +61,7 @@ class QueueOut(BaseModel):
             paused_at=paused.paused_at if paused else None,
             paused_by=paused.paused_by if paused else "",
             reason=paused.reason if paused else "",
+            waiting=[str(reason.sentence) for reason in line.reasons],
         )
 
 

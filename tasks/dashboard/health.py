@@ -12,6 +12,7 @@ from leasing.humanize import plural, span
 from leasing.web.counts import Capped
 from tasks.dashboard.queue_rows import QueueLine
 from tasks.dashboard.schedule_status import ScheduleStatus
+from tasks.diagnosis.reasons import WAITS, Reason
 from tasks.diagnosis.waiting import missing_handler
 from tasks.maintenance.invariants import Unknown
 from tasks.models import Schedule
@@ -25,10 +26,9 @@ NAMED = 3
 #: The time within which recovery must find a task; later it is reported as stuck.
 SWEPT_WITHIN = timedelta(seconds=5)
 
-
-#: The times that a task may be due, in a queue that is served, before it is reported as a fact and
-#: as a fault: no queue has limits of its own.
-WAITS, WAITS_LONG = timedelta(seconds=15), timedelta(minutes=5)
+#: The time that a task may be due, in a queue that is served, before it is reported as a fault, and
+#: not, after WAITS, as a fact: no queue has limits of its own.
+WAITS_LONG = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Figures:
     failed: Capped | None = None
     #: Stuck for longer than recovery takes.
     overdue: Capped | None = None
+    #: Why tasks wait that have been due for longer than WAITS, the longest first.
+    reasons: list[Reason] = field(default_factory=list)
     #: The time for which the longest-waiting task has been due, where nothing is paused.
     longest_wait: timedelta | None = field(default=None, compare=False)
     #: The queue of that task.
@@ -111,7 +113,7 @@ def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
         *[_paused(line) for line in figures.paused if line.ready],
         *[_paused_schedule(*each) for each in figures.paused_schedules],
         _more_paused(figures),
-        _waiting(figures),
+        *_waiting(figures),
         _schedules(figures),
         _generator(figures),
     ]
@@ -251,20 +253,31 @@ def _more_paused(figures: Figures) -> Need | None:
     )
 
 
-def _waiting(figures: Figures) -> Need | None:
+def _waiting(figures: Figures) -> list[Need]:
     wait = figures.longest_wait
     if wait is None or wait <= WAITS:
-        return None
-    return Need(
-        "waits_long",
-        "warning" if wait > WAITS_LONG else "info",
-        f"The oldest task in the queue {figures.longest_wait_in} has been due for {span(wait)}.",
-        "Workers serve the queue. The task's page says what it waits for: a free slot of its kind "
-        "(add workers, or slots of that kind), its concurrency key, or a worker that has its "
-        "handler.",
-        "leasing_tasks:queues",
-        "Queues",
-    )
+        return []
+    # Those without a handler are named apart.
+    named = [each for each in figures.reasons if each.diagnosis.code != "unknown_task"]
+    found = [
+        Need(
+            "waits_long",
+            "warning" if reason.wait > WAITS_LONG else "info",
+            reason.sentence,
+            reason.diagnosis.next,
+            "leasing_tasks:list",
+            "Tasks in the way" if reason.in_the_way else "Waiting tasks",
+            f"?{urlencode(reason.in_the_way or {'state': 'ready', 'queue': reason.queue})}",
+        )
+        for reason in named[:NAMED]
+        if reason.wait > WAITS
+    ]
+    where = figures.longest_wait_in
+    oldest = f"The oldest task in the queue {where} has been due for {span(wait)}."
+    next_ = "Workers serve the queue. The task's page says what it waits for."
+    severity = "warning" if wait > WAITS_LONG else "info"
+    unexplained = Need("waits_long", severity, oldest, next_, "leasing_tasks:queues", "Queues")
+    return found or [unexplained]
 
 
 def _schedules(figures: Figures) -> Need | None:

@@ -63,7 +63,7 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
             return otherwise
 
     workers: list[Worker] = part("workers", _workers, [])
-    queues = part("queues", lambda: read_queues(_present(workers), fresh=fresh))
+    queues = part("queues", lambda: read_queues(_present(workers), now, fresh=fresh))
     status = part("generator", lambda: generator_status(if_used=True))
     figures = part("tasks", lambda: _figures(queues, status, workers, now, fresh=fresh), Figures())
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
@@ -145,6 +145,7 @@ def _figures(
         scheduled=queues.scheduled if queues else None,
         longest_wait=now - oldest[0] if oldest else None,
         longest_wait_in=oldest[1] if oldest else "",
+        reasons=sorted((why for line in lines for why in line.reasons), key=lambda why: why.since),
         paused=[line for line in lines if line.is_paused],
         unserved=[line for line in lines if line.is_unserved],
         unpublished=[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,11 +12,13 @@ from django.db.models.functions import Coalesce, Least, NullIf
 
 from leasing.conf import leasing_settings
 from leasing.db.questions import query_rows
-from leasing.functions import DbNow
+from leasing.functions import DbNow, database_now
 from leasing.web.badges import Badge
+from leasing.web.cache import shared
 from leasing.web.counts import COUNT_CAP, Capped
 from tasks.dashboard.badges import OPEN, PAUSED, UNSERVED
 from tasks.dashboard.listing import count_of
+from tasks.diagnosis.reasons import WAITS, Reason, reasons
 from tasks.maintenance.depths import Depth, count_depths
 from tasks.models import Queue, Sample, Task, TaskStatus, Worker
 from tasks.querysets.base import CLAIM_ORDER
@@ -40,6 +42,8 @@ class QueueLine:
     #: Since when the task that is claimed next has been due.
     due_since: datetime | None
     workers: int
+    #: Why its tasks wait, where one has been due for longer than WAITS.
+    reasons: list[Reason] = field(default_factory=list)
 
     @property
     def is_paused(self) -> bool:
@@ -72,16 +76,24 @@ class Queues:
     def oldest(self) -> tuple[datetime, str] | None:
         """Since when the task has been due that has waited longest where somebody serves it, and
         its queue. Remote workers send no heartbeats: they serve the queues whose tasks they run."""
-        waiting = [
-            (line.due_since, line.name)
-            for line in self.lines
-            if line.due_since and not line.is_paused and (line.workers or line.running)
-        ]
-        return min(waiting, default=None)
+        return min(_waiting_longest(self.lines), default=None)
 
 
-def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) -> Queues:
-    """Every queue that is known, or that has tasks; ``workers`` are those that are present.
+def _waiting_longest(lines: list[QueueLine]) -> list[tuple[datetime, str]]:
+    """Since when the first task of each of ``lines`` has been due that is served and not paused,
+    and its name, the longest first."""
+    return sorted(
+        (line.due_since, line.name)
+        for line in lines
+        if line.due_since and not line.is_paused and (line.workers or line.running)
+    )
+
+
+def read_queues(
+    workers: Iterable[Worker] | None = None, now: datetime | None = None, *, fresh: bool = True
+) -> Queues:
+    """Every queue that is known, or that has tasks; ``workers`` are those that are present. Where
+    tasks have waited for longer than WAITS, with the reasons.
 
     Up to ``COUNT_CAP`` waiting tasks are counted one by one. Beyond it the depths are those of
     the latest sample, and the moments those of the tasks that are claimed next, so that the
@@ -117,6 +129,10 @@ def read_queues(workers: Iterable[Worker] | None = None, *, fresh: bool = True) 
         )
         for name in names
     ]
+    late = (now or database_now(using)) - WAITS
+    if waiting := [name for since, name in _waiting_longest(lines) if since < late]:
+        why = shared(("reasons", waiting), lambda: reasons(waiting, fresh=fresh), fresh=fresh)
+        lines = [replace(line, reasons=why.get(line.name, [])) for line in lines]
     return Queues(
         lines,
         # Too many to count, and nobody samples: more than can be counted it is.

@@ -19,10 +19,11 @@ from datetime import datetime
 from leasing.diagnosis.base import Action, Diagnosis, is_skewed
 from tasks.diagnosis.actions import CANCEL, DISCARD, RESCHEDULE, RESUME, RETRY, REVOKE
 from tasks.diagnosis.ended import ended
+from tasks.diagnosis.reasons import reasons_in
 from tasks.diagnosis.running import expired, held, stalled
 from tasks.diagnosis.surroundings import Surroundings, look_around
 from tasks.diagnosis.unsteady import flapping, skewed
-from tasks.diagnosis.waiting import later, waiting
+from tasks.diagnosis.waiting import Waiting, later, waiting
 from tasks.models import Task
 from tasks.querysets import TaskStatus
 
@@ -51,8 +52,28 @@ def diagnose(
         return skewed(task, now)
     judge = _running if task.status == TaskStatus.RUNNING else _ready
     found = judge(task, now, around)
+    if waiters := around.key_waiters.get(task.concurrency_key):
+        number = "1 task waits" if waiters.value == 1 else f"{waiters} tasks wait"
+        found.facts.append(("Concurrency key", f"{task.concurrency_key}: {number} for it"))
     losses = around.losses.get(task.pk, [])
     return flapping(task, losses, found) if losses and found.code in QUIET else found
+
+
+def explain(task: Task, now: datetime | None = None, *, fresh: bool = True) -> Diagnosis:
+    """``diagnose`` one task. If it waits, a fact says how many wait for the same reason.
+
+    Args:
+        task: The task.
+        now: The moment, by the database's clock.
+        fresh: False if the workers and what they hold may be those of another poll.
+    """
+    around = look_around([task], now, fresh=fresh)
+    found = diagnose(task, around.now, around)
+    if isinstance(found, Waiting):
+        for reason in reasons_in(task.queue, around):
+            if reason.diagnosis.headline == found.headline:
+                found.facts.append(("In line", reason.sentence))
+    return found
 
 
 def _running(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
@@ -78,5 +99,6 @@ __all__ = [
     "Diagnosis",
     "Surroundings",
     "diagnose",
+    "explain",
     "look_around",
 ]

@@ -34,6 +34,28 @@ def stamped(moment: datetime | None) -> str:
     return stamp(moment) if moment else "never"
 
 
+def progress_words(task: Task) -> str:
+    """Return the progress of ``task`` as its handler reported it: "3 of 10"; "" for none."""
+    done, total = progress_of(task)
+    if done is None:
+        return ""
+    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
+
+
+def progress_of(task: Task) -> tuple[float | None, float | None]:
+    """Return the amount done, and the total, where a handler reported them as numbers."""
+    said = task.progress if isinstance(task.progress, dict) else {}
+    done, total = (_number(said.get(key)) for key in ("done", "total"))
+    return done, total
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # Whole numbers beyond what a float can be would end the arithmetic.
+    return value if abs(value) < 1e15 else None
+
+
 def _progress_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
     if task.progress_timeout is None or task.progressed_at is None:
         return []

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
-from django.db.models import Count, OuterRef, Q, Subquery
+from django.db.models import Count, Min, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS
 from leasing.functions import EPOCH, DbNow, after, database_now
 from leasing.web.cache import shared
+from leasing.web.counts import Capped
 from tasks.diagnosis.handlers import HandlerUse, usual
 from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
@@ -26,6 +27,8 @@ MAX_WORKERS: Final = 1000
 MAX_GROUPS: Final = 10_000
 #: The greatest number of attempts that are read.
 MAX_ATTEMPTS_READ: Final = 1_000
+#: Due tasks among which those are counted that wait for a key.
+MAX_WAITING: Final = 10_000
 #: Outcomes of attempts whose worker ended, rather than their handler.
 _LOST: Final = (AttemptOutcome.LOST, AttemptOutcome.RETURNED)
 #: Parts of the reasons for which a healthy worker gives back a task that is not for it.
@@ -42,9 +45,15 @@ class Surroundings:
     workers: dict[str, Worker]
     #: The number of tasks that each of them holds, by the kind of slot.
     held: dict[str, Counter[str]] = field(default_factory=dict)
+    #: The same by handler, with the moment of the first claim.
+    busy: dict[str, dict[str, tuple[int, datetime]]] = field(default_factory=dict)
     paused: dict[str, Queue] = field(default_factory=dict)
-    #: The number of running tasks of each concurrency key, by holder.
-    by_key: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: The number of running tasks of each concurrency key.
+    keys: Counter[str] = field(default_factory=Counter)
+    #: The running tasks of the keys that tasks wait for, and the number of tasks that wait for the
+    #: keys of running ones.
+    key_holders: dict[str, list[Task]] = field(default_factory=dict)
+    key_waiters: dict[str, Capped] = field(default_factory=dict)
     #: The queues of tasks that somebody holds: remote workers send no heartbeats.
     held_queues: frozenset[str] = frozenset()
     #: The holders that recently lost a task, by its id, if there were several.
@@ -92,7 +101,8 @@ def look_around(
     tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
 ) -> Surroundings:
     """Read what ``diagnose`` needs in addition to ``tasks``: four queries, and one each if some of
-    them were claimed often, were postponed, or run; of handlers that seldom succeed two.
+    them were claimed often, were postponed, wait for a key, run, or run with a key; of handlers
+    that seldom succeed two.
 
     Args:
         tasks: The tasks to diagnose. One that is not among them is never diagnosed as flapping.
@@ -106,8 +116,45 @@ def look_around(
     held = {
         each.name for each in tasks if each.status == TaskStatus.RUNNING and each.expires_at > now
     }
-    takes = usual(held, now)
-    return replace(around, now=now, losses=_losses(tasks), put_off=put_off, usual=takes)
+    return replace(
+        around,
+        now=now,
+        losses=_losses(tasks),
+        put_off=put_off,
+        usual=usual(held, now),
+        key_holders=holders_of_keys(tasks, around),
+        key_waiters=_key_waiters(tasks),
+    )
+
+
+def holders_of_keys(tasks: Iterable[Task], around: Surroundings) -> dict[str, list[Task]]:
+    """Return the tasks that hold the keys which those of ``tasks`` wait for that are ready."""
+    keys = {
+        task.concurrency_key
+        for task in tasks
+        if task.status == TaskStatus.READY and around.keys[task.concurrency_key]
+    }
+    found: defaultdict[str, list[Task]] = defaultdict(list)
+    if keys:
+        running = Task.objects.home().running().filter(concurrency_key__in=keys).order_by("pk")
+        columns = "name", "concurrency_key", "holder", "acquired_at", "progress"
+        for task in running.only(*columns)[:MAX_GROUPS]:
+            found[task.concurrency_key].append(task)
+    return dict(found)
+
+
+def _key_waiters(tasks: Iterable[Task]) -> dict[str, Capped]:
+    """Return the number of tasks that wait for each key of those of ``tasks`` that run."""
+    keys = {t.concurrency_key for t in tasks if t.status == TaskStatus.RUNNING} - {""}
+    if not keys:
+        return {}
+    due = Task.objects.home().filter(status=TaskStatus.READY, scheduled_at__lte=DbNow())
+    first = due.order_by("scheduled_at", "pk").values("pk", "concurrency_key")[: MAX_WAITING + 1]
+    listed = sorted(keys)
+    counts = {f"k{i}": Count("pk", filter=Q(concurrency_key=k)) for i, k in enumerate(listed)}
+    seen = first.aggregate(all=Count("pk"), **counts)
+    more = seen["all"] > MAX_WAITING
+    return {key: Capped(seen[f"k{i}"], MAX_WAITING, more) for i, key in enumerate(listed)}
 
 
 def _everyone() -> Surroundings:
@@ -117,23 +164,32 @@ def _everyone() -> Surroundings:
     since = Worker.objects.home().filter(name=OuterRef("holder")).values("started_at")
     own = Count("id", filter=Q(acquired_at__gte=Subquery(since)))
     running = Task.objects.home().running()
-    rows = running.values("holder", "name", "concurrency_key", "queue")
-    valid = Count("id", filter=Q(expires_at__gt=DbNow()))
+    rows = running.values("holder", "name", "concurrency_key", "queue").annotate(
+        tasks=Count("id"),
+        own=own,
+        valid=Count("id", filter=Q(expires_at__gt=DbNow())),
+        since=Min("acquired_at"),
+    )
     held: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    by_key: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    busy: defaultdict[str, dict[str, tuple[int, datetime]]] = defaultdict(dict)
+    keys: Counter[str] = Counter()
     held_queues = set()
-    for row in rows.annotate(tasks=Count("id"), own=own, valid=valid)[:MAX_GROUPS]:
+    for row in rows[:MAX_GROUPS]:
         if row["valid"]:
             held_queues.add(row["queue"])
-        by_key[row["concurrency_key"]][row["holder"]] += row["tasks"]
-        if worker := workers.get(row["holder"]):
+        if row["concurrency_key"]:
+            keys[row["concurrency_key"]] += row["tasks"]
+        if row["own"] and (worker := workers.get(row["holder"])):
             held[worker.name][worker.kind_of(row["name"])] += row["own"]
+            others, since = busy[worker.name].get(row["name"], (0, row["since"]))
+            busy[worker.name][row["name"]] = others + row["own"], min(since, row["since"])
     return Surroundings(
         now=EPOCH,
         workers=workers,
         held=dict(held),
+        busy=dict(busy),
         paused={queue.name: queue for queue in Queue.objects.home().paused()},
-        by_key={key: dict(holders) for key, holders in by_key.items()},
+        keys=keys,
         held_queues=frozenset(held_queues),
     )
 

@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from leasing.diagnosis.base import Diagnosis
-from leasing.humanize import Moment, Sentence, plural, span
+from leasing.humanize import Moment, Sentence, brief, plural, span
+from leasing.web.counts import Capped
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.broker import published, unpublished
-from tasks.diagnosis.facts import attempt_facts, stamped
+from tasks.diagnosis.facts import attempt_facts, progress_words, stamped
+from tasks.diagnosis.handlers import usual
 from tasks.diagnosis.slots import KINDS, Slots, in_words
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import diagnosed
-from tasks.models import Queue, Task, WorkerRole
+from tasks.models import Queue, Task, Worker, WorkerRole
 from tasks.parameters import MISMATCH, OTHER_RELEASE
 from tasks.registry import UNKNOWN_DELAY
 
-#: Holders of a key that are named.
+#: Holders of a key, and handlers that occupy slots, that are named.
 NAMED = 5
+
+
+@dataclass(frozen=True)
+class Waiting(Diagnosis):
+    """The diagnosis of a task that waits for what other tasks have, or for a worker to claim it."""
+
+    #: The words after "waits", and the reason: ``many`` puts them together for several tasks.
+    for_: str = ""
+    why: Sequence[str | Moment] = ()
+    #: The filter of the list of tasks that has those in the way.
+    in_the_way: Mapping[str, str] = field(default_factory=dict)
+
+
+def many(found: Diagnosis, now: datetime, count: Capped, since: datetime) -> Sentence:
+    """Return the reason ``found`` of one task as that of several.
+
+    Args:
+        found: The diagnosis of one of them.
+        now: The database's clock.
+        count: The number of tasks that wait for the same reason.
+        since: Since when the first of them has been due.
+    """
+    wait = "1 task waits" if count.value == 1 else f"{count} tasks wait"
+    of = "" if count.value == 1 else ", the oldest"
+    why: Sequence[str | Moment] = (found.headline[:1].lower() + found.headline[1:],)
+    for_ = ""
+    if isinstance(found, Waiting):
+        for_, why = found.for_, (*found.why, ".")
+    return Sentence(now, f"{wait}{for_}{of} for ", Moment(since, lasts=True), ": ", *why)
 
 
 def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
@@ -58,6 +91,7 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     """Diagnose a task that is due. Arguments are those of ``later``."""
     facts = [("Due for", span(now - task.scheduled_at)), *attempt_facts(task)]
+    for_ = f" in the queue {task.queue}"
     if task.queue in around.paused:
         return _paused(around.paused[task.queue], facts)
     serving = around.serving(task.queue)
@@ -65,7 +99,9 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if not serving and task.queue in around.held_queues:
         headline = "Due. Remote workers hold tasks of its queue."
         next_ = "One of them claims it as soon as it has a free slot."
-        return Diagnosis("due", "ok", headline, next_, until="A free slot.", facts=facts)
+        why: Sequence[str] = ("only remote workers serve it, and none of them has claimed them",)
+        until = "A free slot."
+        return Waiting("due", "ok", headline, next_, until=until, facts=facts, for_=for_, why=why)
     if not serving:
         headline = f"No worker that serves the queue {task.queue} was seen recently."
         or_celery = f", or celery worker -Q {task.queue}"
@@ -79,9 +115,8 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         return diagnosed("no_worker", "critical", headline, next_, until, facts)
     if found := _unknown(task, now, around, facts):
         return found
-    holders = around.by_key.get(task.concurrency_key, {}) if task.concurrency_key else {}
-    if sum(holders.values()) >= (task.concurrency_limit or 1):
-        return _key_held(task, holders, facts)
+    if task.concurrency_key and around.keys[task.concurrency_key] >= (task.concurrency_limit or 1):
+        return _key_held(task, now, around, facts)
     awake = [worker for worker in able if around.is_live(worker.name)]
     if not awake:
         headline = "No worker that can run it is sending heartbeats."
@@ -93,12 +128,13 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     slots = around.slots_for(task.name, awake)
     facts.append(("Slots", in_words(slots)))
     if not any(each.free for each in slots):
-        return _saturated(slots, len(awake), facts)
+        return _saturated(for_, slots, now, _busy(task, awake, around), len(awake), facts)
     if by_message:
         return published(task, now, facts)
     headline = "Due. A worker has a free slot for it."
     next_ = "It is claimed at the next poll."
-    return Diagnosis("due", "ok", headline, next_, until="The next poll.", facts=facts)
+    why, until = ("a worker has a free slot, but has not claimed them",), "The next poll."
+    return Waiting("due", "ok", headline, next_, until=until, facts=facts, for_=for_, why=why)
 
 
 def _unknown(
@@ -173,40 +209,98 @@ def _unfit(task: Task, reason: str, facts: list[tuple[str, str]]) -> Diagnosis:
     )
 
 
-def _saturated(slots: list[Slots], workers: int, facts: list[tuple[str, str]]) -> Diagnosis:
+def _busy(
+    task: Task, workers: Sequence[Worker], around: Surroundings
+) -> list[tuple[int, str, datetime]]:
+    """Return what occupies the slots of ``workers`` that could run ``task``, the most first: the
+    number of tasks, their handler, and the first claim."""
+    found: dict[str, tuple[int, datetime]] = {}
+    for worker in workers:
+        for name, (count, since) in around.busy.get(worker.name, {}).items():
+            if worker.kind_of(name) == worker.kind_of(task.name):
+                others, first = found.get(name, (0, since))
+                found[name] = others + count, min(first, since)
+    return sorted(((count, name, since) for name, (count, since) in found.items()), reverse=True)
+
+
+def _saturated(
+    for_: str,
+    slots: list[Slots],
+    now: datetime,
+    busy: list[tuple[int, str, datetime]],
+    workers: int,
+    facts: list[tuple[str, str]],
+) -> Diagnosis:
     total = sum(each.total for each in slots)
     kinds = {each.kind for each in slots}
     kind = kinds.pop() if len(kinds) == 1 else ""
     one, many, option = KINDS.get(kind, ("slot", "slots", "run_worker --help"))
-    of = "the worker" if workers == 1 else f"the {workers:,} workers"
-    headline = f"All {total:,} {many} of {of} that can run it are busy."
+    of = "the worker that has" if workers == 1 else f"the {workers:,} workers that have"
+    why: list[str | Moment] = [f"all {total:,} {many} of {of} the handler are busy"]
     if total < 2:
-        headline = f"No {one} of {of} that can run it is free."
+        why = [f"no {one} of {of} the handler is free"]
+    separator, takes = ": ", usual([name for _, name, _ in busy[:NAMED]], now)
+    for count, name, since in busy[:NAMED]:
+        p50 = takes[name].run_p50 if name in takes else None
+        usually = f", usually {brief(p50)}" if p50 else ""
+        start = f"{separator}{count:,} with {name} ("
+        why += [start, Moment(since, lasts=True), f"{usually})"]
+        separator = ", "
+    if blocked := sum(each.blocked for each in slots):
+        why.append(f"{separator}{blocked:,} blocked by handlers whose tasks have ended")
     next_ = (
         "It starts when a slot becomes free; tasks of higher priority go first. To run more at a "
         f"time, start another worker, or give each more {many} ({option})."
     )
-    if any(each.blocked for each in slots):
+    if blocked:
         next_ += (
             " A blocked slot is free when its handler returns, or its worker is restarted: see "
             "the timeouts in the worker's log."
         )
-    return diagnosed("saturated", "info", headline, next_, "A slot is free.", facts)
+    headline = Sentence(now, f"Waits{for_}: ", *why, ".")
+    return Waiting(
+        "saturated",
+        "info",
+        headline,
+        next_,
+        until="A slot is free.",
+        facts=facts,
+        actions=[RESCHEDULE, CANCEL],
+        for_=for_,
+        why=why,
+        in_the_way={"state": "running", "name": busy[0][1]} if busy else {},
+    )
 
 
-def _key_held(task: Task, holders: dict[str, int], facts: list[tuple[str, str]]) -> Diagnosis:
-    named = ", ".join(sorted(holders)[:NAMED]) + (", ..." if len(holders) > NAMED else "")
-    facts += [("Concurrency key", task.concurrency_key), ("Key held by", named)]
-    limit = task.concurrency_limit or 1
-    return Diagnosis(
+def _key_held(
+    task: Task, now: datetime, around: Surroundings, facts: list[tuple[str, str]]
+) -> Diagnosis:
+    key, limit = task.concurrency_key, task.concurrency_limit or 1
+    holders = around.key_holders.get(key, [])
+    why: list[str | Moment] = []
+    for each in holders[:NAMED]:
+        progress = f", {words} done" if (words := progress_words(each)) else ""
+        start = f"{', ' if why else 'held by '}task:{each.pk} ({each.name} for "
+        why += [start, Moment(each.acquired_at or now, lasts=True), f"{progress})"]
+    more = around.keys[key] - len(holders[:NAMED])
+    if more or not why:
+        why.append(f"{' and ' if why else 'held by '}{plural(more, 'other task')}")
+    named = ", ".join(sorted({each.holder for each in holders[:NAMED]}))
+    facts += [("Concurrency key", key), ("Key held by", named)]
+    for_ = f" for the key {key}" + (f" ({limit} tasks at a time)" if limit > 1 else "")
+    headline = Sentence(now, f"Waits{for_}: ", *why, ".")
+    return Waiting(
         "key_held",
         "info",
-        f"The concurrency key {task.concurrency_key} is at its limit of {limit}.",
+        headline,
         "It starts in its turn, when one of those tasks ends or is recovered.",
         who=f"Nobody. Its key is held by {named}.",
         until="One of those tasks ends.",
         facts=facts,
         actions=[RESCHEDULE, CANCEL],
+        for_=for_,
+        why=why,
+        in_the_way={"q": f"task:{holders[0].pk}"} if holders else {},
     )
 
 

@@ -15,6 +15,7 @@ from leasing.web.badges import Badge
 from tasks.dashboard.badges import ATTEMPT_BADGES, EVENT_BADGES, badge_of_task, badge_of_worker
 from tasks.dashboard.charts import Chart
 from tasks.dashboard.line_chart import draw, said
+from tasks.diagnosis.facts import progress_of, progress_words
 from tasks.diagnosis.trace import Event
 from tasks.models import (
     AttemptOutcome,
@@ -85,16 +86,13 @@ def event_badge(event: Event) -> Badge:
 @register.simple_tag
 def progress_line(task: Task) -> str:
     """Return the progress of ``task``: "3 of 10"."""
-    done, total = _progress(task)
-    if done is None:
-        return "In progress"
-    return f"{done:,}" if total is None else f"{done:,} of {total:,}"
+    return progress_words(task) or "In progress"
 
 
 @register.simple_tag
 def progress_bar(task: Task, tone: str = "info") -> SafeString | str:
     """The share that ``task`` said it has done, as a bar; nothing where it said no total."""
-    done, total = _progress(task)
+    done, total = progress_of(task)
     if done is None or not total:
         return ""
     share = max(0.0, min(100.0, 100 * (done / total)))
@@ -105,20 +103,6 @@ def progress_bar(task: Task, tone: str = "info") -> SafeString | str:
         round(share),
         f"{share:.1f}",
     )
-
-
-def _progress(task: Task) -> tuple[float | None, float | None]:
-    """Return the amount done, and the total, where a handler reported them as numbers."""
-    said = task.progress if isinstance(task.progress, dict) else {}
-    done, total = (_number(said.get(key)) for key in ("done", "total"))
-    return done, total
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    # Whole numbers beyond what a float can be would end the arithmetic.
-    return value if abs(value) < 1e15 else None
 
 
 @register.simple_tag

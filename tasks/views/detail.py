@@ -22,7 +22,7 @@ from tasks.dashboard.exports import PAYLOAD, VIEW_PAYLOAD
 from tasks.dashboard.forms import PageFilter
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.dashboard.timeline import timeline
-from tasks.diagnosis import diagnose, look_around
+from tasks.diagnosis import explain
 from tasks.diagnosis.trace import read_trace
 from tasks.models import Task, TaskAttempt, TaskStatus
 
@@ -108,7 +108,7 @@ def detail(
 
 def _diagnosed(task: Task, now: datetime, *, fresh: bool) -> dict[str, Any]:
     """Return the diagnosis of ``task``."""
-    found = diagnose(task, now, look_around([task], now, fresh=fresh))
+    found = explain(task, now, fresh=fresh)
     return {
         "diagnosis": found,
         # The page of a task that waits is the only one that shows these words.

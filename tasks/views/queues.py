@@ -64,7 +64,7 @@ def _queues(
     request: HttpRequest, form: PauseQueueForm | None = None, status: int = 200
 ) -> HttpResponse:
     fresh = not is_live(request)
-    reading = shared_reading(request, lambda now: {"queues": read_queues(fresh=fresh)})
+    reading = shared_reading(request, lambda now: {"queues": read_queues(now=now, fresh=fresh)})
     context: dict[str, Any] = {
         "form": form or PauseQueueForm(),
         "failed_queue": form.data.get("queue") if form else None,

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from leasing.models import Lease
-from tasks.dashboard.health import WAITS
+from tasks.diagnosis.reasons import WAITS
 from tasks.models import Queue, Schedule, Task, TaskAttempt, Worker
 from tests.conftest import Spawn
 from tests.processes import Process, wait_for

@@ -11,6 +11,7 @@ from leasing.management.subcommands import (
     add_operator,
     attributes,
 )
+from leasing.runtime.terminal import plain
 from tasks.dashboard.queue_actions import QUEUE_ACTIONS
 from tasks.dashboard.queue_rows import QueueLine, read_queues
 from tasks.management.acting import perform, report, why_paused
@@ -39,6 +40,7 @@ class Command(SubcommandsCommand):
             due = ago(line.due_since, now) if line.due_since else ""
             counts = str(line.ready), str(line.scheduled), str(line.running), due, str(line.workers)
             why = why_paused(line.queue) if line.queue else ""
+            why += " ".join(plain(reason.sentence) for reason in line.reasons)
             table.append((line.name, line.badge.word, *counts, why))
         self.print_list(options, [_facts(line) for line in lines], table, "No queues.")
 
@@ -61,4 +63,5 @@ def _facts(line: QueueLine) -> dict[str, Any]:
         "scheduled": line.scheduled.value,
         **attributes(line, "running", "due_since", "workers"),
         **attributes(paused, "paused_at", "paused_by", "reason"),
+        "waiting": [reason.sentence for reason in line.reasons],
     }

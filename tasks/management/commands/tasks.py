@@ -22,7 +22,7 @@ from leasing.runtime.terminal import as_json, as_table, plain
 from leasing.web.masking import masked
 from tasks import monitoring
 from tasks.dashboard.operator_actions import ACTIONS
-from tasks.diagnosis import diagnose
+from tasks.diagnosis import diagnose, explain
 from tasks.diagnosis.trace import read_trace
 from tasks.management.acting import perform, report
 from tasks.management.choosing import (
@@ -141,7 +141,7 @@ class Command(SubcommandsCommand):
 
     def _show(self, options: dict[str, Any]) -> None:
         task = find(options["id"])
-        diagnosis = diagnose(task)
+        diagnosis = explain(task)
         attempts = list(task.attempt_set.using(task._state.db))
         if options["json"]:
             explained = diagnosis.as_json()
@@ -164,13 +164,15 @@ class Command(SubcommandsCommand):
 
     def _explain(self, options: dict[str, Any]) -> None:
         task = find(options["id"])
-        diagnosis = diagnose(task)
+        diagnosis = explain(task)
         if options["json"]:
             self.stdout.write(as_json({"id": task.pk} | diagnosis.as_json()))
             return
         self.stdout.write(f"task:{task.pk} {plain(task.name)}: {diagnosis.code}")
         *answers, _ = diagnosis.answers
-        self.stdout.write(as_table([(question, answer) for question, answer in answers]))
+        named = [question for question, _ in answers]
+        facts = [fact for fact in diagnosis.facts if fact[0] not in named]
+        self.stdout.write(as_table([*answers, *facts]))
         for action in diagnosis.actions:
             self.stdout.write(f"{action.label}: {action.consequence}")
 

@@ -424,7 +424,7 @@ def test_slots_of_several_workers_are_added_up() -> None:
     assert diagnose(named("sample.sleep")).code == "due"
     Worker.objects.update(slots={"thread": 0})
     answer = diagnose(named("sample.sleep"))
-    assert answer.code == "saturated" and "No thread of the 2 workers" in answer.headline
+    assert answer.code == "saturated" and "no thread of the 2 workers" in answer.headline
 
 
 def test_a_holder_whose_sign_of_life_is_missing_is_not_said_to_have_been_seen() -> None:
