@@ -35,11 +35,6 @@ WINDOW = 0.01
 IN_STATEMENT_WINDOW = 0.6 * WINDOW
 #: Seconds after which a notified worker polls again.
 SECOND_POLL_AFTER = 1.2 * WINDOW
-#: Seconds a proof may take to arrive, and between looks whether the worker has ended.
-ARRIVAL = 1.0
-#: Seconds between proofs that notifications still arrive.
-PROOF_EVERY = 30.0
-
 #: Seconds for which a process remembers that somebody waits for the end of a task.
 WAITED_FOR = 60.0
 
@@ -233,6 +228,11 @@ def _send(using: str, channel: str, message: str) -> None:
 class Listener:
     """Listens on a connection of its own, which it opens again when it broke."""
 
+    #: Seconds a proof may take to arrive, and between looks whether the worker has ended.
+    arrival = 1.0
+    #: Seconds between proofs that notifications still arrive.
+    proof_every = 30.0
+
     def __init__(self, using: str, hear: OnMessage, ended: threading.Event) -> None:
         self.using = using
         self._hear = hear
@@ -252,13 +252,13 @@ class Listener:
             self._listen_once()
         finally:
             self.hears = False
-        return min(LONGEST_PAUSE, ARRIVAL * 2.0 ** min(self._deaf, 10))
+        return min(LONGEST_PAUSE, self.arrival * 2.0 ** min(self._deaf, 10))
 
     def _listen_once(self) -> None:
         """Listen for as long as the connection does its duty."""
         with listening(self.using, CHANNEL) as raw, Notifications(raw) as notes:
             while self._prove(notes):
-                self._take(notes, clock() + PROOF_EVERY)
+                self._take(notes, clock() + self.proof_every)
                 if self._ended.is_set():
                     break
 
@@ -268,7 +268,7 @@ class Listener:
         # Not before: LISTEN_URL may lead to a server that answers while the pooler is away.
         self.service.failures.succeeded()
         connections[self.using].close()  # or it would idle until the next proof
-        heard = self._take(notes, clock() + ARRIVAL, until=trial)
+        heard = self._take(notes, clock() + self.arrival, until=trial)
         self._deaf = 0 if heard else self._deaf + 1
         if self.hears != heard:
             self.hears = heard
@@ -278,15 +278,14 @@ class Listener:
         return heard
 
     def _log_change(self, heard: bool) -> None:
-        if self._is_swallowed == (not heard):
-            return
-        self._is_swallowed = not heard
-        (log.notifications_arrive if heard else log.notifications_swallowed)()
+        if self._is_swallowed == heard:
+            self._is_swallowed = not heard
+            (log.notifications_arrive if heard else log.notifications_swallowed)()
 
     def _take(self, notes: Notifications, deadline: float, until: str = "") -> bool:
         """Pass on what comes before ``deadline``; stop at the message ``until``, if it comes."""
         while (left := deadline - clock()) > 0 and not self._ended.is_set():
-            came = notes.within(min(ARRIVAL, left))
+            came = notes.within(min(self.arrival, left))
             for payload in came:
                 if not payload.startswith(" "):  # a trial, here or elsewhere
                     self._hear(payload)

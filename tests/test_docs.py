@@ -89,12 +89,11 @@ def test_every_block_of_a_page_has_a_language_that_is_tested(page: Path) -> None
 
 
 @pytest.fixture
-def own_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_handlers(own_handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers and schedules that a page declares are gone after it, and nobody traces."""
     for points in (leases, tasks):
         monkeypatch.setattr(points, "tracer", None)
     monkeypatch.setattr(declarations, "_declared", dict(declarations._declared))
-    monkeypatch.setattr(registry, "_handlers", dict(registry._handlers))
 
 
 @pytest.mark.django_db(transaction=True)

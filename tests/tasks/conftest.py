@@ -21,7 +21,6 @@ from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.models import Task
 from tasks.querysets import recovery
-from tasks.registry import Handler
 from tasks.runtime import marks
 from tasks.runtime.marks import Marks
 from tasks.scheduling import declarations
@@ -92,15 +91,7 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Handlers:
     """Handlers of this test: ``handlers["name"] = function`` registers it."""
     known = dict(known_handlers._handlers)
     monkeypatch.setattr(known_handlers, "_handlers", known)
-
-    class Registering(Handlers):
-        def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
-            known[name] = Handler(name, function, "default", None)
-
-        def __delitem__(self, name: str) -> None:
-            del known[name]
-
-    return Registering()
+    return Handlers(known)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from leasing.validation.terms import Terms
 from tasks.execution.context import Context
 from tasks.models import Sample, Task, TaskAttempt, TaskStatus
 from tasks.querysets.claimed import ClaimedTask
+from tasks.registry import Handler
 from tests.factories import make_tasks
 from tests.leasing.support import expire
 
@@ -33,8 +34,22 @@ ContextOf = Callable[[Task], Context]
 #: Runs a task to its end with the function given as its handler.
 RunTask = Callable[..., Task]
 
-#: A handler for each name, as the fixture ``handlers`` has it.
-Handlers = dict[str, Callable[..., Any]]
+
+class Handlers:
+    """The registered handlers during a test: ``handlers["name"] = function``, or ``add``."""
+
+    def __init__(self, known: dict[str, Handler]) -> None:
+        self._known = known
+
+    def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
+        self.add(name, function)
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def add(self, name: str, function: Callable[..., Any], **options: Any) -> None:
+        """Register ``function`` with the options of a handler."""
+        self._known[name] = Handler(name, function, **options)
 
 
 def row_of(task: Task) -> dict[str, Any]:

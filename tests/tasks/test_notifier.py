@@ -19,10 +19,8 @@ from pytest_django import Settings
 from leasing.db import notifications
 from leasing.db.dialects import private_connection
 from leasing.functions import database_now
-from leasing.runtime.clock import system_clock
 from leasing.runtime.services import run_services
 from tasks import notifier
-from tasks import poller as tasks_poller
 from tasks.models import Task, TaskStatus
 from tasks.notifier import CHANNEL, Listener, limiter
 from tasks.runtime.service_threads import ServiceThreads
@@ -38,9 +36,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def heard() -> Iterator[list[str]]:
     """Return the notifications within this process, without a pause that another test began."""
-    monkeypatch.setattr(limiter, "_notified", {})
+    limiter.forget()
     messages: list[str] = []
     with limiter.heard_by(messages.append):
         yield messages
@@ -95,12 +93,14 @@ def test_a_priority_that_is_higher_than_the_last_is_notified_at_once(
 
 
 @pytest.mark.usefixtures("queues")
-def test_a_commit_notifies_of_the_highest_priority_of_each_queue(heard: list[str]) -> None:
+def test_a_commit_notifies_of_the_highest_priority_of_each_queue(
+    heard: list[str], holder_clock: FakeClock
+) -> None:
     tasks = [
         make_task(state="failed", queue=queue, priority=priority)
         for queue, priority in (("default", -3), ("mail", 2), ("default", 1), ("mail", 0))
     ]
-    limiter._notified.clear()
+    holder_clock.advance(2 * notifier.WINDOW)
     heard.clear()
 
     Task.objects.filter(pk__in=[task.pk for task in tasks]).retry()
@@ -110,11 +110,11 @@ def test_a_commit_notifies_of_the_highest_priority_of_each_queue(heard: list[str
 
 @pytest.mark.parametrize("verb", ["retry", "recover", "give back", "enqueue many"])
 def test_whatever_makes_a_task_ready_notifies(
-    heard: list[str], verb: str, monkeypatch: pytest.MonkeyPatch
+    heard: list[str], verb: str, holder_clock: FakeClock
 ) -> None:
     state = {"retry": "failed", "enqueue many": "ready"}.get(verb, "running")
     task = make_task(state=state, name="jobs.echo")
-    limiter._notified.clear()
+    holder_clock.advance(2 * notifier.WINDOW)
     heard.clear()
 
     match verb:
@@ -157,43 +157,13 @@ def test_a_handler_hears_of_a_cancellation_without_waiting_for_a_heartbeat(
         wait_for(lambda: row_of(task)["status"] == TaskStatus.CANCELLED)
 
 
-def test_a_worker_that_is_notified_does_not_wait_for_its_next_look(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_notified_does_not_wait_for_its_next_look(settings: Settings) -> None:
     settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
-    monkeypatch.setattr(limiter, "_notified", {})  # what is written there is for this test
+    limiter.forget()
     with working() as worker:
         wait_for(lambda: worker.executors.saw_all)
         task = make_task(name="jobs.echo", data={})
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
-        # What came within the window of the first is found by the second look.
-        limiter._notified["default", "default"] = float("inf"), 0
-        later = make_task(name="jobs.echo", data={})
-        worker.poller.hear("queue 0 default")
-        wait_for(lambda: row_of(later)["status"] == TaskStatus.SUCCEEDED)
-
-
-def test_a_worker_that_is_notified_looks_again_when_the_window_is_over(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.TASK_QUEUE = {"POLL_EVERY": 1000, "SWEEP_EVERY": 1000}
-    monkeypatch.setattr(limiter, "is_due", lambda *asked: False)
-    monkeypatch.setattr(tasks_poller, "can_listen", lambda using: False)
-    looks: list[float] = []
-    with working() as worker:
-        wait_for(lambda: worker.executors.saw_all)
-        claim = worker._claim
-
-        def counted() -> bool:
-            looks.append(system_clock())
-            return claim()
-
-        monkeypatch.setattr(worker, "_claim", counted)
-        worker.poller.hear("queue 0 elsewhere")
-        assert looks == []
-        heard_at = system_clock()
-        worker.poller.hear("queue 0 default")
-        wait_for(lambda: bool(looks) and looks[-1] > heard_at + notifier.WINDOW)
 
 
 def test_a_poller_knows_the_highest_priority_that_it_has_heard_of_in_each_of_its_queues() -> None:
@@ -230,6 +200,7 @@ def test_what_was_not_notified_just_after_something_more_urgent_is_looked_for_as
 ) -> None:
     """It may go before what waits in the worker. The second look is for it."""
     poller = WorkerProcess(queues=["default"]).poller
+    seldom = poller.pause()
 
     def look() -> dict[str, int]:
         poller.begin_look()
@@ -237,11 +208,13 @@ def test_what_was_not_notified_just_after_something_more_urgent_is_looked_for_as
 
     poller.hear("queue 5 default")
     assert look() == {"default": 5}
+    assert poller.pause() == pytest.approx(notifier.SECOND_POLL_AFTER)
     poller.hear("queue 2 default")
     holder_clock.advance(notifier.SECOND_POLL_AFTER * 0.9)
     assert look() == {"default": 2}
     holder_clock.advance(notifier.SECOND_POLL_AFTER * 0.2)
     assert look() == {"default": 5}
+    assert poller.pause() > seldom / 2
     holder_clock.advance(notifier.SECOND_POLL_AFTER)
     assert look() == {}
 
@@ -332,12 +305,13 @@ def test_a_notification_that_fails_loses_no_task(
 
 
 class Listening:
-    """A listener at work."""
+    """A listener at work, which waits for the arrival of a proof for so many seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, arrival: float = 0.05, proof_every: float = Listener.proof_every) -> None:
         self.heard: list[str] = []
         self.ended = threading.Event()
         self.listener = Listener("default", self.heard.append, self.ended)
+        self.listener.arrival, self.listener.proof_every = arrival, proof_every
         self.thread = threading.Thread(
             target=run_services, args=([self.listener.service], self.ended)
         )
@@ -350,8 +324,7 @@ class Listening:
 
 
 @pytest.fixture
-def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listening]:
-    monkeypatch.setattr(notifier, "ARRIVAL", 0.05)
+def listening() -> Iterator[Listening]:
     with closing(Listening()) as listening:
         yield listening
 
@@ -383,7 +356,7 @@ def test_a_database_that_is_away_while_its_listen_connection_opens_is_one_outage
     with (
         caplog.at_level(logging.DEBUG, "tasks"),
         refused_except_to_listen() as restored,
-        closing(Listening()) as listening,
+        closing(Listening(arrival=1.0)) as listening,
     ):
         wait_for(lambda: logged(caplog).count("notifications.failed") > 3)
         assert logged(caplog, levelno=logging.WARNING) == ["notifications.failed"]
@@ -398,20 +371,14 @@ def test_a_listener_whose_notifications_do_not_arrive_says_so_once_and_again_whe
     on_postgresql: None, holder_clock: FakeClock, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """By a holder_clock that runs only while nothing arrives: a proof is never late by itself."""
-    monkeypatch.setattr(notifier, "ARRIVAL", 0.02)
-    monkeypatch.setattr(notifier, "PROOF_EVERY", 0.0)
-    tries: list[str] = []
+    tries: list[object] = []
 
     def swallow(*args: Any, **options: Any) -> Iterator[Any]:
-        holder_clock.advance(notifier.ARRIVAL)
+        tries.append(options)
+        holder_clock.advance(0.02)
         return iter([])
 
-    def notify_trial(using: str, channel: str) -> str:
-        tries.append(channel)
-        return notifications.notify_trial(using, channel)
-
-    monkeypatch.setattr(notifier, "notify_trial", notify_trial)
-    with closing(Listening()) as listening:
+    with closing(Listening(arrival=0.02, proof_every=0.0)) as listening:
         wait_for(lambda: listening.listener.hears)
         for expected in (1, 2):
             with monkeypatch.context() as patch:
@@ -427,7 +394,6 @@ def test_a_listener_whose_notifications_do_not_arrive_says_so_once_and_again_whe
 def test_a_listener_rests_longer_after_each_silence_since_it_last_heard(
     on_postgresql: None, holder_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifier, "PROOF_EVERY", 0.0)
     arrive = iter([False, False, True, False])
     arrives = False
 
@@ -439,25 +405,26 @@ def test_a_listener_rests_longer_after_each_silence_since_it_last_heard(
     def read(raw: Any, notifies: Any = psycopg.Connection.notifies, **options: Any) -> Any:
         if arrives:
             return notifies(raw, **options)
-        holder_clock.advance(notifier.ARRIVAL)
+        holder_clock.advance(1.0)
         return iter([])
 
     monkeypatch.setattr(notifier, "notify_trial", notify_trial)
     monkeypatch.setattr(psycopg.Connection, "notifies", read)
-    listener = Listener("default", lambda message: None, threading.Event())
+    ended = threading.Event()
+    listener = Listener("default", lambda message: None, ended)
+    listener.proof_every = 0.0
 
-    pauses = [listener.service.step() / notifier.ARRIVAL for _ in range(3)]
+    pauses = [listener.service.step() for _ in range(3)]
 
     assert pauses == [2, 4, 2]
 
 
-def test_where_there_are_no_notifications_nobody_listens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_there_are_no_notifications_nobody_listens() -> None:
     if connection.vendor == "postgresql":
         pytest.skip("there are")
-    monkeypatch.setattr(ServiceThreads, "start", pytest.fail)
+    before = threading.active_count()
     WorkerProcess().poller.listen(ServiceThreads(threading.Event()))
+    assert threading.active_count() == before
 
 
 def test_while_notifications_arrive_a_worker_polls_less_and_looks_ahead(

@@ -17,6 +17,7 @@ from tasks.exceptions import InvalidArguments, UnknownTask
 from tasks.models import Task
 from tasks.testing import FakeContext, drain, enqueued, inline
 from tests.factories import claimed, make_task
+from tests.tasks.support import Handlers
 
 pytestmark = pytest.mark.usefixtures("own_handlers")
 
@@ -233,8 +234,8 @@ def test_what_can_have_no_methods_is_registered_all_the_same() -> None:
 
 
 @pytest.mark.django_db
-def test_a_handler_that_was_removed_is_unknown(send: Any) -> None:
-    del registry._handlers["invoices.send"]
+def test_a_handler_that_was_removed_is_unknown(handlers: Handlers, send: Any) -> None:
+    del handlers["invoices.send"]
 
     with pytest.raises(UnknownTask, match=r"'invoices\.send'"):
         send.enqueue(invoice_id=7)

@@ -26,6 +26,7 @@ from tests.factories import claimed, make_task
 from tests.jobs import tasks as jobs
 from tests.logs import logged
 from tests.plugin import ROOT
+from tests.tasks.support import Handlers
 
 pytestmark = pytest.mark.usefixtures("handlers")
 
@@ -134,10 +135,10 @@ def test_what_is_enqueued_by_a_former_name_gets_the_new_one() -> None:
 
 
 @pytest.mark.django_db
-def test_an_enqueue_that_is_repeated_after_a_rename_is_the_same() -> None:
+def test_an_enqueue_that_is_repeated_after_a_rename_is_the_same(handlers: Handlers) -> None:
     handler("reports.build")(build)
     first = Task.objects.enqueue("reports.build", {"report_id": 1}, idempotency_key="k")
-    del registry._handlers["reports.build"]
+    del handlers["reports.build"]
     handler("reports.make", aliases=["reports.build"])(build)
 
     again = Task.objects.enqueue("reports.make", {"report_id": 1}, idempotency_key="k")
@@ -164,13 +165,13 @@ def test_the_end_of_a_task_of_a_former_name_is_reported() -> None:
 def test_a_name_or_alias_of_other_code_is_refused(name: str, aliases: list[str]) -> None:
     handler("theirs")(build)
     handler("make", aliases=["old"])(build)
-    before = dict(registry._handlers)
+    before = [registry.find(each) for each in sorted(registry.names())]
 
     with pytest.raises(ValueError, match=r"already used by .*\.build") as refusal:
         handler(name, aliases=aliases)(send)
 
     assert ("as an alias of 'make'" in str(refusal.value)) == ("old" in (name, *aliases))
-    assert registry._handlers == before
+    assert [registry.find(each) for each in sorted(registry.names())] == before
 
 
 @pytest.mark.parametrize("aliases", [["mine"], ["old", "old"]])

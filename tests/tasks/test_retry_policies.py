@@ -162,7 +162,7 @@ def policy(handlers: Handlers) -> Callable[[RetryPolicy], None]:
 
     def policy(policy: RetryPolicy) -> None:
         known = registry.find("jobs.echo").function
-        registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", known, retry=policy)
+        handlers.add("jobs.echo", known, retry=policy)
 
     return policy
 

@@ -19,7 +19,6 @@ from django.test.utils import CaptureQueriesContext
 from opentelemetry import trace
 
 import tasks.tracing
-from tasks import registry
 from tasks.exceptions import InvalidOutput, Snooze
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
@@ -70,18 +69,16 @@ def id_of(span: Any) -> str:
 # The tree
 
 
+@pytest.mark.usefixtures("handlers")
 def test_the_page_prints_the_tree_that_it_shows() -> None:
     text = (ROOT / "docs" / "tracing.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (shown,) = re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    known = dict(registry._handlers)
     printed = StringIO()
     try:
         with redirect_stdout(printed), transaction.atomic():
             exec(compile(code, "tracing.md", "exec"), {})
     finally:
-        registry._handlers.clear()
-        registry._handlers.update(known)
         tasks.tracing.uninstrument()
 
     assert printed.getvalue() == shown
@@ -383,9 +380,7 @@ def test_what_a_handler_does_is_a_part_of_its_attempt_on_threads_and_in_coroutin
 
     handlers["jobs.later"] = fails
     handlers["jobs.thread"] = on_a_thread
-    registry._handlers["jobs.coroutine"] = registry.Handler(
-        "jobs.coroutine", in_a_coroutine, "default", None
-    )
+    handlers["jobs.coroutine"] = in_a_coroutine
     for name in ("jobs.thread", "jobs.coroutine"):
         Task.objects.enqueue(name)
     with working():

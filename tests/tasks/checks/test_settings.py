@@ -9,7 +9,6 @@ import pytest
 from django.core.checks import run_checks
 from pytest_django import Settings
 
-from tasks import registry
 from tasks.checks.settings import check_settings
 from tests.tasks.support import Handlers
 
@@ -156,11 +155,7 @@ def test_a_setting_that_is_out_of_bounds_is_an_error(
 
 
 def test_a_handlers_queue_must_exist(settings: Settings, handlers: Handlers) -> None:
-    handlers["reports.build"] = lambda ctx: None
-    registered = registry.find("reports.build")
-    registry._handlers["reports.build"] = registry.Handler(
-        "reports.build", registered.function, "reports", None
-    )
+    handlers.add("reports.build", lambda ctx: None, queue="reports")
     settings.TASK_QUEUE = {"QUEUES": ("default", "mail")}
 
     (message,) = check_settings()

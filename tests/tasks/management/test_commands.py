@@ -58,6 +58,8 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (run_worker, run_generator, run_recovery):
         monkeypatch.setattr(module, "on_stop_signal", lambda stop: nullcontext())
     monkeypatch.setattr(ServiceThreads, "start", lambda threads, *services, **options: None)
+    for costly in ("collect", "freeze", "unfreeze"):
+        monkeypatch.setattr(gc, costly, lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -359,10 +361,8 @@ def test_a_signal_can_stop_what_waits_for_the_lock_that_it_interrupted() -> None
 
 @pytest.mark.parametrize(("before", "inside"), [(700, 10_000), (50_000, 50_000), (0, 0)])
 def test_a_worker_looks_for_garbage_seldom_and_never_where_that_is_off(
-    monkeypatch: pytest.MonkeyPatch, before: int, inside: int
+    before: int, inside: int
 ) -> None:
-    for costly in ("collect", "freeze", "unfreeze"):
-        monkeypatch.setattr(gc, costly, lambda: None)
     usual = gc.get_threshold()
     try:
         gc.set_threshold(before, *usual[1:])

@@ -11,11 +11,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from tasks import registry
 from tasks.models import Task
 from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.sql.cursors import ClaimCursor
-from tasks.registry import Handler, Kind
+from tasks.registry import Kind
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
@@ -35,7 +34,7 @@ def draw(ctx: Any, **data: Any) -> None: ...
 @pytest.fixture(autouse=True)
 def known(handlers: Handlers) -> None:
     handlers["jobs.fetch"] = fetch
-    registry._handlers["jobs.draw"] = Handler("jobs.draw", draw, process=True)
+    handlers.add("jobs.draw", draw, process=True)
 
 
 def in_order(*kinds: int, **options: Any) -> list[int]:

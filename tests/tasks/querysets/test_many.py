@@ -13,7 +13,6 @@ from django.test.utils import CaptureQueriesContext
 
 from leasing.db import dialects
 from leasing.exceptions import LeaseLost
-from tasks import registry
 from tasks.exceptions import GiveUp, InvalidOutput
 from tasks.models import Task, TaskStatus
 from tasks.querysets import ends
@@ -238,8 +237,8 @@ def test_a_failure_that_another_end_forestalled_is_refused(
 def test_a_failure_without_a_pause_keeps_its_place_in_the_queue(
     database_clock: DatabaseClock, handlers: Handlers
 ) -> None:
-    registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", echo, retry=Fixed(0))
-    registry._handlers["jobs.later"] = registry.Handler("jobs.later", echo, retry=Fixed(60))
+    handlers.add("jobs.echo", echo, retry=Fixed(0))
+    handlers.add("jobs.later", echo, retry=Fixed(60))
     now, later = *running(1, name="jobs.echo"), *running(1, name="jobs.later")
     place = now.scheduled_at
     database_clock.advance(5)
@@ -262,7 +261,7 @@ def test_an_attempt_that_is_not_traced_leaves_the_trace_of_its_task() -> None:
 def test_many_fail_each_in_its_own_way(
     handlers: Handlers, database_clock: DatabaseClock, reported: Reported
 ) -> None:
-    registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", echo, retry=Fixed(60))
+    handlers.add("jobs.echo", echo, retry=Fixed(60))
     again, given_up, last = running(3, name="jobs.echo")
     Task.objects.filter(pk=last.pk).update(max_attempts=1)
     reported.clear()
@@ -303,7 +302,7 @@ def test_policies_are_asked_before_anything_is_locked(handlers: Handlers) -> Non
         blocks.append(len(connection.atomic_blocks))
         return 1.0
 
-    registry._handlers["jobs.echo"] = registry.Handler("jobs.echo", echo, retry=policy)
+    handlers.add("jobs.echo", echo, retry=policy)
     outside = len(connection.atomic_blocks)
 
     Task.objects.fail_many([(task, "no luck") for task in running(2, name="jobs.echo")])
