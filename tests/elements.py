@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from html.parser import HTMLParser
 
 VOID = {"meta", "link", "input", "br", "hr", "img", "wbr"}
@@ -16,6 +17,18 @@ SILENT = {"script", "style", "svg", "title"}
 
 _COMPOUND = re.compile(r"([\w-]*)((?:[.#][\w-]+|\[[\w-]+(?:=[^\]]*)?\])*)")
 _CONDITION = re.compile(r"([.#])([\w-]+)|\[([\w-]+)(?:=([^\]]*))?\]")
+
+
+#: A sign and the word after it, or the name and the value of an attribute.
+Conditions = list[tuple[str, str, str, str]]
+
+
+@cache
+def _parsed(compound: str) -> tuple[str, Conditions]:
+    """Return the tag of one part of a selector, and what else it demands."""
+    parsed = _COMPOUND.fullmatch(compound)
+    assert parsed, f"no selector: {compound}"
+    return parsed[1], _CONDITION.findall(parsed[2])
 
 
 class Element:
@@ -62,7 +75,12 @@ class Element:
         found: list[Element] = [self]
         for compound in selector.split():
             inside = (each for element in found for each in element.inside())
-            found = [each for each in dict.fromkeys(inside) if each._fits(compound)]
+            tag, conditions = _parsed(compound)
+            found = [
+                each
+                for each in (inside if len(found) == 1 else dict.fromkeys(inside))
+                if tag in ("", each.tag) and (not conditions or each.meets(conditions))
+            ]
         return found
 
     def one(self, selector: str) -> Element:
@@ -73,17 +91,15 @@ class Element:
 
     def inside(self) -> Iterator[Element]:
         """All elements in it, in their order."""
-        for each in self.content:
-            if isinstance(each, Element):
-                yield each
-                yield from each.inside()
+        left = [each for each in reversed(self.content) if isinstance(each, Element)]
+        while left:
+            element = left.pop()
+            yield element
+            left += [each for each in reversed(element.content) if isinstance(each, Element)]
 
-    def _fits(self, compound: str) -> bool:
-        parsed = _COMPOUND.fullmatch(compound)
-        assert parsed, f"no selector: {compound}"
-        if parsed[1] and parsed[1] != self.tag:
-            return False
-        for sign, word, name, value in _CONDITION.findall(parsed[2]):
+    def meets(self, conditions: Conditions) -> bool:
+        """Return True if it has each class, id and attribute of ``conditions``."""
+        for sign, word, name, value in conditions:
             if sign == "." and word not in self.classes:
                 return False
             if sign == "#" and word != self.get("id"):
