@@ -133,7 +133,7 @@ class SampleAdmin(ReadOnlyAdmin):
         ("ready", "scheduled", "running"),
         ("enqueued", "claimed", "completed"),
         ("failed", "cancelled", "retried", "recovered"),
-        ("p50", "p95"),
+        ("p50", "p95", "longest"),
         ("renewals", "expirations", "releases"),
         "handlers",
     )
@@ -141,6 +141,7 @@ class SampleAdmin(ReadOnlyAdmin):
     at = column("time", lambda sample: stamped(sample.at))
     p50 = column("waiting time, p50", lambda sample: _waited(sample.wait_p50))
     p95 = column("waiting time, p95", lambda sample: _waited(sample.wait_p95))
+    longest = column("oldest waiting task", lambda sample: _waited(sample.oldest))
 
 
 def _waited(seconds: float | None) -> str:

@@ -69,9 +69,9 @@ class Chart:
 def series(
     since: datetime, until: datetime, *, queue: str | None = None, points: int = MAX_POINTS
 ) -> list[Chart]:
-    """Return four charts of what was sampled: tasks a minute ("rate"), seconds waited ("wait"),
-    tasks waiting and running ("depth"), and the ends of leases a minute ("leases"), which are those
-    of all queues.
+    """Return four charts of what was sampled: tasks a minute ("rate"), seconds waited before claims
+    and by the oldest task that still waits ("wait"), tasks waiting and running ("depth"), and the
+    ends of leases a minute ("leases"), which are those of all queues.
 
     One query. Where several slots share a point, it shows their means, and the greatest p95; the
     p50 of several queues or slots is their mean weighted by what was claimed.
@@ -94,7 +94,11 @@ def series(
         return Line(name, [None if each is None else each[column] for each in found], bridged)
 
     per_minute = "per minute"
-    waits = [line("p50", "wait_p50"), line("p95", "wait_p95")]
+    waits = [
+        line("p50", "wait_p50"),
+        line("p95", "wait_p95"),
+        line("still waiting", "oldest", BRIDGED),
+    ]
     depths = [line(name, name, BRIDGED) for name in DEPTHS]
     tasks, leases = ([line(name, name) for name in names] for names in (TASK_COUNTS, LEASE_COUNTS))
     return [
@@ -127,6 +131,7 @@ def _read(first: int, last: int, width: int, queue: str | None) -> dict[int, dic
             sum_claimed=Sum("claimed"),
             waited=Sum(F("wait_p50") * F("claimed")),
             wait_p95=Max("wait_p95"),
+            oldest=Max("oldest"),
             **sums,
         )
     )
@@ -141,4 +146,5 @@ def _point(row: dict[str, Any]) -> dict[str, float | None]:
         **{name: (row[f"sum_{name}"] or 0) / looked if looked else None for name in DEPTHS},
         "wait_p50": None if waited is None else waited / row["sum_claimed"],
         "wait_p95": row["wait_p95"],
+        "oldest": row["oldest"],
     }

@@ -24,6 +24,7 @@ TONES: Final = {
     "recovered": "warn",
     "expirations": "warn",
     "p95": "two",
+    "still waiting": "warn",
 }
 #: The number of points over which a chart is spread, at least.
 FEWEST_POINTS: Final = 12

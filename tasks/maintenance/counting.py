@@ -16,14 +16,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from django.db import models
-from django.db.models import Count, Exists, F, Q, Subquery
+from django.db.models import Count, Exists, F, Min, Q, Subquery
 
 from leasing.db.questions import query_scalars
 from leasing.functions import DbNow
 from leasing.models import EventKind, LeaseEvent
 from leasing.web.counts import COUNT_CAP
 from tasks.models import AttemptOutcome, Sample, Task, TaskAttempt, TaskStatus
-from tasks.querysets.base import CLAIM_ORDER
+from tasks.querysets.base import CLAIM_ORDER, is_paused
 from tasks.registry import KINDS
 
 #: Outcomes of an attempt that failed.
@@ -73,21 +73,27 @@ class Slot:
 Counted = defaultdict[str, Columns]
 
 
-def depths(queues: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Return the numbers of tasks of each queue that are ready, scheduled and running now, each
-    kind counted up to COUNT_CAP: by one query for each kind in each of ``queues``, and one for
-    running tasks of every queue."""
+def depths(queues: Iterable[str], now: datetime) -> dict[str, Columns]:
+    """Return the numbers of tasks of each queue that are ready, scheduled and running ``now``, each
+    kind counted up to COUNT_CAP, and the seconds for which the oldest of those has been due, unless
+    the queue is paused: by one query for each kind in each of ``queues``, and one for running
+    tasks of every queue."""
     tasks = Task.objects.home()
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, Columns] = {}
     for queue in queues:
-        found[queue] = {"ready": 0, "scheduled": 0, "running": 0}
+        found[queue] = {"ready": 0, "scheduled": 0, "running": 0, "oldest": 0.0}
         for kind in KINDS:
             # In the order of the index for claims: due tasks come first.
             waiting = tasks.filter(queue=queue, kind=kind, status=TaskStatus.READY)
             ordered = waiting.order_by(*CLAIM_ORDER).values("id", "scheduled_at")
+            due = Q(scheduled_at__lte=DbNow())
             seen = ordered[: COUNT_CAP + 1].aggregate(
-                all=Count("id"), due=Count("id", filter=Q(scheduled_at__lte=DbNow()))
+                all=Count("id"),
+                due=Count("id", filter=due),
+                since=Min("scheduled_at", filter=due & ~Q(is_paused(queue))),
             )
+            waits = (now - seen["since"]).total_seconds() if seen["since"] else 0.0
+            found[queue]["oldest"] = max(found[queue]["oldest"], waits)
             found[queue]["ready"] += seen["due"]
             found[queue]["scheduled"] += seen["all"] - seen["due"]
     running = tasks.running().order_by("pk").values_list("queue", flat=True)[: COUNT_CAP + 1]

@@ -56,7 +56,7 @@ MAX_MISSED: Final = 30
 COLUMNS: Final = [
     *("ready", "scheduled", "running"),
     *("enqueued", "claimed", "completed", "failed", "cancelled", "retried", "recovered"),
-    *("wait_p50", "wait_p95", "handlers", "expirations", "releases"),
+    *("oldest", "wait_p50", "wait_p95", "handlers", "expirations", "releases"),
 ]
 
 
@@ -104,8 +104,11 @@ def samples(
         for queue, counts in count(slot).items():
             columns.setdefault(queue, {}).update(counts)
     if is_newest or activity.is_idle(slot):
-        empty = {name: {"ready": 0, "scheduled": 0, "running": 0} for name in names}
-        for queue, depth in (depths(sorted(names)) if activity.is_any_live else empty).items():
+        none = {"ready": 0, "scheduled": 0, "running": 0, "oldest": 0.0}
+        found = dict.fromkeys(names, none)
+        if activity.is_any_live:
+            found = depths(sorted(names), activity.now)
+        for queue, depth in found.items():
             columns.setdefault(queue, {}).update(depth)
     return [Sample(queue=queue, slot=slot.number, **columns[queue]) for queue in sorted(columns)]
 

@@ -153,6 +153,7 @@ class Migration(migrations.Migration):
                 ('ready', models.PositiveIntegerField(default=None, null=True)),
                 ('scheduled', models.PositiveIntegerField(default=None, null=True)),
                 ('running', models.PositiveIntegerField(default=None, null=True)),
+                ('oldest', models.FloatField(default=None, null=True)),
                 ('enqueued', models.PositiveIntegerField(default=0)),
                 ('claimed', models.PositiveIntegerField(default=0)),
                 ('completed', models.PositiveIntegerField(default=0)),

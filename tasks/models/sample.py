@@ -29,6 +29,8 @@ class Sample(models.Model):
     ready = models.PositiveIntegerField(null=True, default=None)
     scheduled = models.PositiveIntegerField(null=True, default=None)
     running = models.PositiveIntegerField(null=True, default=None)
+    #: The seconds for which the oldest due task had waited then; 0 for none and in a paused queue.
+    oldest = models.FloatField(null=True, default=None)
     # In the slot.
     enqueued = models.PositiveIntegerField(default=0)
     claimed = models.PositiveIntegerField(default=0)

@@ -141,6 +141,7 @@ def _sample() -> None:
             claimed=age % 5 + 1,
             wait_p50=age % 4 / 10,
             wait_p95=age % 4,
+            oldest=age % 5,
             renewals=age % 6,
         )
         for age in range(1, 60)

@@ -64,12 +64,13 @@ def test_many_slots_share_few_points_and_keep_their_mean() -> None:
 def test_waits_are_weighted_by_what_was_claimed_and_the_worst_p95_shows() -> None:
     sample(0, "mail", claimed=9, wait_p50=1.0, wait_p95=5.0)
     sample(0, "default", claimed=1, wait_p50=11.0, wait_p95=12.0)
-    sample(0, "reports", ready=3)
+    sample(0, "reports", ready=3, oldest=40.0)
 
     chart = charts(10)["wait"]
 
     assert values(chart, "p50") == [2.0]
     assert values(chart, "p95") == [12.0]
+    assert values(chart, "still waiting") == [40.0]
 
 
 def test_nothing_claimed_is_no_wait_and_not_a_short_one() -> None:

@@ -332,7 +332,14 @@ def test_the_charts_show_what_was_sampled_and_say_it_as_a_table(viewer: Client) 
     assert len(get(viewer, OVERVIEW).all("[data-live=charts] .empty")) == 1
     slot = int(database_now("default").timestamp()) // Sample.SLOT * Sample.SLOT - 2 * Sample.SLOT
     Sample.objects.create(
-        queue="default", slot=slot, completed=7, ready=3, claimed=1, wait_p50=0.4, wait_p95=2.5
+        queue="default",
+        slot=slot,
+        completed=7,
+        ready=3,
+        claimed=1,
+        wait_p50=0.4,
+        wait_p95=2.5,
+        oldest=9,
     )
     page = get(viewer, OVERVIEW)
     latest = {each["data-key"]: each.one(".loud").numbers for each in page.all(".legend li")}
@@ -340,7 +347,7 @@ def test_the_charts_show_what_was_sampled_and_say_it_as_a_table(viewer: Client) 
     assert not page.handlers and not [tag for tag in page.scripts if not tag.get("src")]
     moment = datetime.fromtimestamp(slot, UTC).strftime("%H:%M:%S")
     waits = [row for row in page.all("[data-key=chart-wait] tbody tr") if moment in row.text]
-    assert [cell.numbers for cell in waits[0].all("td")] == [[0.4], [2.5]]
+    assert [cell.numbers for cell in waits[0].all("td")] == [[0.4], [2.5], [9]]
     assert not get(viewer, f"{OVERVIEW}?span=24h").all("[data-live=charts] .empty")
 
 

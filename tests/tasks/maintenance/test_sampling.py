@@ -254,7 +254,7 @@ def test_a_percentile_is_one_of_the_lengths(lengths: Any, share: float, found: f
 
 
 def test_depths_tell_what_is_due_from_what_is_not_and_look_at_so_many(
-    monkeypatch: pytest.MonkeyPatch, queues: None
+    monkeypatch: pytest.MonkeyPatch, queues: None, clock: Clock
 ) -> None:
     monkeypatch.setattr(counting, "COUNT_CAP", 3)
     make_tasks(2)
@@ -262,13 +262,18 @@ def test_depths_tell_what_is_due_from_what_is_not_and_look_at_so_many(
     make_task(kind=Kind.COROUTINE.number)
     make_task(state="running", queue="mail")
 
-    with CaptureQueriesContext(connection) as captured:
-        found = depths(["default", "mail"])
+    stamp()
+    clock.advance(7)
 
-    assert found["default"] == {"ready": 3, "scheduled": 2, "running": 0}
-    assert found["mail"] == {"ready": 0, "scheduled": 0, "running": 1}
+    with CaptureQueriesContext(connection) as captured:
+        found = depths(["default", "mail"], clock.now)
+
+    assert found["default"] == {"ready": 3, "scheduled": 2, "running": 0, "oldest": 7.0}
+    assert found["mail"] == {"ready": 0, "scheduled": 0, "running": 1, "oldest": 0.0}
     assert len(captured) == 2 * len(Kind) + 1
     assert all("LIMIT 4" in query["sql"] for query in captured)
+    Queue.objects.pause("default", by="olga", reason="month end")
+    assert depths(["default"], clock.now)["default"]["oldest"] == 0.0
 
 
 def test_a_task_that_ends_while_its_claim_is_counted_counts_once(clock: Clock) -> None:
