@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from leasing.diagnosis.base import Diagnosis
+from leasing.humanize import plural
 from tasks.diagnosis.actions import DISCARD, RETRY
 from tasks.diagnosis.facts import attempt_facts, stamped
 from tasks.models import Task
 from tasks.querysets import TaskStatus
+from tasks.querysets.recovery import is_lost_with_worker
 from tasks.querysets.transitions import WITH_PARENT
 
 OVER = "The task has ended. Nothing else will happen."
@@ -34,6 +36,8 @@ def ended(task: Task) -> Diagnosis:
             headline = f"All {task.max_attempts} attempts failed."
             if task.max_attempts == 1:
                 headline = "Its only attempt failed."
+            if is_lost_with_worker(task.last_error):
+                headline = f"Lost with its worker, after {plural(task.max_attempts, 'attempt')}."
     return Diagnosis(
         code, severity, headline, next_, until=until, facts=facts, actions=[RETRY, DISCARD]
     )

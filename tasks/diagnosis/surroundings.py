@@ -20,6 +20,7 @@ from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
 from tasks.parameters import MISMATCH
 from tasks.querysets import TaskStatus
+from tasks.querysets.recovery import is_lost_with_worker
 
 #: The greatest number of workers that are read.
 MAX_WORKERS: Final = 1000
@@ -56,8 +57,9 @@ class Surroundings:
     key_waiters: dict[str, Capped] = field(default_factory=dict)
     #: The queues of tasks that somebody holds: remote workers send no heartbeats.
     held_queues: frozenset[str] = frozenset()
-    #: The holders that recently lost a task, by its id, if there were several.
-    losses: dict[int, list[str]] = field(default_factory=dict)
+    #: The holders that recently lost a task, by its id, if there were several; each with True if
+    #: it died or was silent.
+    losses: dict[int, list[tuple[str, bool]]] = field(default_factory=dict)
     #: The reasons for which tasks were postponed, by their ids, as far as one was given.
     put_off: dict[int, str] = field(default_factory=dict)
     #: What the handlers of running tasks usually take, by name.
@@ -194,7 +196,7 @@ def _everyone() -> Surroundings:
     )
 
 
-def _losses(tasks: Iterable[Task]) -> dict[int, list[str]]:
+def _losses(tasks: Iterable[Task]) -> dict[int, list[tuple[str, bool]]]:
     """Return the holders that recently lost each of ``tasks``, the latest first, for tasks that
     have not ended and were lost at least FLAPS times."""
     often = [
@@ -205,12 +207,14 @@ def _losses(tasks: Iterable[Task]) -> dict[int, list[str]]:
     lately = TaskAttempt.objects.home().filter(
         task__in=often, outcome__in=_LOST, ended_at__gt=after(-FLAPPING_WITHIN)
     )
-    found: defaultdict[int, list[str]] = defaultdict(list)
+    found: defaultdict[int, list[tuple[str, bool]]] = defaultdict(list)
     for reason in _NOT_BEGUN:
         lately = lately.exclude(error__startswith=reason)
     lately = lately.exclude(error__contains=MISMATCH)
-    for key, holder in lately.order_by("-pk").values_list("task", "holder")[:MAX_ATTEMPTS_READ]:
-        found[key].append(holder)
+    rows = lately.order_by("-pk").values_list("task", "holder", "outcome", "error")
+    for key, holder, outcome, error in rows[:MAX_ATTEMPTS_READ]:
+        has_died = outcome == AttemptOutcome.LOST and is_lost_with_worker(error)
+        found[key].append((holder, has_died))
     return {key: holders for key, holders in found.items() if len(holders) >= FLAPS}
 
 

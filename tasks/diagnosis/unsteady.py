@@ -16,15 +16,19 @@ from tasks.querysets import TaskStatus
 NAMED = 5
 
 
-def flapping(task: Task, losses: list[str], found: Diagnosis) -> Diagnosis:
+def flapping(task: Task, losses: list[tuple[str, bool]], found: Diagnosis) -> Diagnosis:
     """Extend the diagnosis of a task that its holders have lost again and again.
 
     Args:
         task: The task, of which it says how many attempts are left.
-        losses: The holder of each recent loss, the latest first.
+        losses: The holder of each recent loss, the latest first, and True if it died.
         found: The diagnosis without regard to them.
     """
-    named = ", ".join(dict.fromkeys(losses[:NAMED]))
+    named = ", ".join(dict.fromkeys(holder for holder, _ in losses[:NAMED]))
+    often = f"{len(losses)} times within {span(FLAPPING_WITHIN)}"
+    headline = f"Unstable: lost or given back {often}, and never completed."
+    if all(has_died for _, has_died in losses):
+        headline = f"Each worker that ran it died, {often}. It may be the cause."
     left = task.max_attempts - task.attempts
     then = (
         f"It fails after {plural(left, 'more attempt')}."
@@ -35,8 +39,7 @@ def flapping(task: Task, losses: list[str], found: Diagnosis) -> Diagnosis:
         found,
         code="flapping",
         severity="warning",
-        headline=f"Unstable: lost or given back {len(losses)} times within "
-        f"{span(FLAPPING_WITHIN)}, and never completed.",
+        headline=headline,
         next=found.next + f" {then} The task itself may be killing its workers: check its memory "
         "use, its run time and its attempts.",
         facts=[*found.facts, ("Lost by", named)],

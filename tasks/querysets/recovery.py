@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,13 @@ from tasks.runtime.tracepoints import points
 if TYPE_CHECKING:
     from tasks.models import Task
 
+#: Texts of attempts that were lost with their worker: its parent saw it die, or it was silent.
+DIED, SILENT = "its worker ", "did not renew its lease in time"
+LOST_WITH_WORKER = Q(outcome="lost") & (Q(error__startswith=DIED) | Q(error__contains=SILENT))
+#: The number of workers that a task is lost with until it is suspected of their deaths.
+SUSPECTED_FROM = 3
+#: The newest of such attempts that are searched for what was lost with a worker.
+SUSPECTS_READ = 500
 #: Rows that one recovery transaction takes.
 SWEEP_BATCH = 100
 #: Of running tasks, the least time that recovery leaves one of them.
@@ -160,10 +167,13 @@ def take_from_holders(
             "expires_at": Least(F("expires_at"), DbNow()),
             "slot": None,
         }
+        last = Q(attempts__gte=F("max_attempts"))
+        spared = _spared(rows, before, reason) if kind in ("expired", "died") else {}
+        # These do not fail below.
+        still.filter(pk__in=spared).update(attempts=F("attempts") - 1)
         asked = still.filter(CANCEL_REQUESTED).update(
             status=TaskStatus.CANCELLED, **closing(), **taking
         )
-        last = Q(attempts__gte=F("max_attempts"))
         failed = still.filter(last).update(status=TaskStatus.FAILED, **closing(), **taking)
         again = still.update(
             status=TaskStatus.READY,
@@ -175,14 +185,15 @@ def take_from_holders(
         tasks = (
             list(taken.filter(released_at=None).order_by("pk")) if asked or failed or again else []
         )
-        _note_taken(rows, tasks, before, reason)
+        texts = {task.pk: reason(task) + spared.get(task.pk, "") for task in tasks}
+        _note_taken(rows, tasks, before, texts)
     for task in tasks:
         old = before[task.pk]
         rows._tell(
             signals.recovered,
             task,
             holder=task.holder,
-            reason=reason(task),
+            reason=texts[task.pk],
             kind=kind,
             silent_for=old.now - (old.renewed_at or old.acquired_at),
             overdue_for=old.now - old.expires_at,
@@ -196,6 +207,45 @@ def take_from_holders(
     return len(tasks)
 
 
+def is_lost_with_worker(error: str) -> bool:
+    """Return True if ``error`` is that of an attempt, or a task, that was lost with its worker."""
+    return error.startswith(DIED) or SILENT in error
+
+
+def _spared(rows: TaskRows, taking: dict[int, Task], why: Callable[[Task], str]) -> dict[int, str]:
+    """Return those of the tasks ``taking`` whose last attempt is not counted, with the end of the
+    text that says so: they were lost with their worker, as was a task that is suspected of its
+    death (decision 30).
+
+    A suspect was lost with SUSPECTED_FROM workers, and with as many as the task that it spares. One
+    that was itself lost with twice as many as it has attempts is spared no more, so that two that
+    spare each other come to an end; nor is one that has a single attempt: it must not run twice.
+    """
+    doomed = [task for task in taking.values() if task.attempts >= task.max_attempts > 1]
+    doomed = [task for task in doomed if is_lost_with_worker(why(task))]
+    if not doomed:
+        return {}
+    lost = attempt_model()._default_manager.using(rows.db).filter(LOST_WITH_WORKER)
+    before = lost.order_by("-pk").values_list("task", "holder", "ended_at")[:SUSPECTS_READ]
+    holders = {task.holder for task in doomed}
+    held = rows._everything().running().filter(holder__in=holders)
+    # What is held is being lost now, and has no record of that.
+    beside = [*before, *held.values_list("pk", "holder", DbNow())]
+    times = Counter(held.values_list("pk", flat=True))
+    keys = {key for key, holder, _ in beside if holder in holders}
+    times.update(lost.filter(task__in=keys).values_list("task", flat=True))
+    found: dict[int, str] = {}
+    for task in doomed:
+        with_it = {
+            key for key, holder, at in beside if holder == task.holder and at >= task.acquired_at
+        }
+        suspect = max(with_it - {task.pk}, key=lambda key: times[key], default=task.pk)
+        mine, most = times[task.pk], times[suspect]
+        if suspect != task.pk and SUSPECTED_FROM <= most >= mine < 2 * task.max_attempts:
+            found[task.pk] = f", with task:{suspect}, which may be the cause: not counted"
+    return found
+
+
 def _starts(tasks: dict[int, Any], at_least: timedelta) -> dict[str, Any]:
     """The columns with the next start of each task. No policy of a handler decides about it: it
     judges an error, and there is none."""
@@ -207,13 +257,13 @@ def _starts(tasks: dict[int, Any], at_least: timedelta) -> dict[str, Any]:
 
 
 def _note_taken(
-    rows: TaskRows, tasks: list[Task], before: dict[int, Any], reason: Callable[[Task], str]
+    rows: TaskRows, tasks: list[Task], before: dict[int, Any], texts: dict[int, str]
 ) -> None:
     attempts = []
     # Of a holder that is gone all is left with the same words, unless it is traced.
     left: defaultdict[tuple[tuple[str, Any], ...], list[int]] = defaultdict(list)
     for task in tasks:
-        text = reason(task)
+        text = texts[task.pk]
         attempts.append(attempt_model().of(before[task.pk], "lost", text))
         if points.tracer is not None:
             points.tracer.lost(task, text)
@@ -226,7 +276,7 @@ def _note_taken(
 
 
 def _overdue(task: Task) -> str:
-    return f"{task.holder} did not renew its lease in time"
+    return f"{task.holder} {SILENT}"
 
 
 def _idle(task: Task) -> str:

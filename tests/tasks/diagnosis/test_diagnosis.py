@@ -474,7 +474,28 @@ def test_a_task_that_goes_from_worker_to_worker_names_them_and_what_is_left() ->
     answer = diagnose(flapping())
 
     assert "cid, bob, ann" in dict(answer.facts).values()
+    often = "3 times within 10 min"
+    assert answer.headline == f"Each worker that ran it died, {often}. It may be the cause."
     assert re.findall(r"\d+", answer.next) == ["7"]  # attempts are left
+
+
+def test_a_task_that_was_also_given_back_is_unstable() -> None:
+    task = flapping()
+    attempts = TaskAttempt._base_manager.filter(task=task, holder="bob")
+    attempts.update(outcome=AttemptOutcome.RETURNED)
+
+    assert diagnose(task).headline.startswith("Unstable: lost or given back 3 times")
+
+
+def test_a_task_that_was_lost_with_its_worker_does_not_say_that_its_attempts_failed() -> None:
+    task = make_task(state="running", max_attempts=1)
+    lose(task)
+    task.refresh_from_db()
+
+    answer = diagnose(task)
+
+    assert answer.code == "exhausted"
+    assert answer.headline == "Lost with its worker, after 1 attempt."
 
 
 @pytest.mark.parametrize("change", ["twice", "long ago", "failed", "unknown", "mismatch", "ended"])

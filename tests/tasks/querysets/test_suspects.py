@@ -1,0 +1,144 @@
+"""A task that is lost beside one that is suspected of killing workers is not failed by that."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from leasing.functions import after
+from tasks.models import Task, TaskStatus
+from tests.factories import claimed, make_task
+from tests.leasing.support import expire
+from tests.tasks.support import make_due
+
+pytestmark = pytest.mark.django_db
+
+
+def lost_with(holder: str, *tasks: Task) -> None:
+    """Have the worker ``holder`` die while it runs ``tasks``."""
+    for task in tasks:
+        make_due(task)
+        expire(claimed(task, holder))
+    Task.objects.recover()
+
+
+def state(task: Task) -> tuple[str, int]:
+    task.refresh_from_db()
+    return task.status, task.attempts
+
+
+def suspect(losses: int = 2) -> Task:
+    task = make_task(max_attempts=50)
+    for number in range(losses):
+        lost_with(f"earlier-{number}", task)
+    return task
+
+
+def victim(attempts: int = 2, *, max_attempts: int = 3) -> Task:
+    task = make_task(max_attempts=max_attempts)
+    for number in range(attempts):
+        lost_with(f"other-{number}", task)
+    return task
+
+
+def test_the_last_attempt_is_not_counted_beside_a_suspect() -> None:
+    killer, task = suspect(), victim()
+
+    lost_with("ann", killer, task)
+
+    assert state(task) == (TaskStatus.READY, 2)
+    assert task.last_error == (
+        "ann did not renew its lease in time, "
+        f"with task:{killer.pk}, which may be the cause: not counted"
+    )
+    assert task.attempt_set.filter(outcome="lost").count() == 3
+    assert state(killer) == (TaskStatus.READY, 3)
+
+
+def test_a_suspect_whose_loss_was_recorded_before_counts_too() -> None:
+    killer, task = suspect(), victim()
+    make_due(task)
+    mine = claimed(task, "ann")
+    lost_with("ann", killer)
+
+    expire(mine)
+    Task.objects.recover()
+
+    assert state(task) == (TaskStatus.READY, 2)
+
+
+def test_it_is_so_where_a_parent_saw_the_worker_die() -> None:
+    killer, task = suspect(), victim()
+    for each in (killer, task):
+        make_due(each)
+        claimed(each, "ann")
+
+    Task.objects.filter(holder="ann").take_from_dead("its worker was killed", timedelta(0))
+
+    assert state(task) == (TaskStatus.READY, 2)
+
+
+def fails(*, losses: int = 2, others: int = 2, attempts: int = 3, apart: bool = False) -> Task:
+    """Lose a task with its worker, beside one that was lost ``losses`` times before, or ``apart``;
+    it was lost with ``others``, and may be so many ``attempts``."""
+    killer, task = suspect(losses), victim(others, max_attempts=attempts)
+    if apart:
+        lost_with("bob", killer)
+        lost_with("ann", task)
+    else:
+        lost_with("ann", killer, task)
+    return task
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"apart": True}, id="the suspect was on another worker"),
+        pytest.param({"losses": 1, "others": 1, "attempts": 2}, id="the other is no suspect yet"),
+        pytest.param({"losses": 3, "others": 4, "attempts": 5}, id="the other was lost less often"),
+        pytest.param({"others": 0, "attempts": 1}, id="it must not run twice"),
+    ],
+)
+def test_otherwise_the_last_attempt_counts(options: dict[str, int]) -> None:
+    assert state(fails(**options)) == (TaskStatus.FAILED, options.get("attempts", 3))  # type: ignore[arg-type]
+
+
+def test_an_attempt_that_is_not_the_last_counts() -> None:
+    assert state(fails(others=1)) == (TaskStatus.READY, 2)
+
+
+def test_what_an_earlier_process_of_that_name_lost_is_not_beside_it() -> None:
+    task = victim()
+    killer = suspect()
+    lost_with("ann", killer)
+
+    lost_with("ann", task)
+
+    assert state(task) == (TaskStatus.FAILED, 3)
+
+
+def test_a_task_that_stalls_beside_a_suspect_counts() -> None:
+    killer, task = suspect(), victim()
+    for each in (killer, task):
+        make_due(each)
+        claimed(each, "ann")
+    Task.objects.filter(pk=task.pk).update(
+        progress_timeout=timedelta(seconds=1), progressed_at=after(-timedelta(seconds=9))
+    )
+
+    Task.objects.recover_stalled()
+
+    assert state(task) == (TaskStatus.FAILED, 3)
+
+
+def test_two_that_spare_each_other_come_to_an_end() -> None:
+    both = [make_task(max_attempts=3) for _ in range(2)]
+    deaths = 0
+    while open_ := [task for task in both if state(task)[0] == TaskStatus.READY]:
+        lost_with(f"worker-{deaths}", *open_)
+        deaths += 1
+        assert deaths <= 6
+
+    assert deaths == 6
+    assert {state(task) for task in both} == {(TaskStatus.FAILED, 3)}
