@@ -68,7 +68,7 @@ def watching_once(begun: Callable[[], object]) -> Callable[[Timekeeper, Executio
 
 
 def ended(worker: WorkerProcess) -> Callable[[], bool]:
-    return worker._ended.is_set
+    return worker.ended.is_set
 
 
 def states() -> list[str]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -19,13 +16,11 @@ from tasks.exceptions import TaskCancelled
 from tasks.execution.attempt import Execution
 from tasks.models import Task, TaskStatus
 from tasks.registry import Kind
-from tasks.worker import coroutines
-from tasks.worker.process import Until
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import make_task, make_tasks
 from tests.leasing.support import expire
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, attempt, attempts, instances_made, row_of
+from tests.tasks.support import Handlers, attempt, attempts, row_of
 from tests.tasks.workers import PATIENCE, ended, patient, states, watching_once, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
@@ -86,19 +81,6 @@ def test_many_coroutines_run_at_a_time_on_one_thread_beside_those_that_threads_r
     assert Task.objects.filter(task_output="slept").count() == 20
 
 
-def test_a_busy_thread_keeps_no_coroutine_waiting(sleeper: Sleeper, handlers: Handlers) -> None:
-    opened = threading.Event()
-    handlers["jobs.busy"] = lambda ctx: opened.wait(PATIENCE)
-    make_tasks(2, name="jobs.busy", data={}, priority=9)
-    make_task(name="jobs.sleep", data={})
-
-    with working(threads=1):
-        wait_for(lambda: len(sleeper.began) == 1)
-        opened.set()
-        sleeper.open = True
-        wait_for(lambda: states() == ["succeeded"] * 3)
-
-
 @pytest.mark.parametrize("error", [ValueError("no luck"), SystemExit(3), asyncio.CancelledError()])
 def test_whatever_a_coroutine_raises_fails_its_attempt_and_not_the_loop(
     handlers: Handlers, error: BaseException
@@ -153,71 +135,6 @@ def test_a_cancellation_that_comes_too_late_for_the_handler_reaches_nothing_else
     assert row["progress"] == {"done": 2, "total": 9}
     assert row["task_output"] == (None if error else "done")
     assert row["last_error"].startswith("SystemExit" if error else "")
-
-
-def test_a_handler_is_not_called_if_its_task_was_cancelled_just_before(
-    handlers: Handlers, execution_of: Callable[[Task], Execution]
-) -> None:
-    called: list[Any] = []
-
-    async def late(ctx: Any, **data: Any) -> None:
-        called.append(ctx)
-
-    handlers["jobs.late"] = late
-    execution = execution_of(make_task(name="jobs.late", data={}, state="running"))
-    execution.cancel("ann")  # whose interrupt finds nothing yet
-
-    async def carry() -> str:
-        carrier = coroutines.Coroutine(Mock())
-        carrier.task = asyncio.current_task()
-        return (await carrier.attempt(execution)).verb
-
-    assert (asyncio.run(carry()), called) == ("cancel", [])
-
-
-def test_what_a_handler_sets_in_its_context_the_next_one_does_not_see(handlers: Handlers) -> None:
-    name = ContextVar("name", default="nobody")
-    seen: list[str] = []
-
-    async def set_name(ctx: Any, **data: Any) -> None:
-        seen.append(name.get())
-        name.set("ann")
-
-    handlers["jobs.name"] = set_name
-    make_tasks(3, name="jobs.name", data={})
-
-    with working(coroutines=1):
-        wait_for(lambda: states() == ["succeeded"] * 3)
-
-    assert seen == ["nobody"] * 3
-
-
-@pytest.mark.usefixtures("on_postgresql")
-def test_the_tasks_of_coroutines_are_not_read_again(handlers: Handlers) -> None:
-    async def nothing(ctx: Any, **data: Any) -> int:
-        return int(ctx.attempt)
-
-    handlers["jobs.nothing"] = nothing
-    make_tasks(5, name="jobs.nothing", data={})
-
-    with instances_made() as made, working(until=Until.DRAINED) as worker:
-        wait_for(ended(worker))
-
-    assert [each["sender"] for each in made if each["sender"] is Task] == []
-    assert states() == ["succeeded"] * 5
-
-
-def test_a_coroutine_loads_the_checkpoint_of_the_attempt_before(handlers: Handlers) -> None:
-    async def count(ctx: Any, **data: Any) -> Any:
-        await ctx.load()
-        return ctx.state
-
-    handlers["jobs.count"] = count
-    task = make_task(name="jobs.count", data={})
-    Task.objects.update(checkpoint={"row": 7})
-
-    with working():
-        wait_for(lambda: row_of(task)["task_output"] == {"row": 7})
 
 
 def test_a_coroutines_connection_is_its_own_and_ends_with_it(handlers: Handlers) -> None:
@@ -341,16 +258,3 @@ def test_a_blocked_loop_gets_no_more_to_do(handlers: Handlers, sleeper: Sleeper)
         release.set()
         sleeper.open = True
         wait_for(lambda: states() == ["succeeded"] * 3)
-
-
-def test_what_two_coroutines_do_synchronously_runs_at_the_same_time(handlers: Handlers) -> None:
-    together = threading.Barrier(2, timeout=PATIENCE)
-
-    async def meet(ctx: Any, **data: Any) -> None:
-        await sync_to_async(together.wait)()
-
-    handlers["jobs.meet"] = meet
-    make_tasks(2, name="jobs.meet", data={})
-
-    with working():
-        wait_for(lambda: states() == ["succeeded"] * 2)

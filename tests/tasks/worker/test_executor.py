@@ -30,6 +30,8 @@ from tests.tasks.workers import patient
 class Settled:
     """A completer that has stored everything."""
 
+    executions: tuple[()] = ()
+
     def put(self, outcome: Any) -> None: ...
     def wake(self, now: float, *, is_busy: bool) -> None: ...
 
@@ -156,22 +158,26 @@ class Line:
         return self.executor.overdue()
 
 
-def test_nothing_is_claimed_ahead_while_it_is_not_known_how_long_tasks_take() -> None:
-    assert executor_of(4).prefetch == 0
-    assert executor_of(4).room == 4
+@pytest.mark.parametrize(
+    ("seconds", "fewest", "most"),
+    [
+        ([], 0, 0),
+        ([1.0] * 9, 0, 0),
+        ([0.0], 2, 2),
+        ([0.0] * 1000, MAX_PREFETCH, MAX_PREFETCH),
+        ([0.01] * 40, 9, 12),
+        ([0.0] * 50 + [2.0] * 5, 0, 0),
+        ([0.01] * 20 + [2.0, 0.01] * 2 + [2.0], 9, 12),
+    ],
+    ids=["none", "a second", "one", "many", "short", "long since", "some long"],
+)
+def test_so_many_are_claimed_ahead_as_the_slots_end_in_a_moment(
+    seconds: list[float], fewest: int, most: int
+) -> None:
+    executor = executor_of(4, *seconds)
 
-
-def test_nothing_is_claimed_ahead_of_tasks_of_a_second() -> None:
-    assert executor_of(4, *[1.0] * 9).prefetch == 0
-
-
-def test_of_short_tasks_so_many_wait_as_the_slots_end_in_a_moment() -> None:
-    assert executor_of(4, *[0.0] * 1000).prefetch == MAX_PREFETCH
-    assert 9 <= executor_of(4, *[0.01] * 40).prefetch <= 12
-
-
-def test_few_are_claimed_ahead_at_first() -> None:
-    assert executor_of(4, 0.0).prefetch == 2
+    assert fewest <= executor.prefetch <= most
+    assert executor.room == 4 + executor.prefetch
 
 
 def test_a_worker_without_a_parent_claims_what_must_not_wait_for_free_slots_alone() -> None:
@@ -234,15 +240,6 @@ def test_what_was_to_end_at_once_and_does_not_is_judged_when_it_is_long(
     assert (executor.room, executor.judges_in) == (0, 0.1)
     clock.advance(0.1)
     assert (executor.room, executor.judges_in) == (3, math.inf)
-
-
-def test_an_executor_whose_tasks_become_long_has_fewer_waiting() -> None:
-    assert executor_of(4, *[0.0] * 50, *[2.0] * 5).prefetch == 0
-
-
-def test_a_few_long_tasks_among_short_ones_say_nothing_about_these() -> None:
-    mixed = [*[0.01] * 20, 2.0, 0.01, 2.0, 0.01, 2.0]
-    assert executor_of(4, *mixed).prefetch == executor_of(4, *[0.01] * 25).prefetch > 0
 
 
 def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
@@ -314,42 +311,6 @@ def test_a_line_that_has_emptied_is_judged_from_its_own_beginning_on(
     assert len(line.executor.overdue()) == 8
 
 
-def test_what_is_given_up_while_all_is_withdrawn_goes_back_once(
-    clock: FakeClock,
-) -> None:
-    line = Line(clock, 1)
-    *kept, lost = line.executor.waiting
-    line.executor.give_up(lost)
-
-    assert line.executor.withdraw() == kept[::-1]
-
-
-def test_tasks_that_begin_after_the_look_are_looked_at_when_they_may_be_long(
-    clock: FakeClock,
-) -> None:
-    """The threads have not come to it yet."""
-    executor = executor_of(2, *[0.01] * 100, long_after=0.1)
-    executor.come(*[Attempt() for _ in range(4)])
-    for _ in range(2):
-        executor.take()
-
-    assert executor.overdue() == []
-    assert executor.waits_until == pytest.approx(clock.now + 0.1)
-
-
-def test_what_looked_long_because_the_process_was_suspended_sends_nothing_back(
-    clock: FakeClock,
-) -> None:
-    line = Line(clock, 2)
-    clock.now += 0.9
-
-    assert line.executor.overdue() == []
-    line.end(2)
-    assert line.look_in_time() == []
-
-    assert line.executor.prefetch > 0
-
-
 def test_behind_some_long_tasks_as_many_wait_as_the_other_slots_end_soon(
     clock: FakeClock,
 ) -> None:
@@ -382,16 +343,6 @@ def test_of_a_few_too_many_behind_a_long_task_none_goes_back(clock: FakeClock) -
     assert line.executor.overdue() == []
     clock.now += CONFIRM_AFTER
     assert len(line.executor.overdue()) == kept // 2 + 1
-
-
-def test_a_slot_at_a_long_task_is_nothing_to_prefetch_for(clock: FakeClock) -> None:
-    line = Line(clock, 2)
-    fit = line.executor.prefetch
-    clock.now += 0.09
-    line.end(1)
-    clock.now += 0.02
-
-    assert line.executor.prefetch == fit // 2
 
 
 def test_tasks_that_take_as_long_as_others_are_not_long(clock: FakeClock) -> None:
@@ -464,6 +415,23 @@ def test_of_what_is_claimed_only_what_is_more_urgent_is_compared_with_each_that_
     assert len(reads) <= 2 * len(waiting) + 2  # once for the lowest of them, and one comparison
 
 
+# What nobody carries
+
+
+def test_a_task_that_neither_waits_nor_has_begun_is_given_up(clock: FakeClock) -> None:
+    executor = ManualExecutor(1)
+    waits: Any = Attempt()
+    lost: Any = Attempt()
+    executor.come(lost, waits)
+    executor.take().carrier = None
+
+    clock.advance(9.9)
+    assert executor.tend() == []
+    clock.advance(0.1)
+    assert executor.tend() == [lost]
+    assert executor.executions == [waits]
+
+
 # Stuck
 
 
@@ -471,16 +439,6 @@ def at(executor: ManualExecutor, interval: float = 10.0) -> Any:
     """A task that a slot of ``executor`` is at."""
     executor.come(Attempt(interval=interval))
     return executor.begin()
-
-
-class Looked(ManualExecutor):
-    """Its tasks end as soon as somebody has looked at them."""
-
-    @property
-    def executions(self) -> list[Any]:
-        found = super().executions
-        self._running.clear()
-        return found
 
 
 def test_an_executor_whose_slots_all_have_tasks_that_are_over_is_stuck_in_the_end(
@@ -496,18 +454,6 @@ def test_an_executor_whose_slots_all_have_tasks_that_are_over_is_stuck_in_the_en
     assert not executor.is_stuck()
     holder_clock.now += 0.1
     assert executor.is_stuck()
-
-
-@pytest.mark.parametrize("slots", [0, 1])
-def test_an_executor_whose_tasks_end_as_it_is_looked_at_is_not_stuck(
-    slots: int, holder_clock: FakeClock
-) -> None:
-    executor = Looked(slots)
-    for _ in range(3):
-        at(executor, interval=0.0)
-        holder_clock.advance(1)
-
-        assert not executor.is_stuck()
 
 
 def test_an_executor_whose_slots_were_at_other_tasks_meanwhile_is_not_stuck(
@@ -529,12 +475,4 @@ def test_an_executor_whose_tasks_all_wait_is_not_stuck(holder_clock: FakeClock) 
 
     assert not executor.is_stuck()
     holder_clock.advance(1)
-    assert not executor.is_stuck()
-
-
-def test_an_executor_with_a_slot_left_is_not_stuck() -> None:
-    executor = ManualExecutor(2)
-    at(executor, interval=0.0).is_over = True
-
-    assert not executor.is_stuck()
     assert not executor.is_stuck()

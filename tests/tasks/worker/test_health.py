@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +13,6 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from leasing.runtime import services
 from leasing.runtime.services import Service
-from tasks.conf import task_settings
 from tasks.log import log
 from tasks.models import TaskStatus
 from tasks.runtime.health import LATE_AFTER, Health
@@ -27,7 +25,7 @@ from tests.leasing.support import FakeClock
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers
-from tests.tasks.workers import patient, states, working
+from tests.tasks.workers import patient, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
 
@@ -133,15 +131,6 @@ def test_a_thread_that_ticks_no_more_hangs(parts: Parts) -> None:
     assert parts.health.hung == ("No sign of life from the thread for heartbeats for 62 s.",)
 
 
-def test_a_longer_time_for_answers_is_waited_for(parts: Parts, settings: Any) -> None:
-    settings.TASK_QUEUE = {"ANSWER_TIMEOUT": LONG}
-    parts.start()
-    parts.clock.advance(2 * LONG)
-
-    assert not parts.health.hung
-    assert task_settings.ANSWER_TIMEOUT == LONG
-
-
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
@@ -192,22 +181,6 @@ def test_a_worker_at_work_is_ready_and_one_whose_claims_fail_is_not(
             wait_for(lambda: worker.health.read().stalled == ("Claims are failing.",))
         wait_for(lambda: worker.health.read() == Health())
     assert worker.health.read().closed == ("Shutting down.",)
-
-
-def test_a_result_that_waits_tells_since_when(
-    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handlers["jobs.one"] = lambda ctx: None
-    with working() as worker:
-        completer = worker.executors.completer
-        assert completer.waits_since is None
-        with monkeypatch.context() as patch:
-            patch.setattr(completer, "_start", lambda: False)
-            make_task(name="jobs.one", data={})
-            wait_for(lambda: completer.waits_since)
-        completer.wake()
-        wait_for(lambda: completer.waits_since is None)
-    assert states() == [TaskStatus.SUCCEEDED]
 
 
 def test_a_worker_that_has_grown_too_large_ends_with_the_tasks_that_it_has(

@@ -11,9 +11,8 @@ from pytest_django import Settings
 from tasks import poller as tasks_poller
 from tasks import registry
 from tasks.models import Task, TaskStatus
-from tasks.notifier import SECOND_POLL_AFTER
-from tasks.poller import ASK_AFTER, ASK_EVERY
-from tasks.registry import Handler, Kind
+from tasks.poller import ASK_AFTER, ASK_EVERY, Poller
+from tasks.registry import Kind
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks
@@ -76,46 +75,28 @@ def test_a_task_that_becomes_due_while_another_kind_has_no_room_runs_when_it_is_
             gate.set()
 
 
-def test_no_look_at_what_is_due_while_slots_soon_end(
-    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+def test_what_is_due_is_asked_a_few_times_a_second_however_often_a_slot_becomes_free(
+    holder_clock: FakeClock, django_assert_num_queries: Any
 ) -> None:
-    poller = WorkerProcess().poller
+    poller = Poller(["default"], threading.Event(), print)
     poller.listener.hears = True
-    waits: list[float] = []
+    short, coroutines = ASK_AFTER + 0.01, [Kind.COROUTINE.number]
 
-    def wait(seconds: float) -> bool:
-        waits.append(seconds)
-        return len(waits) == 1
-
-    monkeypatch.setattr(poller._reason, "wait", wait)
     with django_assert_num_queries(0):
-        poller.wait_busy(60, [Kind.COROUTINE.number])
-        poller.wait_busy(ASK_AFTER, [Kind.COROUTINE.number])
-        poller.wait_busy(60, [])
-    assert waits[:2] == [ASK_AFTER] * 2
-    make_task(name="jobs.echo", data={}, delay=1)
+        poller.wait_busy(ASK_AFTER, coroutines)
+        poller.wait_busy(short, [])
+        poller.wake()
+        poller.wait_busy(60, coroutines)
+    poller.begin_look()
+    with django_assert_num_queries(1) as asked:
+        for _ in range(3):
+            poller.wait_busy(short, coroutines)
+    assert '"kind" IN' in asked[0]["sql"]
+    holder_clock.advance(ASK_EVERY)
     with django_assert_num_queries(1):
-        poller.wait_busy(60, [Kind.COROUTINE.number])
-    assert waits[-1] == pytest.approx(60 - ASK_AFTER, abs=0.01)
-
-
-def test_what_is_due_is_asked_a_few_times_a_second(
-    monkeypatch: pytest.MonkeyPatch, holder_clock: FakeClock, django_assert_num_queries: Any
-) -> None:
-    """However often a slot becomes free; and again once that moment has come."""
-    poller = WorkerProcess().poller
-    poller.listener.hears = True
-    monkeypatch.setattr(poller._reason, "wait", lambda seconds: False)
-    make_task(name="jobs.echo", data={}, kind=Kind.COROUTINE.number, delay=20)
-
+        poller.wait_busy(short, coroutines)
     with django_assert_num_queries(1):
-        for _ in range(10):
-            poller.wait_busy(60, [Kind.COROUTINE.number])
-    holder_clock.now += ASK_EVERY
-    with django_assert_num_queries(1):
-        poller.wait_busy(60, [Kind.COROUTINE.number])
-    with django_assert_num_queries(1):
-        poller.wait_busy(60, [Kind.THREAD.number])
+        poller.wait_busy(short, [Kind.THREAD.number])
 
 
 @pytest.mark.parametrize(("name", "thread"), [("jobs.fetch", "event-loop"), ("jobs.count", "task")])
@@ -167,9 +148,7 @@ def test_a_task_of_another_kind_than_its_row_says_is_next_where_it_belongs(
         for task in (other, single):
             wait_for(lambda task=task: row_of(task)["kind"] == Kind.THREAD.number)  # type: ignore[misc]
             assert row_of(task)["status"] == "ready"
-        executor = worker.executors.executors[Kind.THREAD]
-        assert [each.claimed.id for each in executor._waiting] == [moved.pk]
-        assert executor.overdue() == []
+        assert worker.executors.overdue() == []
         gate.release()
         wait_for(lambda: row_of(moved)["status"] == TaskStatus.SUCCEEDED)
         gate.release(len(backlog))
@@ -194,11 +173,11 @@ def test_a_task_that_nobody_here_knows_is_given_back_for_a_while_from_its_own_ki
 
 
 def test_a_worker_without_slots_of_a_kind_leaves_its_tasks_to_others(
-    ran_on: list[str], monkeypatch: pytest.MonkeyPatch
+    ran_on: list[str],
 ) -> None:
     async def draw(ctx: Any, **data: Any) -> None: ...
 
-    registry._handlers["jobs.draw"] = Handler("jobs.draw", draw, process=True)
+    registry.handler("jobs.draw", process=True)(draw)
     other = make_task(name="jobs.draw", data={}, priority=9)
     mine = make_task(name="jobs.count", data={})
 
@@ -218,19 +197,6 @@ def test_neither_rows_of_kinds_without_a_handler_here_nor_others_always_go_first
     firsts = {pool.claim_requests()[0].kinds[0] for _ in range(200)}
 
     assert firsts == {kind.number for kind in Kind}
-
-
-def test_a_worker_looks_a_second_time_although_it_knows_of_more_for_busy_slots(
-    settings: Settings,
-) -> None:
-    """A task that was enqueued just after the one it was notified of may be for others."""
-    settings.TASK_QUEUE = {"POLL_EVERY": 60}
-    worker = WorkerProcess()
-    worker._looked = worker._more = True
-    assert worker._pause() == 60
-
-    worker.poller.hear("queue 0 default")
-    assert worker._pause() <= SECOND_POLL_AFTER
 
 
 def test_a_worker_that_may_run_so_many_tasks_runs_them_of_whatever_kind(

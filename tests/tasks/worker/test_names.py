@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import OperationalError
 from django.utils import timezone
 
 from leasing.functions import EPOCH, DbNow, after
-from leasing.models import Lease
 from tasks.exceptions import NameTaken
 from tasks.models import Worker, WorkerQuerySet
 from tasks.runtime.process_identity import own_identity
@@ -131,12 +129,6 @@ def test_a_name_that_nobody_uses_is_taken_at_once(make: Callable[[], object]) ->
     assert begin() and has_it()
 
 
-def test_a_process_that_runs_and_has_signed_off_leaves_its_name(running: Row) -> None:
-    running(state="stopped")
-
-    assert begin() and has_it()
-
-
 def test_the_name_of_a_process_elsewhere_is_waited_for_until_that_is_gone(caplog: Any) -> None:
     """A pod that moves to another node keeps its name."""
     elsewhere(pid=7, hostname="node-1")
@@ -149,14 +141,6 @@ def test_the_name_of_a_process_elsewhere_is_waited_for_until_that_is_gone(caplog
     assert logged(caplog, pid=7, hostname="node-1") == ["worker.waits"]
 
 
-def test_it_is_waited_for_until_that_signs_off() -> None:
-    row = elsewhere()
-    stopping = Stopping(lambda: Worker.objects.sign_off("ann", process=row.process))
-
-    assert begin(stopping) and has_it()
-    assert stopping.waits == 1
-
-
 def test_a_stop_ends_the_wait() -> None:
     elsewhere()
     before = Worker.objects.values().get()
@@ -164,23 +148,6 @@ def test_a_stop_ends_the_wait() -> None:
 
     assert not begin(stopping)
     assert Worker.objects.values().get() == before
-
-
-def test_a_database_that_is_away_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere()
-    look = WorkerQuerySet.with_state
-
-    def away(rows: WorkerQuerySet) -> WorkerQuerySet:
-        monkeypatch.setattr(WorkerQuerySet, "with_state", look)
-        Worker.objects.update(last_seen_at=after(-Worker.GONE_AFTER))
-        raise OperationalError("the database is away")
-
-    stopping = Stopping(
-        lambda: stopping.waits > 1 or monkeypatch.setattr(WorkerQuerySet, "with_state", away)
-    )
-
-    assert begin(stopping) and has_it()
-    assert stopping.waits == 2
 
 
 @pytest.mark.parametrize("make", [killed, lambda: None], ids=["killed", "new"])
@@ -202,15 +169,6 @@ def test_of_two_that_start_at_the_same_time_one_has_the_name(
     with pytest.raises(NameTaken):
         begin()
     assert Worker.objects.get().pid == other.pid
-
-
-def test_a_heartbeat_in_between_keeps_the_name() -> None:
-    row = elsewhere(state="gone")
-    read = Worker.objects.get()
-    Worker.objects.seen("ann", process=row.process)
-
-    assert not Worker.objects.register("ann", process="x", instead_of=read, hostname="h", pid=1)
-    assert Worker.objects.get().process == row.process
 
 
 def test_who_has_lost_the_name_writes_nothing_to_the_row() -> None:
@@ -386,12 +344,6 @@ def test_the_name_of_a_parent_is_free_unless_a_worker_of_that_number_lives(
     assert begin_below("web")
 
 
-def test_the_name_of_a_parent_whose_workers_were_killed_is_free_at_once() -> None:
-    killed(name="web:1:old", fleet="web", fleet_index=1)
-
-    assert begin_below("web")
-
-
 def test_a_parent_waits_for_the_workers_of_another_host_until_they_stop() -> None:
     row = elsewhere(name="web:1:old", fleet="web", fleet_index=1)
     stopping = Stopping(lambda: Worker.objects.sign_off(row.name, process=row.process))
@@ -436,14 +388,6 @@ def test_a_restarted_worker_knows_the_end_of_the_process_before_it(
     assert end.at == (before.stopped_at or before.last_seen_at)
 
 
-def test_a_worker_that_was_silent_is_no_restart() -> None:
-    worker_row(process=own_identity(), state="gone")
-
-    assert begin()
-
-    assert Worker.objects.get().former_ends == []
-
-
 def test_the_latest_ends_of_a_name_are_known() -> None:
     killed()
     pids = []
@@ -472,12 +416,3 @@ def test_a_child_knows_the_ends_of_those_that_had_its_number_also_below_an_earli
     ends = Worker.objects.get(name="web:1:new").former_ends
     assert [end.how for end in ends] == ["stopped cleanly", "was killed by signal 9"]
     assert set(Worker.objects.values_list("name", flat=True)) == {"web:1:new", "web:2:c"}
-
-
-def test_the_leases_of_a_workers_own_services_have_its_name(spawn: Spawn) -> None:
-    spawn(["manage.py", "run_worker", "--name", "dora"])
-
-    sampling = Lease.objects.filter(resource="leasing_tasks.sampling")
-    wait_for(sampling.active().exists)
-
-    assert sampling.get().holder.startswith("dora")

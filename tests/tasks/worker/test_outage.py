@@ -85,16 +85,3 @@ def test_a_look_without_a_statement_does_not_count_as_the_end_of_an_outage(
             wait_for(lambda: count("worker.claim_failed") > failed + 2)
             assert "Claims are failing." in worker.health.read().stalled
         wait_for(lambda: "Claims are failing." not in worker.health.read().stalled)
-
-
-def test_a_worker_that_starts_while_its_database_is_away_logs_one_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(DEBUG, "leasing"), caplog.at_level(DEBUG, "tasks"), outage():
-
-        def events(level: int) -> list[str]:
-            return [getattr(each, "event", "") for each in caplog.records if each.levelno == level]
-
-        with working():
-            wait_for(lambda: {"worker.unseen", "worker.claim_failed"} <= {*events(DEBUG)})
-            assert events(WARNING) == ["worker.unseen"]

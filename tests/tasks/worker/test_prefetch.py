@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from tasks.execution import attempt, outcome_store
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
-from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.process import Until, WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks
@@ -133,22 +131,6 @@ def test_what_waits_too_long_goes_back_for_others_and_no_more_is_claimed_ahead(
     assert {row_of(task)["attempts"] for task in tasks} == {1}
 
 
-def test_what_waits_behind_a_long_task_runs_in_another_worker(
-    turnstile: Turnstile, short: None
-) -> None:
-    make_task(name="jobs.turn", data={}, priority=1)
-    make_tasks(4, name="jobs.echo", data={})
-
-    with working(threads=1, name="at a long one", timing=patient(long_after=0.1)) as worker:
-        wait_for(lambda: turnstile.began and len(worker.executions) == 5)
-        with working(threads=1, name="idle", timing=patient(long_after=0.1)):
-            wait_for(lambda: states() == ["running"] + ["succeeded"] * 4)
-        turnstile.let(1)
-        wait_for(lambda: states() == ["succeeded"] * 5)
-
-    assert set(Task.objects.filter(name="jobs.echo").values_list("holder", flat=True)) == {"idle"}
-
-
 def test_a_worker_that_may_run_so_many_tasks_counts_what_it_gave_back_as_not_run(
     turnstile: Turnstile, short: None
 ) -> None:
@@ -192,19 +174,6 @@ def test_a_worker_that_runs_what_is_there_runs_what_it_passed_over_too(
         wait_for(ended(worker))
 
     assert states() == ["succeeded"] * 5
-
-
-def test_free_slots_are_claimed_for_while_one_is_at_a_long_task(turnstile: Turnstile) -> None:
-    """Also where all were waited for, since tasks of one attempt had ended at once so far."""
-    make_tasks(4, name="jobs.echo", data={}, max_attempts=1)
-
-    with working(threads=2, timing=patient(long_after=0.01)) as worker:
-        wait_for(lambda: states() == ["succeeded"] * 4)
-        make_task(name="jobs.turn", data={}, max_attempts=1)
-        worker.poller.wake()
-        wait_for(lambda: turnstile.began)
-        make_tasks(4, name="jobs.echo", data={}, max_attempts=1)
-        wait_for(lambda: states() == ["succeeded"] * 4 + ["running"] + ["succeeded"] * 4)
 
 
 def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: None) -> None:
@@ -253,28 +222,6 @@ def test_a_task_that_was_lost_or_cancelled_while_it_waited_does_not_begin(
 
     assert lost.pk not in turnstile.began
     assert cancelled.pk not in turnstile.began
-
-
-def test_nothing_begins_once_the_worker_is_asked_to_stop(
-    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the worker itself is kept from taking it back."""
-    wind_up = WorkerProcess._wind_up
-
-    def late(worker: WorkerProcess) -> None:
-        wait_for(lambda: states()[1:] == ["ready"] * 2)
-        wind_up(worker)
-
-    monkeypatch.setattr(WorkerProcess, "_wind_up", late)
-    make_tasks(3, name="jobs.turn", data={})
-
-    with working(threads=1) as worker:
-        wait_for(lambda: len(worker.executions) == 3 and len(turnstile.began) == 1)
-        worker.stop()
-        turnstile.let(1)
-        wait_for(ended(worker))
-
-    assert len(turnstile.began) == 1
 
 
 @pytest.mark.parametrize("until", [Until.ONCE, Until.DRAINED])
@@ -328,57 +275,6 @@ def test_a_task_of_higher_priority_that_comes_goes_before_those_that_wait(
     assert turnstile.began == [task.pk for task in (first, *urgent, *rest)]
 
 
-def test_nothing_is_claimed_for_what_is_no_more_urgent_than_those_that_wait(
-    turnstile: Turnstile, short: None
-) -> None:
-    make_tasks(6, name="jobs.turn", data={}, priority=2)
-
-    with working(threads=1, queues=["default", "mail"]) as worker:
-        wait_for(lambda: len(worker.executions) == 5 and turnstile.began)
-        for options in ({"priority": 2}, {"priority": 1}, {"priority": 9, "queue": "mail"}):
-            make_task(name="jobs.turn", data={}, **options)
-            wait_for(lambda: not worker.poller._heard)
-        assert len(worker.executions) == 5
-        turnstile.let(9)
-        wait_for(lambda: states() == ["succeeded"] * 9)
-
-
-def test_results_wait_for_those_of_what_is_about_to_be_claimed() -> None:
-    pool = ExecutorPool(dict.fromkeys(Kind, 1), lambda: None, lambda outcomes: None)
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        executor.has_more = False
-
-    pool.completer._wakes = SimpleNamespace(wait=wait)  # type: ignore[assignment]
-    executor = pool.executors[Kind.THREAD]
-    executor.has_more = True
-
-    pool.completer._wait_for_batch()
-    pool.completer._wait_for_batch()
-
-    assert len(waits) == 1
-
-
-def test_what_is_more_urgent_is_claimed_for_once_there_is_room_for_it() -> None:
-    pool = ExecutorPool(dict.fromkeys(Kind, 1), lambda: None, lambda outcomes: None)
-    executor = pool.executors[Kind.THREAD]
-    executor._running.update({1: SimpleNamespace(), 2: SimpleNamespace()})  # type: ignore[dict-item]
-    executor.is_outranked = True
-
-    pool.claim_requests()
-    assert executor.kind.number not in pool._asked
-    pool.wake_when(is_empty=False)
-    assert (executor.is_outranked, executor.look_at) == (True, 1)
-
-    del executor._running[2]
-    pool.claim_requests()
-    assert executor.kind.number in pool._asked
-    pool.wake_when(is_empty=False)
-    assert not executor.is_outranked
-
-
 # Storing together
 
 
@@ -402,13 +298,6 @@ def test_results_that_come_together_are_stored_by_few_statements(
 
     assert sum(sizes) == 8
     assert len(sizes) <= 2
-
-
-def test_a_single_result_waits_for_no_other() -> None:
-    task = make_task(name="jobs.echo", data={})
-
-    with working(timing=patient(batch_delay=10 * PATIENCE)):
-        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
 
 
 def test_a_result_waits_for_others_for_a_moment_only(turnstile: Turnstile) -> None:
@@ -496,7 +385,6 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
         others = make_tasks(5, name="jobs.echo", data={})
         before = len(tries)
         wait_for(lambda: len(tries) > before + 20)
-        assert worker._claim() is False
         assert states() == ["running"] + ["ready"] * 5
         away.clear()
         wait_for(lambda: states() == ["succeeded"] * 6)
@@ -508,19 +396,20 @@ def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
     monkeypatch: pytest.MonkeyPatch, handlers: Handlers
 ) -> None:
     handlers["jobs.answer"] = lambda ctx, what: what
-    let_go = threading.Event()
+    locked, let_go = threading.Event(), threading.Event()
     complete = TaskQuerySet.complete_claimed
 
     def storing(rows: Any, results: Any) -> Any:
         if any(output == "locked" for _, output in results):
+            locked.set()
             let_go.wait(PATIENCE)
         return complete(rows, results)
 
     monkeypatch.setattr(TaskQuerySet, "complete_claimed", storing)
     make_task(name="jobs.answer", data={"what": "locked"})
 
-    with working(timing=patient(stuck_writer_after=0.02)) as worker:
-        wait_for(lambda: bool(worker.executors.completer._under_way))
+    with working(timing=patient(stuck_writer_after=0.02)):
+        assert locked.wait(PATIENCE)
         after = make_task(name="jobs.answer", data={"what": "free"})
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
         let_go.set()

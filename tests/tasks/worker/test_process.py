@@ -17,10 +17,11 @@ from pytest_django import Settings
 from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
 from tasks import registry
-from tasks.models import Schedule, Task, TaskStatus, Worker, WorkerQuerySet
+from tasks.models import TaskStatus, Worker, WorkerQuerySet
+from tasks.poller import SCHEDULES_AHEAD, Poller
 from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import ClaimedTask
-from tasks.worker.executor_pool import ExecutorPool
+from tasks.registry import Kind
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks, make_worker
@@ -122,21 +123,6 @@ def test_a_task_is_renewed_for_as_long_as_it_runs(gate: Gate, settings: Settings
     assert attempts(task) == []
 
 
-def test_a_handler_that_ends_its_thread_ends_neither_thread_nor_worker(
-    handlers: Handlers,
-) -> None:
-    def leave(ctx: Any, **data: Any) -> None:
-        raise SystemExit
-
-    handlers["jobs.leave"] = leave
-    make_tasks(3, name="jobs.leave", data={}, max_attempts=1)
-    last = make_task(name="jobs.echo", data={}, priority=-1)
-
-    with working(threads=1):
-        wait_for(lambda: row_of(last)["status"] == TaskStatus.SUCCEEDED)
-        wait_for(lambda: states() == ["failed"] * 3 + ["succeeded"])
-
-
 def test_a_worker_recovers_the_tasks_of_others(gate: Gate) -> None:
     task = make_task(name="jobs.echo", data={}, state="stuck", holder="gone")
 
@@ -176,7 +162,7 @@ def test_a_worker_that_lost_a_task_and_has_it_again_keeps_count_of_both(gate: Ga
         make_task(name="jobs.gate", data={})
 
         assert len(worker.executions) == 2
-        assert worker._claim() is False
+        assert worker.executors.executors[Kind.THREAD].room == 0
         gate.open()
         wait_for(lambda: states() == ["succeeded"] * 2)
         wait_for(lambda: refusals(task) == ["complete"])
@@ -203,7 +189,7 @@ def test_a_worker_that_is_asked_to_stop_lets_its_tasks_end_and_claims_no_more(
         wait_for(lambda: gate.began == [task.pk])
         worker.stop()
         next_task = make_task(name="jobs.echo", data={})
-        assert not worker._ended.is_set()
+        assert not worker.ended.is_set()
         gate.open()
         wait_for(ended(worker))
 
@@ -228,18 +214,9 @@ def test_what_still_runs_at_the_deadline_is_given_back_and_costs_no_attempt(gate
         assert attempt(task).error == "its worker was stopped"
     assert worker_row(worker).stopped_at is not None
 
-
-def test_what_runs_on_in_a_thread_that_was_given_up_is_refused_and_noted(gate: Gate) -> None:
-    task = make_task(name="jobs.gate", data={})
-    with working(stop_timeout=0) as worker:
-        wait_for(lambda: gate.began == [task.pk])
-        worker.stop()
-        wait_for(ended(worker))
-
     gate.open()
-
-    wait_for(lambda: refusals(task) == ["complete"])
-    assert (row_of(task)["status"], row_of(task)["task_output"]) == (TaskStatus.READY, None)
+    wait_for(lambda: [refusals(task) for task in tasks] == [["complete"]] * 2)
+    assert states() == ["ready"] * 2
 
 
 def test_a_worker_that_is_asked_twice_does_not_wait(gate: Gate) -> None:
@@ -253,21 +230,6 @@ def test_a_worker_that_is_asked_twice_does_not_wait(gate: Gate) -> None:
         wait_for(ended(worker))
 
     assert row_of(task)["attempts"] == 0
-
-
-def test_both_attempts_of_a_task_that_a_worker_has_twice_are_settled_when_it_stops(
-    gate: Gate,
-) -> None:
-    task = make_task(name="jobs.gate", data={})
-    with working(threads=2, stop_timeout=0) as worker:
-        wait_for(lambda: gate.began == [task.pk])
-        expire(task)
-        wait_for(lambda: gate.began == [task.pk] * 2)
-        worker.stop()
-        wait_for(ended(worker))
-
-    assert row_of(task)["status"] == TaskStatus.READY
-    assert attempts(task) == [(1, "lost"), (2, "returned")]
 
 
 def test_what_cannot_be_given_back_does_not_keep_a_worker_from_stopping(
@@ -392,31 +354,11 @@ def test_a_worker_is_seen_again_and_again() -> None:
         wait_for(lambda: worker_row(worker).last_seen_at > first)
 
 
-def test_each_sign_of_life_says_which_slots_are_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ExecutorPool, "blocked", {"thread": 2})
-    with working(timing=patient(seen_every=0.02)) as worker:
-        wait_for(lambda: known(worker)() and worker_row(worker).blocked == {"thread": 2})
-
-
 def test_a_worker_whose_row_was_deleted_writes_another() -> None:
     with working(timing=patient(seen_every=0.02)) as worker:
         wait_for(known(worker))
         Worker.objects.all().delete()
         wait_for(known(worker))
-
-
-def test_a_worker_that_starts_again_under_its_name_says_what_it_is_now() -> None:
-    old = make_worker(
-        name="ann", state="stopped", pid=1, handlers={"old": "thread"}, slots={"thread": 9}
-    )
-
-    with working(name="ann", threads=2) as worker:
-        wait_for(known(worker))
-        row = worker_row(worker)
-
-    assert (row.pk, row.pid, row.concurrency) == (old.pk, os.getpid(), 2 + 100 + 1)
-    assert row.handlers == registry.kinds()
-    assert row.started_at > old.started_at
 
 
 def test_a_worker_that_could_not_say_so_works_all_the_same(
@@ -472,31 +414,20 @@ def test_workers_that_have_been_gone_for_a_day_are_forgotten() -> None:
     assert set(Worker.objects.values_list("name", flat=True)) == {"ann", "gone"}
 
 
-def test_a_workers_threads_leave_no_renewals_behind() -> None:
-    make_tasks(3, name="jobs.echo", data={})
-
-    with working():
-        wait_for(lambda: states() == ["succeeded"] * 3)
-
-    assert keeper._holds == {}
-    theirs = {"leasing-renewer", "leasing-watchdog", "leasing-callbacks"}
-    wait_for(lambda: not {thread.name for thread in threading.enumerate()} & theirs)
-
-
 def test_a_worker_that_ends_leaves_alone_what_others_in_its_process_hold() -> None:
     make_task(name="jobs.echo", data={})
 
     with Lease.objects.hold("crane:1", ttl=6) as outer:
         call_command("run_worker", once=True)
         assert states() == ["succeeded"]
-        assert keeper.holds == [outer._held]
+        assert len(keeper.holds) == 1
         trusted_until = outer.trusted_until
         wait_for(lambda: outer.trusted_until > trusted_until)
 
     assert keeper.holds == []
 
 
-def test_a_worker_with_a_executor_that_is_stuck_ends_to_be_started_again(
+def test_a_worker_with_an_executor_that_is_stuck_ends_to_be_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Threads, "is_stuck", lambda executor: True)
@@ -506,127 +437,60 @@ def test_a_worker_with_a_executor_that_is_stuck_ends_to_be_started_again(
     assert worker.failed
 
 
-def test_a_worker_at_rest_asks_one_query_at_a_time_whether_there_is_anything_to_claim(
-    monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+# At rest
+
+
+@pytest.fixture
+def poller() -> Poller:
+    """The poller of an idle worker that hears notifications."""
+    poller = Poller(["default"], threading.Event(), print)
+    poller.listener.hears = True
+    return poller
+
+
+def test_a_worker_at_rest_asks_one_query_a_look_where_nobody_looks_ahead(
+    poller: Poller, django_assert_num_queries: Any
 ) -> None:
-    worker = WorkerProcess()
-    worker.poller.listener.hears = True
-    waits: list[float] = []
-
-    def wait(seconds: float) -> bool:
-        waits.append(seconds)
-        return len(waits) == 4
-
-    monkeypatch.setattr(worker.poller._reason, "wait", wait)
-    with django_assert_num_queries(3):
-        worker.poller.rest(5.0, worker._is_idle)
-    assert waits == [5.0] * 4
-
-    # A wait for something that is known is followed by a look, and so is one for what is due soon.
-    with django_assert_num_queries(0):
-        worker.poller.rest(0.01, worker._is_idle)
-    make_task(name="jobs.echo", delay=3)
-    with django_assert_num_queries(1):
-        worker.poller.rest(5.0, worker._is_idle)
-    # Without notifications every look is one for tasks.
-    worker.poller.listener.hears = False
-    Task.objects.all().delete()
-    worker.poller.rest(5.0, worker._is_idle)
-    assert len(waits) == 7
-
-
-def test_who_looks_ahead_wakes_a_worker_at_rest_and_spares_it_its_own_look(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    worker = WorkerProcess()
-    worker.poller.listener.hears = True
-    woken: list[int] = []
-    answers: list[float | None] = []
     make_task(name="jobs.echo", delay=30)
+    idle = iter([True, True, True, False])
 
-    def wait(seconds: float) -> bool:
-        if len(answers) == 2:
-            make_task(name="jobs.echo", delay=2)
-        answers.append(worker.poller.look_ahead(3.0))
-        return bool(woken)
-
-    monkeypatch.setattr(worker.poller._reason, "wait", wait)
-    monkeypatch.setattr(worker.poller, "wake", lambda: woken.append(len(answers)))
-    monkeypatch.setattr(TaskQuerySet, "are_due_within", lambda rows, seconds: 1 / 0)
-
-    worker.poller.rest(5.0, worker._is_idle)
-
-    assert (woken, answers) == ([2], [None] * 3)
-    # It does not rest any more, and sees by itself.
-    assert worker.poller.look_ahead(3.0) is None
-    assert woken == [2]
+    with django_assert_num_queries(2):
+        poller.rest(0.05, lambda: next(idle))
+    # A claim follows a wait for what is known, and one without notifications.
+    poller.listener.hears = False
+    with django_assert_num_queries(0):
+        poller.rest(0.01, lambda: True)
+        poller.rest(0.05, lambda: True)
 
 
-def test_a_worker_that_stored_its_last_result_as_it_began_to_rest_is_spared_its_own_looks_too(
+@pytest.mark.parametrize(
+    ("idle_at_first", "own_looks"), [(True, 0), (False, 1)], ids=["idle", "about to store"]
+)
+def test_who_looks_ahead_wakes_a_worker_at_rest_and_spares_it_its_own_look(
+    idle_at_first: bool,
+    own_looks: int,
+    poller: Poller,
+    holder_clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker = WorkerProcess()
-    worker.poller.listener.hears = True
     looks: list[float] = []
-    idle = iter([False, *[True] * 9])
-    waits: list[None] = []
-
-    def wait(seconds: float) -> bool:
-        worker.poller.look_ahead(3.0)
-        waits.append(None)
-        return len(waits) == 5
-
-    monkeypatch.setattr(worker.poller._reason, "wait", wait)
     monkeypatch.setattr(TaskQuerySet, "are_due_within", lambda rows, at: looks.append(at))
-
-    worker.poller.rest(5.0, lambda: next(idle))
-
-    assert looks == [5.0]
-
-
-def test_who_looks_ahead_sees_for_how_long_no_schedule_is_due(
-    holder_clock: FakeClock, django_assert_num_queries: Any
-) -> None:
-    looking = WorkerProcess().poller
-    assert looking.no_schedule_for() == 0
-    looking._rests = True
-
-    with django_assert_num_queries(1):
-        looking.look_ahead(3.0)
-    holder_clock.now += 5
-    assert looking.no_schedule_for() == pytest.approx(10)
-    holder_clock.now += 11
-    assert looking.no_schedule_for() == 0
-
-    Schedule.objects.create(name="hourly", task_name="jobs.echo", cron="0 * * * *")
-    looking.look_ahead(3.0)
-    assert looking.no_schedule_for() == 0
-
-
-def test_a_look_ahead_asks_in_a_statement_that_is_due_anyway() -> None:
-    looking = WorkerProcess().poller
-    looking._rests = True
     make_task(state="running", ttl=30)
-    asked: list[float] = []
+    lapses: list[float | None] = []
 
-    def beside(seconds: float) -> Any:
-        asked.append(seconds)
-        said = {"left": timedelta(seconds=7), "due": False, "other": False}
-        return lambda about, questions: said if len(asked) == 1 else None
+    def is_idle() -> bool:
+        if len(lapses) == 3:
+            make_task(name="jobs.echo", delay=2)
+        lapses.append(poller.look_ahead(3.0))
+        return idle_at_first if len(lapses) == 1 else len(lapses) < 9
 
-    looking.beside = beside
+    poller.rest(0.05, is_idle)
 
-    assert looking.look_ahead(3.0) == 7
-    lapse_in = looking.look_ahead(3.0)
-    assert lapse_in is not None and lapse_in > 20
-    assert asked == [3.0, 3.0]
-
-
-def test_a_look_ahead_is_a_sweep_as_well() -> None:
-    worker = WorkerProcess()
-    make_task(state="running", ttl=30)
-
-    for rests in (False, True):
-        worker.poller._rests = rests
-        lapse_in = worker.poller.look_ahead(3.0)
-        assert lapse_in is not None and 20 < lapse_in <= 30
+    # The same query is the sweep's, and says that no schedule is due.
+    assert [lapse is not None and 20 < lapse <= 30 for lapse in lapses] == [True] * 4
+    assert (len(looks), poller.no_schedule_for()) == (own_looks, SCHEDULES_AHEAD)
+    holder_clock.advance(SCHEDULES_AHEAD)
+    assert poller.no_schedule_for() == 0
+    poller.begin_look()
+    poller.look_ahead(3.0)
+    assert not poller.wait(0), "it rests no more, and sees by itself"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from pytest_django import Settings
 
 from leasing import signals as leases
 from leasing.runtime import callbacks
-from tasks import registry, signals
+from tasks import signals
 from tasks.celery import attendant
 from tasks.management.commands import run_generator, run_recovery
 from tasks.models import Task
@@ -169,20 +168,6 @@ def test_receivers_that_hang_hold_up_no_generator(
             wait_for(lambda: hanging.reported)
         finally:
             hanging.let_go.set()
-
-
-def test_what_hears_of_an_end_and_hangs_holds_up_no_results(
-    handlers: Handlers, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handlers["jobs.told"] = lambda ctx: None
-    reported = replace(registry.find("jobs.told"), on_end=hanging)
-    monkeypatch.setitem(registry._handlers, "jobs.told", reported)
-
-    with working():
-        for number in range(6):
-            make_task(name="jobs.told", data={})
-            wait_for(lambda: states() == ["succeeded"] * (number + 1), timeout=8)  # noqa: B023
-        hanging.let_go.set()
 
 
 def test_receivers_hear_of_a_task_in_order_and_as_it_was(connect: Connect) -> None:

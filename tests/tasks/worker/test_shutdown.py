@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,13 +12,12 @@ from django.core.management import call_command
 from django.db import connection
 
 from leasing.functions import DbNow
-from tasks.exceptions import Snooze, TaskCancelled
 from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus, Worker
 from tasks.worker.process import Until
 from tests.factories import make_task, make_tasks
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, attempt, attempts, row_of
+from tests.tasks.support import Handlers, attempt, row_of
 from tests.tasks.workers import PATIENCE, ended, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
@@ -47,7 +45,7 @@ def test_a_worker_that_runs_once_lets_its_tasks_end_however_long_they_take(
     task = make_task(name="jobs.long", data={})
 
     with working(until=Until.ONCE, stop_timeout=0) as worker:
-        wait_for(lambda: worker._closing)
+        wait_for(lambda: worker.health.read().closed[0].startswith("Finishing"))
         assert worker.executions
         opened.set()
         wait_for(ended(worker))
@@ -89,21 +87,13 @@ def test_draining_waits_for_what_runs_elsewhere_and_takes_what_comes_of_it() -> 
 
     with working(until=Until.DRAINED, queues=["default"]) as worker:
         wait_for(lambda: Worker.objects.filter(name=worker.name).exists())
-        assert not worker._ended.is_set()
+        assert not worker.ended.is_set()
         Task.objects.give_back(task, "its worker was stopped")
         wait_for(ended(worker))
 
     assert row_of(task)["holder"] == worker.name
     assert row_of(task)["status"] == TaskStatus.SUCCEEDED
     assert row_of(paused)["status"] == TaskStatus.READY
-
-
-def test_draining_does_not_wait_for_a_queue_that_is_paused() -> None:
-    make_task(name="jobs.echo", data={}, queue="mail")
-    Queue.objects.create(name="mail", paused_at=DbNow())
-
-    with working(until=Until.DRAINED, queues=["default", "mail"]) as worker:
-        assert not worker._is_anything_left()
 
 
 def test_a_worker_that_may_run_so_many_tasks_claims_no_more() -> None:
@@ -138,26 +128,3 @@ def test_a_handler_that_sees_the_worker_stop_gives_its_task_back(handlers: Handl
     assert (row["status"], row["attempts"], row["task_output"]) == ("ready", 0, None)
     assert list(Task.objects.scheduled()) == [task]
     assert attempt(task).error == "saved at page 7"
-
-
-def raising(error: Exception) -> Callable[..., None]:
-    def handler(ctx: Any) -> None:
-        raise error
-
-    return handler
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "spent"),
-    [(Snooze(60, "not yet"), "ready", 0), (TaskCancelled("enough"), "cancelled", 1)],
-)
-def test_a_handler_may_end_its_attempt_by_what_it_raises(
-    handlers: Handlers, error: Exception, status: str, spent: int
-) -> None:
-    handlers["jobs.raise"] = raising(error)
-    task = make_task(name="jobs.raise", data={})
-
-    with working():
-        wait_for(lambda: attempts(task) != [])
-
-    assert (row_of(task)["status"], row_of(task)["attempts"]) == (status, spent)

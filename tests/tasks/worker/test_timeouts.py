@@ -13,15 +13,15 @@ import pytest
 
 from tasks import registry
 from tasks.execution.attempt import Execution
-from tasks.execution.cancellation import Interruption
-from tasks.models import Task, TaskStatus
+from tasks.models import Task, TaskStatus, Worker
+from tasks.registry import Kind
 from tasks.runtime.latch import Latch
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import claimed, make_task
 from tests.leasing.support import FakeClock
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, refusals, row_of
-from tests.tasks.workers import PATIENCE, states, working
+from tests.tasks.workers import PATIENCE, patient, states, working
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -44,18 +44,18 @@ def test_a_thread_that_cannot_be_ended_fails_in_time_and_keeps_its_place(
 
     handlers["jobs.deaf"] = deaf
     task = timed("jobs.deaf", 0.1, max_attempts=1)
-    with working(threads=1) as worker:
+    with working(threads=1, timing=patient(seen_every=0.02)) as worker:
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
         after = make_task(name="jobs.echo", data={})
         (execution,) = worker.executions
         assert execution.is_over
-        assert worker.executors.blocked == {"thread": 1}
-        assert worker._claim() is False
+        wait_for(lambda: Worker.objects.get().blocked == {"thread": 1})
+        assert worker.executors.executors[Kind.THREAD].room == 0
         assert row_of(after)["status"] == TaskStatus.READY
         opened.set()
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
         wait_for(lambda: refusals(task) == ["complete"])
-        assert worker.executors.blocked == {}
+        wait_for(lambda: Worker.objects.get().blocked == {})
 
     row = row_of(task)
     assert row["task_output"] is None
@@ -124,10 +124,8 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
     expected: float,
     holder_clock: FakeClock,
 ) -> None:
-    function = registry.find("jobs.echo").function
-    registry._handlers["jobs.echo"] = registry.Handler(
-        "jobs.echo", function, timeout=timedelta(seconds=7)
-    )
+    del handlers["jobs.echo"]
+    registry.handler("jobs.echo", timeout=timedelta(seconds=7))(lambda ctx, **data: None)
     task = make_task(name="jobs.echo")
     Task.objects.update(timeout=own and timedelta(seconds=own))
 
@@ -137,35 +135,6 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
     execution.start_timeout()
 
     assert execution.interruption.deadline == holder_clock() + expected
-
-
-@pytest.mark.django_db
-def test_a_timeout_is_over_at_its_moment_and_not_before(
-    handlers: Handlers,
-    holder_clock: FakeClock,
-) -> None:
-    timekeeper = Timekeeper(lambda execution: None)
-    timekeeper._thread = threading.current_thread()  # the test looks by itself
-
-    def watched(seconds: float) -> Execution:
-        task = timed("jobs.echo", seconds)
-        mine = claimed(task, "ann")
-        execution = Execution(mine, threading.Event(), watch=timekeeper.watch)
-        execution.hold.abandon()
-        execution.start_timeout()
-        return execution
-
-    late, early, done = watched(20), watched(10), watched(10)
-    done.ended.set()
-    holder_clock.advance(9.9)
-    assert timekeeper.due() == []
-    assert not early.interruption.timed_out
-    holder_clock.advance(0.1)
-    assert timekeeper.due() == [early]
-    assert early.interruption.timed_out
-    assert timekeeper.due() == []
-    holder_clock.advance(10)
-    assert timekeeper.due() == [late]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -188,40 +157,6 @@ def test_an_attempt_that_nobody_can_watch_fails_and_its_place_is_free_again(
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
 
     assert row_of(task)["last_error"] == "RuntimeError: can't start new thread"
-
-
-class Timed:
-    """The part of an execution that is watched."""
-
-    def __init__(self) -> None:
-        self.ended = Latch()
-        self.interruption = Interruption(timeout=timedelta(0))
-        self.interruption.start_timeout()
-
-
-def test_timeouts_are_told_also_where_there_can_be_no_thread_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reported: list[Any] = []
-    start = threading.Thread.start
-
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == refused:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    timekeeper = Timekeeper(reported.append)
-    first, second = Timed(), Timed()
-    refused = "timeouts"
-    with pytest.raises(RuntimeError):
-        timekeeper.watch(first)  # type: ignore[arg-type]
-
-    refused = "timeout"
-    timekeeper.watch(second)  # type: ignore[arg-type]
-
-    wait_for(lambda: reported == [first, second])
-    timekeeper.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

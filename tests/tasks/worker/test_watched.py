@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -32,8 +31,7 @@ from tasks.maintenance import housekeeping, recovery, scheduler
 from tasks.models import TaskStatus, Worker, WorkerQuerySet
 from tasks.registry import Kind
 from tasks.runtime.service_threads import ServiceThreads
-from tasks.worker import coroutines, process
-from tasks.worker.coroutines import Coroutines
+from tasks.worker import process
 from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.hand_back import abandoned
 from tasks.worker.process import WorkerProcess
@@ -43,7 +41,7 @@ from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, row_of
-from tests.tasks.workers import PATIENCE, patient, states, working
+from tests.tasks.workers import PATIENCE, ended, patient, states, working
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -205,21 +203,6 @@ def test_an_idle_worker_has_three_connections() -> None:
         wait_for(lambda: opened() == 3)
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no notifications")
-def test_the_watcher_is_watched_while_there_is_nothing_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    count = replaced["watcher"]
-
-    def tend(worker: WorkerProcess) -> None:
-        if worker.poller._rests and replaced["watcher"] == count:
-            raise SystemExit
-
-    monkeypatch.setattr(WorkerProcess, "tend", tend)
-    with watched():
-        wait_for(lambda: replaced["watcher"] == count + 1, timeout=5)
-
-
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="there is no network to SQLite")
 def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -331,53 +314,27 @@ def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> N
         threaded.stop()
 
 
-def test_what_is_raised_into_the_thread_of_one_task_ends_its_renewals(
-    manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_whose_loop_is_blocked_for_three_ttl_ends_to_be_started_again(
+    handlers: Handlers, holder_clock: FakeClock
 ) -> None:
-    task = make_task(name="jobs.echo", data={}, state="running")
-    once(monkeypatch, runner, "store_outcomes", SystemExit())
+    began, release = threading.Event(), threading.Event()
 
-    with pytest.raises(SystemExit):
-        runner.run(Execution(task, threading.Event(), keeper=manual_keeper))
+    async def block(ctx: Any) -> None:
+        began.set()
+        release.wait(PATIENCE)
 
-    assert manual_keeper.holds == []
-
-
-def test_a_loop_that_is_blocked_for_three_ttl_carries_nothing_and_ends_its_worker(
-    monkeypatch: pytest.MonkeyPatch,
-    holder_clock: FakeClock,
-) -> None:
-    executor = Coroutines(2, cast(Any, None), print)
-    monkeypatch.setattr(executor, "_thread", SimpleNamespace(is_alive=lambda: True))
-    executor._loop = cast(Any, SimpleNamespace(call_soon_threadsafe=lambda call: None))
-    executor._ttl = 10.0
-    carrier = coroutines.Coroutine(executor)
-    execution: Any = SimpleNamespace(is_over=False, carrier=carrier)
-    executor._running[id(execution)] = execution
-
-    assert not executor.is_stuck()  # and asks the loop
-    holder_clock.now += 30
-    assert carrier.is_alive() and not executor.is_stuck()
-    holder_clock.now += 0.1
-    assert executor.is_stuck() and not carrier.is_alive()
-    executor._answer()
-    assert carrier.is_alive() and not executor.is_stuck()
-
-
-def test_a_task_that_neither_waits_nor_has_begun_is_given_up(
-    holder_clock: FakeClock,
-) -> None:
-    executor = ExecutorPool(dict.fromkeys(Kind, 1), bool, bool).executors[Kind.THREAD]
-    claimed = SimpleNamespace(sent_at=holder_clock.now)
-    executions: list[Any] = [SimpleNamespace(carrier=None, claimed=claimed) for _ in range(2)]
-    executor._running.update((id(each), each) for each in executions)
-    executor._waiting.append(executions[0])
-
-    holder_clock.now += 9.9
-    assert executor.tend() == []
-    holder_clock.now += 0.1
-    assert executor.tend() == executions[1:]
-    assert executor.executions == executions[:1]
+    handlers["jobs.block"] = block
+    make_task(name="jobs.block", data={})
+    with working(stop_timeout=0, ttl=10) as worker:
+        assert began.wait(PATIENCE)
+        wait_for(lambda: worker.executors.executors[Kind.COROUTINE].room == 99)  # asks the loop
+        holder_clock.advance(30)
+        assert worker.executors.executors[Kind.COROUTINE].blocked
+        assert not worker.executors.stuck_reason
+        holder_clock.advance(0.1)
+        wait_for(lambda: worker.failed)
+        release.set()
+        wait_for(ended(worker))
 
 
 def test_a_result_that_was_stored_as_its_thread_ended_is_not_stored_twice(
@@ -496,23 +453,6 @@ def ticks(*errors: BaseException) -> Service:
         return 0.02
 
     return Service(tick, Mock())
-
-
-def test_a_thread_that_ends_is_started_again_in_any_process(
-    threads: Callable[..., ServiceThreads],
-) -> None:
-    count = replaced["work"]
-    threads().start("work", ticks(SystemExit(), SystemExit()))
-
-    wait_for(lambda: replaced["work"] == count + 2)
-
-
-def test_the_watcher_is_watched_in_any_process(threads: Callable[..., ServiceThreads]) -> None:
-    count, ends = replaced["watcher"], Ends(SystemExit(), SystemExit())
-    threads(ends).start("work", ticks())
-
-    assert ends.was_watched.wait(PATIENCE)
-    wait_for(lambda: replaced["watcher"] == count + 2)
 
 
 def test_what_cannot_be_watched_keeps_nothing_else_from_being(
