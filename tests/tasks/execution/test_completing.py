@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,16 +14,12 @@ from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import Keeper
 from tasks.exceptions import Snooze
-from tasks.execution import runner
-from tasks.execution.attempt import Execution
-from tasks.execution.chaos import Chaos
 from tasks.execution.completing import Completing
 from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus
 from tests.leasing.support import FakeClock, OtherSession, under_repeatable_read
 from tests.tasks.support import (
     ContextOf,
-    Handlers,
     Reported,
     RunTask,
     attempts,
@@ -64,26 +59,6 @@ def test_work_and_completion_are_one_commit(run_task: RunTask, reported: Reporte
     assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"kept": True})
     assert (written(), attempts(task)) == (1, [])
     assert names_of(reported) == ["enqueued", "claimed", "completed"]
-
-
-def test_the_output_may_be_found_in_the_block(run_task: RunTask) -> None:
-    def handler(ctx: Context, **data: Any) -> None:
-        with ctx.completing() as end:
-            end.output = {"found": 1}
-
-    assert run_task(handler).task_output == {"found": 1}
-
-
-def test_a_block_that_raises_writes_nothing_and_fails_the_attempt(run_task: RunTask) -> None:
-    def handler(ctx: Context, **data: Any) -> None:
-        with ctx.completing():
-            work()
-            raise ValueError("no luck")
-
-    task = run_task(handler)
-
-    assert (task.last_error, attempts(task)) == ("ValueError: no luck", [(1, "failed")])
-    assert written() == 0
 
 
 def test_a_handler_may_go_on_after_a_block_that_raised(run_task: RunTask) -> None:
@@ -138,37 +113,16 @@ def test_the_loss_of_something_else_is_an_error_like_any(run_task: RunTask) -> N
     assert attempts(task) == [(1, "failed")]
 
 
-def test_what_is_returned_after_it_is_not_looked_at(
-    run_task: RunTask, caplog: pytest.LogCaptureFixture
+def test_a_block_is_not_begun_for_a_task_that_is_lost(
+    task: Task, context: ContextOf, notes: Keeper
 ) -> None:
-    def handler(ctx: Context, **data: Any) -> object:
-        with ctx.completing("well"):
-            pass
-        return object()
-
-    assert run_task(handler).task_output == "well"
-    assert "failed" not in caplog.text
-
-
-def test_a_block_is_not_begun_for_a_task_that_is_lost(task: Task, context: ContextOf) -> None:
     ctx = context(task)
-    ctx._hold.mark_lost("someone has held it")
+    notes.holds[0].mark_lost("someone has held it")
 
     with pytest.raises(LeaseLost), ctx.completing():
         work()
 
     assert written() == 0
-
-
-def test_an_output_that_is_no_json_writes_nothing(run_task: RunTask) -> None:
-    def handler(ctx: Context, **data: Any) -> None:
-        with ctx.completing(object()):
-            work()
-
-    task = run_task(handler)
-
-    assert task.last_error.startswith("InvalidOutput: The output")
-    assert (task.status, written()) == (TaskStatus.FAILED, 0)
 
 
 def test_it_is_a_transaction_of_its_own(task: Task, context: ContextOf) -> None:
@@ -206,7 +160,7 @@ def test_after_it_the_task_is_no_longer_the_handlers(
     with ctx.completing(1):
         pass
 
-    assert notes._holds == {}
+    assert notes.holds == []
     for late in (ctx.ensure, lambda: ctx.checkpoint(1), lambda: ctx.step("x", int)):
         with pytest.raises(LeaseLost):
             late()
@@ -271,28 +225,6 @@ def test_a_renewal_under_way_as_it_commits_tells_of_no_loss(
     assert names_of(reported) == ["enqueued", "claimed", "completed"]
 
 
-class Spike(Chaos):
-    def strike(self, hold: Any) -> bool:
-        return True
-
-
-def test_a_latency_spike_does_not_wait_for_the_loss_of_what_has_ended(
-    task: Task,
-    handlers: Handlers,
-    execution_of: Callable[[Task], Execution],
-    connection_stays: None,
-) -> None:
-    def handler(ctx: Context, **data: Any) -> None:
-        with ctx.completing("well"):
-            pass
-
-    handlers[task.name] = handler
-
-    runner.run(execution_of(task), chaos=Spike())
-
-    assert row_of(task)["task_output"] == "well"
-
-
 # For coroutines
 
 
@@ -317,17 +249,6 @@ def test_what_a_coroutine_wrote_before_it_raised_is_rolled_back(run_task: RunTas
     task = run_task(handler)
 
     assert (task.last_error, written()) == ("ValueError: no luck", 0)
-
-
-def test_a_coroutine_whose_task_is_another_s_by_then_writes_nothing(run_task: RunTask) -> None:
-    async def handler(ctx: Context, **data: Any) -> None:
-        async with ctx.completing():
-            await Queue.objects.acreate(name="work")
-            await Task.objects.filter(pk=ctx.task.pk).aupdate(status=TaskStatus.READY)
-
-    task = run_task(handler)
-
-    assert (task.status, written()) == (TaskStatus.RUNNING, 0)
 
 
 @pytest.mark.parametrize("during", ["__enter__", "__exit__"])

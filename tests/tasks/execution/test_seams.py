@@ -12,8 +12,6 @@ from django.urls import reverse
 from django.utils import timezone
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
-from leasing.exceptions import LeaseLost
-from leasing.runtime.clock import clock
 from tasks import notifier, querysets, signals
 from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.execution.context import Context
@@ -24,9 +22,7 @@ from tasks.registry import handler
 from tasks.testing import inline
 from tasks.testing.context import FakeContext
 from tasks.worker.process import Until
-from tasks.worker.timeouts import Timekeeper
 from tests.factories import make_task, make_tasks
-from tests.jobs import mails
 from tests.leasing.support import expire
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, Reported, attempt, names_of, row_of
@@ -45,17 +41,6 @@ def public(kind: type) -> set[str]:
 
 def test_every_outcome_of_an_attempt_has_a_sign() -> None:
     assert set(ATTEMPT_BADGES) == set(AttemptOutcome)
-
-
-def test_a_task_that_was_cancelled_while_it_ran_has_a_page(admin_client: Client) -> None:
-    task = make_task(state="running")
-    Task.objects.filter(pk=task.pk).cancel(by="ann")
-    Task.objects.accept_cancel(task)
-
-    assert admin_client.get(reverse("leasing_tasks:detail", args=[task.pk])).status_code == 200
-    assert (
-        admin_client.get(reverse("admin:leasing_tasks_taskattempt_changelist")).status_code == 200
-    )
 
 
 def test_a_schedule_whose_data_does_not_fit_is_refused_and_harms_no_page(
@@ -119,17 +104,6 @@ def test_the_last_attempt_of_a_task_that_was_to_be_cancelled_ends_it_as_cancelle
     Task.objects.fail(task, ValueError("no luck"))
 
     assert row_of(task)["status"] == "cancelled"
-
-
-def test_many_are_cancelled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "BULK_BATCH", 2)
-    make_tasks(3)
-    make_tasks(2, state="running")
-    done = make_task(state="succeeded")
-
-    assert Task.objects.all().cancel(by="ann") == 5
-    assert Task.objects.cancelled().count() == 3
-    assert row_of(done)["cancel_requested_at"] is None
 
 
 def test_many_are_rescheduled_in_parts_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,27 +185,6 @@ def test_inline_runs_what_waited_for_the_commit(
 # Timeouts
 
 
-def test_the_timeout_of_an_alias_counts() -> None:
-    result: Any = mails.send.using(backend="second").enqueue("a")
-
-    assert result.db_result.timeout == timedelta(seconds=60)
-
-
-def test_tasks_that_ended_before_their_timeout_are_not_kept() -> None:
-    class Done:
-        ended = threading.Event()
-
-        class interruption:
-            deadline = clock() + 3600
-
-    Done.ended.set()
-    keeper = Timekeeper(lambda execution: None)
-    for _ in range(500):
-        keeper.watch(Done())  # type: ignore[arg-type]
-
-    assert len(keeper._heap) < 200
-
-
 @LIVE
 @pytest.mark.parametrize("options", [{"max_tasks": 1}, {"until": Until.DRAINED}])
 def test_a_thread_that_goes_on_after_its_timeout_keeps_no_worker_from_its_end(
@@ -271,12 +224,3 @@ def test_a_stop_lets_a_result_be_stored_that_is_on_its_way(
         wait_for(ended(worker))
 
     assert row_of(task)["task_output"] == "well"
-
-
-def test_late_writes_of_a_cancelled_task_are_refused() -> None:
-    task = make_task(state="running")
-    Task.objects.filter(pk=task.pk).cancel(by="ann")
-    Task.objects.accept_cancel(task)
-
-    with pytest.raises(LeaseLost):
-        Task.objects.complete(task)
