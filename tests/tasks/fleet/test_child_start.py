@@ -25,15 +25,6 @@ def test_other_threads_forbid_a_fork_and_are_named(monkeypatch: pytest.MonkeyPat
     assert "the other one" not in child_start.native_threads()
 
 
-def test_one_thread_may_fork_but_on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_start, "native_threads", list)
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert child_start.reason_against_fork() == ""
-
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert "macOS" in child_start.reason_against_fork()
-
-
 def test_what_set_up_has_opened_is_closed_pools_too(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 

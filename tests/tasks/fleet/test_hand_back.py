@@ -107,26 +107,6 @@ def test_tasks_of_others_are_left_alone() -> None:
     assert (row_of(others), row_of(taken)) == rows
 
 
-def test_a_task_that_begins_anew_under_the_same_name_is_not_lost_by_an_old_mark() -> None:
-    (task,) = running(1, holder="ann")
-    marked = dead_worker(task)
-    Task.objects.give_back(task, "so")
-    grant_to(task, "ann")
-
-    assert hand_back.hand_back(marked) == (1, 0)
-
-
-def test_what_ended_before_the_worker_died_stays_ended() -> None:
-    done, failed = running(2, holder="ann")
-    Task.objects.complete(done, {"ok": True})
-    Task.objects.fail(failed, "no luck")
-    rows = row_of(done), row_of(failed)
-
-    assert hand_back.hand_back(dead_worker(done)) == (0, 0)
-
-    assert (row_of(done), row_of(failed)) == rows
-
-
 def test_what_has_expired_is_left_to_recovery_unless_it_had_begun() -> None:
     """Without a mark nobody knows any more if it had: a mark is kept for as long as the lease."""
     begun, unknown = running(2, holder="ann")

@@ -16,7 +16,6 @@ from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.execution.outcome_store import store_outcomes
 from tasks.models import Task, TaskStatus
-from tasks.runtime import marks
 from tasks.runtime.marks import UNSTORED, Marks, size_of
 from tasks.worker.hand_back import give_back
 from tests.factories import make_task
@@ -62,22 +61,6 @@ def test_what_was_being_marked_when_the_worker_was_killed_matches_no_grant() -> 
     known.begin(str(whole))
 
     assert known.begun() == {whole}
-
-
-def test_a_mark_that_another_thread_clears_at_once_is_not_written_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    known = Marks(1, 0)
-
-    class ClearedAtOnce(dict[str, int]):
-        def __setitem__(self, grant: str, place: int) -> None:
-            super().__setitem__(grant, place)
-            known.clear([grant])
-
-    monkeypatch.setattr(known, "_places", ClearedAtOnce())
-    known.begin(ONE_MORE)
-
-    assert known.begun() == set()
 
 
 def test_a_map_that_has_no_place_for_all_that_may_be_in_the_worker_is_full() -> None:
@@ -137,16 +120,34 @@ def test_who_maps_the_same_file_sees_the_same_marks(tmp_path: Path) -> None:
 # Attempts
 
 
+def complete(ctx: Context) -> None:
+    with ctx.completing({"ok": True}):
+        pass
+
+
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "end",
+    [lambda ctx: None, lambda ctx: end_by_another(ctx.task), complete],
+    ids=["ended", "ended by another", "completed by its handler"],
+)
 def test_a_handler_is_marked_while_it_runs_and_until_its_outcome_is_stored(
-    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+    end: Callable[[Context], object],
+    known: Marks,
+    execution_of: Callable[[Task], Execution],
+    handlers: Handlers,
 ) -> None:
     task = make_task(name="jobs.echo", state="running")
     seen: list[set[uuid.UUID]] = []
-    handlers["jobs.echo"] = lambda ctx, **data: seen.append(known.begun())
 
+    def handler(ctx: Context, **data: Any) -> None:
+        seen.append(known.begun())
+        end(ctx)
+
+    handlers["jobs.echo"] = handler
     outcome = runner.work(execution_of(task))
-    assert seen == [{task.grant_id}] == [known.begun()]
+    assert seen == [{task.grant_id}]
+    assert known.begun() == (set() if end is complete else {task.grant_id})
 
     store_outcomes([outcome])
     assert known.begun() == set()
@@ -201,40 +202,14 @@ def test_what_was_lost_stays_marked_until_its_lease_has_run_out_everywhere(
     task = make_task(name="jobs.echo", state="running")
 
     def lose(ctx: Context, **data: Any) -> None:
-        ctx._hold.mark_lost("so")
+        executions[0].hold.mark_lost("so")
         ctx.ensure()
 
     handlers["jobs.echo"] = lose
-    store_outcomes([runner.work(execution_of(task))])
+    executions = [execution_of(task)]
+    store_outcomes([runner.work(executions[0])])
 
     assert known.begun() == {task.grant_id}
-
-
-@pytest.mark.django_db(transaction=True)
-def test_what_another_has_ended_is_not_marked_any_more(
-    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
-) -> None:
-    task = make_task(name="jobs.echo", state="running")
-    handlers["jobs.echo"] = lambda ctx, **data: end_by_another(task)
-
-    store_outcomes([runner.work(execution_of(task))])
-
-    assert known.begun() == set()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_task_that_its_handler_has_completed_is_not_marked_any_more(
-    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
-) -> None:
-    def complete(ctx: Context, **data: Any) -> None:
-        with ctx.completing({"ok": True}):
-            pass
-
-    handlers["jobs.echo"] = complete
-
-    runner.work(execution_of(make_task(name="jobs.echo", state="running")))
-
-    assert known.begun() == set()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -258,11 +233,12 @@ def test_an_attempt_that_timed_out_is_cleared_once_by_whoever_stores_it(
     executions: list[Execution] = []
     handlers["jobs.echo"] = lambda ctx, **data: runner.time_out(executions[0])
     executions.append(execution_of(task))
-    free = len(known._free)
 
     store_outcomes([runner.work(executions[0])])
 
-    assert (known.begun(), len(known._free)) == (set(), free)
+    assert known.begun() == set()
+    fill(known, 100 + UNSTORED)  # each place is free, and once
+    assert len(known.begun()) == 100 + UNSTORED
 
 
 @pytest.mark.django_db(transaction=True)
@@ -277,11 +253,7 @@ def test_an_attempt_that_timed_out_before_its_handler_was_called_leaves_no_mark(
 
     store_outcomes([runner.work(execution)])
 
-    assert (called, known.begun(), known._places) == ([], set(), {})
-
-
-def test_a_bare_worker_has_no_marks() -> None:
-    assert marks.current is None
+    assert (called, known.begun()) == ([], set())
 
 
 # Workers

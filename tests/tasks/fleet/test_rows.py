@@ -31,14 +31,3 @@ def test_a_worker_says_its_parent_and_takes_the_place_of_its_predecessor() -> No
     assert list(Worker.objects.order_by("name").values_list("name", flat=True)) == names
     row = Worker.objects.get(name="fleet:1:x")
     assert (row.fleet, row.fleet_index, row.fleet_restarts) == ("fleet", 1, 3)
-
-
-def test_a_bare_worker_has_no_parent_and_leaves_rows_alone() -> None:
-    make_worker(name="bare", state="stopped")
-
-    with working(name="ann", until=Until.ONCE) as worker:
-        wait_for(ended(worker))
-
-    row = Worker.objects.get(name="ann")
-    assert (row.fleet, row.fleet_index) == (None, None)
-    assert Worker.objects.count() == 2

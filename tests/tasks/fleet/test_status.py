@@ -33,16 +33,6 @@ def ends(member: Member, now: FakeClock, *, code: int, ready: bool = True, after
     return member.pause
 
 
-def test_a_child_that_died_is_replaced_after_a_moment(now: FakeClock) -> None:
-    assert ends(Member(1), now, code=-9, after=LIVED_LONG + 1) == 0.1
-
-
-def test_a_child_that_ended_well_is_replaced_at_once_however_soon_that_was(
-    now: FakeClock,
-) -> None:
-    assert ends(Member(1), now, code=0, after=0.1) == 0
-
-
 def test_the_pause_grows_while_children_die_young(now: FakeClock) -> None:
     member = Member(1)
 
@@ -61,17 +51,6 @@ def test_a_child_that_ended_before_it_served_counts_as_a_failed_start(now: FakeC
     assert (member.failed_starts, pauses) == (3, [0.2, 0.4, 0.8])
     ends(member, now, code=1, after=0.1)
     assert member.failed_starts == 0
-
-
-def test_a_child_serves_from_the_first_report_that_says_so(now: FakeClock) -> None:
-    child = ChildStatus(1, "ann")
-
-    child.receive({"ready": False})
-    assert not child.is_ready
-    child.receive({"ready": True})
-    child.receive({"ready": False})
-
-    assert (child.is_ready, child.beat_at) == (True, now())
 
 
 def plan(**options: bool) -> Plan:
