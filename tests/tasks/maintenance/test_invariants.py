@@ -20,7 +20,7 @@ from tasks.models import Queue, Schedule, Task, TaskStatus, WorkerState
 from tasks.querysets.base import STOPPED_WITHIN
 from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import OtherSession
-from tests.tasks.support import Reported, attempts, row_of
+from tests.tasks.support import Reported, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -331,16 +331,6 @@ def test_what_can_be_repaired_is(
     assert recovery.examine().findings == []
 
 
-def test_a_recovered_task_has_a_raised_token_and_its_lost_attempt() -> None:
-    task = make_task(state="stuck")
-    before = row_of(task)["fencing_token"]
-
-    recovery.examine()
-
-    assert row_of(task)["fencing_token"] > before
-    assert attempts(task) == [(1, "lost")]
-
-
 def test_a_lease_that_was_left_open_is_closed_now() -> None:
     task = change(make_task(state="succeeded"), released_at=None, expires_at=AHEAD)
 
@@ -402,18 +392,6 @@ def test_names_of_many_handlers_and_queues_are_compared() -> None:
     assert {name: unknown.count for name, unknown in found.items()} == {"forgotten": 2}
 
 
-def test_what_was_well_for_a_while_is_reported_again() -> None:
-    task = change(make_task(), name="forgotten")
-    recovery.examine()
-    change(task, name="sample.sleep")
-    recovery.examine()
-    change(task, name="forgotten")
-
-    recovery.examine()
-
-    assert recovery.totals.suspected == {"unknown_task": 2}
-
-
 @pytest.mark.parametrize(
     "make", [pytest.param(make, id=what) for what, make in SOUND], ids=lambda what: what
 )
@@ -445,13 +423,6 @@ def test_names_are_looked_for_among_the_workers_of_the_queue() -> None:
     task = change(make_task(), name="mail.only")
 
     assert [each.keys for each in recovery.examine().findings] == [[task.pk]]
-
-
-def test_a_worker_that_is_gone_serves_nothing() -> None:
-    make_worker(queues=["mail"], state=WorkerState.GONE)
-    change(make_task(), queue="mail")
-
-    assert [each.kind for each in recovery.examine().findings] == ["no_worker"]
 
 
 def test_a_queue_that_is_paused_needs_no_worker() -> None:
@@ -600,15 +571,6 @@ def test_the_report_is_there_as_json() -> None:
 def test_what_goes_with_one_look_is_refused_without_it(option: str) -> None:
     with pytest.raises(CommandError, match="need --once"):
         call_command("run_recovery", option)
-
-
-def test_counters_add_up_over_sweeps_and_looks() -> None:
-    make_tasks(2, state="stuck")
-    recovery.sweep()
-    change(make_task(state="running"), expires_at=F("acquired_at"))
-    recovery.examine()
-
-    assert recovery.totals.repaired == {"expired": 3}
 
 
 def test_where_nothing_is_amiss_one_query_says_so(django_assert_num_queries: Any) -> None:

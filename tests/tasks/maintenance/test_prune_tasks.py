@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 from django.core.management import call_command
-from django.db import IntegrityError, OperationalError, connection
+from django.db import IntegrityError, connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
@@ -22,10 +22,9 @@ from tasks.checks import settings as checks
 from tasks.maintenance import housekeeping, recovery
 from tasks.models import OutboxMessage, Schedule, ScheduleSlot, Task, TaskAttempt, TaskStep
 from tasks.querysets import operator
-from tests.factories import claimed, make_task, make_tasks
+from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
-from tests.logs import logged
 from tests.press.models import Receipt
 from tests.tasks.support import Reported
 
@@ -101,20 +100,6 @@ def test_what_hangs_on_a_task_goes_with_it_by_set() -> None:
     assert [each.task_id for each in ScheduleSlot.objects.order_by("id")] == [None] * 5 + [kept.pk]
 
 
-def test_no_more_are_deleted_at_once_than_asked_for_the_oldest_first() -> None:
-    tasks = [ended(days=10 + number) for number in range(3)]
-
-    assert Task.objects.prune(DAY, limit=2) == 2
-    assert left() == {tasks[0].pk}
-
-
-def test_only_what_was_chosen_is_pruned() -> None:
-    one, two = ended(), ended()
-
-    assert Task.objects.filter(pk=one.pk).prune(DAY) == 1
-    assert left() == {two.pk}
-
-
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.django_db(transaction=True)
 def test_a_task_that_somebody_has_locked_is_passed_over(other_session: OtherSession) -> None:
@@ -182,18 +167,6 @@ def test_an_operator_discards_what_is_not_protected(
     assert [(name, key) for name, key, _ in reported] == [("discarded", task.pk) for task in gone]
 
 
-def test_a_slot_that_is_protected_keeps_no_other() -> None:
-    schedule = Schedule.objects.create(name="n", task_name="sample.sleep", every=DAY)
-    slots = ScheduleSlot.objects.bulk_create(
-        ScheduleSlot(schedule=schedule, at=after(-days * DAY)) for days in (30, 20, 10, 1)
-    )
-    Receipt.objects.create(slot=ScheduleSlot.objects.get(pk=slots[0].pk))
-
-    assert ScheduleSlot.objects.prune(limit=1) == 1
-    assert ScheduleSlot.objects.prune(limit=2) == 1
-    assert set(ScheduleSlot.objects.values_list("pk", flat=True)) == {slots[0].pk, slots[3].pk}
-
-
 def test_a_message_that_is_protected_keeps_no_other() -> None:
     messages = OutboxMessage.objects.bulk_create(
         OutboxMessage(topic="t", bucket=0, published_at=after(-days * DAY)) for days in (30, 20)
@@ -207,17 +180,6 @@ def test_a_message_that_is_protected_keeps_no_other() -> None:
     other = OutboxMessage.objects.create(topic="t", bucket=0)
     assert OutboxMessage.objects.discard() == 1
     assert not OutboxMessage.objects.filter(pk=other.pk).exists()
-
-
-def test_an_attempt_that_is_protected_keeps_no_task_from_being_given_back() -> None:
-    task = make_task(state="returned")
-    attempt = task.attempt_set.get()
-    Receipt.objects.create(attempt=attempt)
-
-    Task.objects.give_back(claimed(task, "ann"), attempt.error)
-    Task.objects.give_back_many([claimed(task, "ann")], attempt.error)
-
-    assert list(task.attempt_set.values_list("number", flat=True)) == [1, 1]
 
 
 # By the settings
@@ -317,16 +279,6 @@ def test_there_is_a_pause_between_two_batches() -> None:
     assert pauses.waited == [0.3, 0.3]
 
 
-def test_a_worker_that_stops_leaves_the_rest_to_another() -> None:
-    for _ in range(5):
-        ended()
-
-    with pytest.raises(housekeeping.Stopped):
-        housekeeping.prune(batch=2, stopping=Pauses(stop_after=1))
-
-    assert len(left()) == 3
-
-
 @pytest.mark.parametrize(
     ("given", "code"),
     [
@@ -358,13 +310,6 @@ def test_a_window_leaves_room_for_the_lease_of_its_work(settings: Settings) -> N
     assert "at least 40 seconds" in checks.check_settings()[0].msg
 
     settings.TASK_QUEUE = {"EXAMINE_EVERY": 40.0}
-    assert checks.check_settings() == []
-
-
-@pytest.mark.parametrize("given", [{"PRUNE_EVERY": None}, {"RETENTION": {"failed": DAY}}])
-def test_settings_that_can_be_meant_are_not(given: dict[str, Any], settings: Settings) -> None:
-    settings.TASK_QUEUE = given
-
     assert checks.check_settings() == []
 
 
@@ -449,37 +394,6 @@ def test_what_one_did_no_other_does_until_its_time_comes(
     assert (rounds(1), left()) == (1, set())
 
 
-def test_nobody_prunes_where_the_settings_say_so(
-    rounds: Callable[[int], int], settings: Settings
-) -> None:
-    settings.TASK_QUEUE = {"PRUNE_EVERY": None}
-    task = ended()
-
-    assert rounds(1) == 1
-    assert left() == {task.pk}
-
-
-@pytest.mark.parametrize("error", [OperationalError("away"), RuntimeError("a bug of ours")])
-def test_what_failed_is_tried_again(
-    error: Exception,
-    rounds: Callable[[int], int],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    outcomes = [error]
-
-    def prune(**_: Any) -> dict[str, int]:
-        if outcomes:
-            raise outcomes.pop()
-        return {}
-
-    monkeypatch.setattr(housekeeping, "prune", prune)
-
-    assert rounds(2) == 1
-    assert logged(caplog, duty="Pruning") == ["housekeeping.failed"]
-    assert outcomes == []
-
-
 # The command
 
 
@@ -487,12 +401,6 @@ def printed(*options: str) -> str:
     out = StringIO()
     call_command("prune_tasks", "--pause", "0", *options, stdout=out)
     return out.getvalue()
-
-
-def test_the_command_says_how_many_of_each_state() -> None:
-    ended()
-
-    assert printed() == "Pruned 1 succeeded, 0 cancelled, 0 failed.\n"
 
 
 def test_the_command_can_be_given_an_age_and_states() -> None:

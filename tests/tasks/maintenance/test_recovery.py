@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import random
-from datetime import timedelta
 from io import StringIO
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from django.core.management import call_command
-from django.db import OperationalError
 from pytest_django import Settings
 
-from leasing.functions import after
-from leasing.runtime import services
 from tasks.maintenance import invariants, recovery
 from tasks.models import Task, TaskStatus
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
-from tests.logs import logged
 from tests.tasks.support import attempts, row_of
 
 
@@ -67,30 +62,6 @@ def test_the_next_sweep_is_when_the_next_deadline_is_over_or_before_long(
     assert recovery._sweep()[1] == pytest.approx(1 + recovery.SPREAD)
 
 
-@pytest.mark.parametrize("error", [OperationalError("away"), RuntimeError("a bug of ours")])
-def test_it_goes_on_after_any_error(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    sweep = Mock(side_effect=[error, (0, 1.5)])
-    monkeypatch.setattr(recovery, "_sweep", sweep)
-    monkeypatch.setattr(services, "connections", Mock())  # it closes none of the test's
-    controller = recovery.service()
-
-    assert 0 < controller.step() <= 1
-    assert controller.step() == 1.5
-    assert "recovery.failed" in logged(caplog, error=str(error))
-
-
-def test_whoever_waits_for_recovered_tasks_is_told_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recovery, "_sweep", Mock(side_effect=[(0, 1.0), (3, 1.0), (0, 1.0)]))
-    reported: list[int] = []
-    controller = recovery.service(lambda: reported.append(1))
-
-    assert [controller.step() and len(reported) for _ in range(3)] == [0, 1, 1]
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_sweep_that_takes_long_goes_on_in_the_next_tick(
     database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
@@ -121,14 +92,3 @@ def test_a_sweep_that_finds_nothing_is_one_query(django_assert_num_queries: Any)
 
     with django_assert_num_queries(1):
         assert recovery.sweep() == 0
-
-
-@pytest.mark.django_db
-def test_a_sweep_takes_what_makes_no_progress_too() -> None:
-    task = make_task(state="running")
-    long_ago = after(timedelta(seconds=-60))
-    Task.objects.update(progress_timeout=timedelta(seconds=30), progressed_at=long_ago)
-
-    assert recovery.sweep() == 1
-    task.refresh_from_db()
-    assert task.status == "ready"

@@ -6,33 +6,28 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from django.core.management import call_command
-from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow, after
 from tasks import handler, schedule
 from tasks.checks.settings import check_settings
-from tasks.exceptions import InvalidSchedule, NotSerializable, UnknownQueue
+from tasks.exceptions import InvalidSchedule, NotSerializable
 from tasks.maintenance import scheduler
-from tasks.management.commands import run_recovery
 from tasks.models import Schedule, ScheduleSlot, Task
 from tasks.querysets import schedule as querysets
 from tasks.scheduling import declarations
 from tasks.scheduling import rules as moments_module
-from tasks.worker.process import WorkerProcess
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
 from tests.logs import logged
 from tests.pages import queries
-from tests.processes import wait_for
 from tests.tasks.support import Handlers, end_well, grant_to
 
 pytestmark = pytest.mark.django_db
@@ -173,23 +168,6 @@ def test_a_slot_that_was_taken_is_not_taken_again(database_clock: DatabaseClock)
     assert fresh(row).next_at == START + timedelta(hours=2)
 
 
-def test_slot_and_task_are_written_together_or_not_at_all(
-    database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = make()
-    database_clock.advance(HOUR)
-
-    def fail(*args: Any) -> None:
-        raise OperationalError("the connection broke")
-
-    monkeypatch.setattr(querysets.SlotQuerySet, "bulk_create", fail)
-    with pytest.raises(OperationalError):
-        scheduler.serve_due()
-
-    assert not Task.objects.exists()
-    assert fresh(row).next_at == row.next_at
-
-
 @pytest.mark.parametrize(
     "columns",
     [
@@ -304,11 +282,6 @@ def test_a_moment_is_skipped_while_the_previous_task_has_not_ended(
     assert fresh(row).next_at == START + timedelta(hours=4)
 
 
-def test_the_longest_name_still_makes_a_unique_key() -> None:
-    row = make("n" * declarations.LONGEST_NAME, overlap=False)
-    assert Schedule.objects.filter(pk=row.pk).run_now() == 1
-
-
 def test_each_schedule_shows_its_own_last_slot(database_clock: DatabaseClock) -> None:
     make("first", every=timedelta(minutes=1))
     make("second", every=timedelta(minutes=2))
@@ -418,15 +391,6 @@ def test_a_paused_schedule_enqueues_nothing_and_goes_on_after_the_pause(
     assert resumed.next_at == START + timedelta(hours=3)
 
 
-def test_resuming_one_that_was_not_paused_does_not_skip_what_is_due(
-    database_clock: DatabaseClock,
-) -> None:
-    row = make()
-    database_clock.advance(2 * HOUR)
-    assert Schedule.objects.resume() == 0
-    assert fresh(row).next_at == row.next_at
-
-
 def test_what_is_run_now_is_beside_the_plan(database_clock: DatabaseClock) -> None:
     row = make(task_data={"a": 1})
     Schedule.objects.pause()
@@ -452,14 +416,6 @@ def test_what_has_no_code_here_is_not_run_now() -> None:
     make()
     Schedule.objects.update(task_name="jobs.unheard-of")
     assert Schedule.objects.run_now() == 0
-
-
-def test_running_now_says_what_is_wrong() -> None:
-    make()
-    Schedule.objects.update(queue="closed")
-    with pytest.raises(UnknownQueue):
-        Schedule.objects.run_now()
-    assert not ScheduleSlot.objects.exists()
 
 
 # Declarations
@@ -506,15 +462,6 @@ def test_a_rule_that_code_changed_is_begun_anew_and_other_changes_keep_the_plan(
 
     assert redeclare(every=1000, priority=3) == 1
     assert Schedule.objects.get().next_at == START + timedelta(seconds=1500)
-
-
-def test_a_declaration_leaves_a_pause_and_what_is_due(database_clock: DatabaseClock) -> None:
-    redeclare(every=600)
-    Schedule.objects.pause(by="olga")
-    database_clock.advance(700)
-    redeclare(every=600, priority=1)
-    row = Schedule.objects.get()
-    assert (row.paused_by, row.next_at) == ("olga", START + timedelta(seconds=600))
 
 
 def test_code_takes_over_a_schedule_of_its_name(caplog: pytest.LogCaptureFixture) -> None:
@@ -610,14 +557,6 @@ def test_the_decorator_belongs_above_the_handler() -> None:
         def function(ctx: Any) -> None: ...
 
 
-def test_checks_find_what_a_declaration_names_in_vain() -> None:
-    schedule("x", "jobs.unheard-of", every=5, queue="closed")
-    assert [message.id for message in check_settings()] == [
-        "leasing_tasks.E011",
-        "leasing_tasks.E012",
-    ]
-
-
 def test_checks_find_data_that_the_handler_does_not_take() -> None:
     schedule("x", "sample.sleep", every=5, data={"seconds": 1})
     (message,) = check_settings()
@@ -631,7 +570,8 @@ def test_checks_find_data_that_the_handler_does_not_take() -> None:
 # Housekeeping
 
 
-def test_old_slots_are_pruned_but_for_the_last(database_clock: DatabaseClock) -> None:
+@pytest.mark.django_db(transaction=True)
+def test_old_slots_are_pruned_now_and_then_but_for_the_last(database_clock: DatabaseClock) -> None:
     row, other = make(), make("other")
     day = timedelta(days=1)
     for schedule_, days in ((row, (9, 8, 6, 1)), (other, (10, 9))):
@@ -639,7 +579,9 @@ def test_old_slots_are_pruned_but_for_the_last(database_clock: DatabaseClock) ->
             ScheduleSlot.objects.create(schedule=schedule_, at=START - ago * day)
 
     assert ScheduleSlot.objects.prune(limit=1) == 1
-    assert scheduler.keep_house() == 2
+    keeping = scheduler.housekeeping()
+    for pause in (keeping.starts_in, keeping.step()):
+        assert 0.8 * scheduler.KEEP_HOUSE_EVERY <= pause <= scheduler.KEEP_HOUSE_EVERY
 
     left = ScheduleSlot.objects.order_by("at").values_list("schedule__name", "at")
     assert [(name, (START - at).days) for name, at in left] == [
@@ -693,74 +635,6 @@ def test_schedules_are_declared_until_that_succeeds(monkeypatch: pytest.MonkeyPa
 
     assert pauses[1:] == [scheduler.CHECK_EVERY] * 2
     assert declare_all.call_count == 2
-
-
-@pytest.mark.django_db(transaction=True)
-def test_where_somebody_saw_that_nothing_is_due_the_scheduler_does_not_look(
-    django_assert_num_queries: Any,
-) -> None:
-    quiet = iter([9.0, 60.0, 0.0])
-    serving = scheduler.service(quiet_for=lambda: next(quiet))
-    serving.step()  # declares, and looks
-
-    with django_assert_num_queries(0):
-        assert [serving.step(), serving.step()] == [9.0, scheduler.CHECK_EVERY]
-    with django_assert_num_queries(1):
-        assert serving.step() == scheduler.CHECK_EVERY
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_scheduler_keeps_house_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[int] = []
-    monkeypatch.setattr(scheduler, "keep_house", lambda: kept.append(1))
-    keeping = scheduler.housekeeping()
-
-    for pause in (keeping.starts_in, keeping.step()):
-        assert 0.8 * scheduler.KEEP_HOUSE_EVERY <= pause <= scheduler.KEEP_HOUSE_EVERY
-    assert kept == [1]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_worker_enqueues_what_is_due_and_runs_it() -> None:
-    make(every=timedelta(hours=1), task_data={"a": 1})
-    Schedule.objects.update(next_at=DbNow())
-    worker = WorkerProcess(threads=1)
-
-    def work() -> None:
-        worker.run()
-        connections.close_all()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        wait_for(Task.objects.succeeded().exists)
-    finally:
-        worker.stop()
-        thread.join(20)
-    assert Task.objects.get().task_output == {"a": 1}
-    assert ScheduleSlot.objects.count() == 1
-
-
-@pytest.mark.django_db(transaction=True)
-def test_recovery_that_runs_alone_serves_schedules_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    make(every=timedelta(hours=1))
-    Schedule.objects.update(next_at=DbNow())
-
-    @contextmanager
-    def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
-        def stop_soon() -> None:
-            wait_for(Task.objects.exists)
-            connections.close_all()
-            stop()
-
-        stopping = threading.Thread(target=stop_soon)
-        stopping.start()
-        yield
-        stopping.join()
-
-    monkeypatch.setattr(run_recovery, "on_stop_signal", on_stop_signal)
-    call_command("run_recovery")
-    assert ScheduleSlot.objects.count() == 1
 
 
 # Many at once
