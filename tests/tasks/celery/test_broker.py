@@ -103,10 +103,6 @@ def test_a_key_waits_in_the_queue_of_its_name_and_carries_nothing_else(
     assert message.payload[:2] == [[17, "test_a_key"], {}]
 
 
-def test_nobody_knows_what_waits_in_a_queue_that_is_not_there(broker: CeleryBroker) -> None:
-    assert broker.waiting("not there") is None
-
-
 def test_a_message_carries_what_a_consumer_knows_it_again_by(
     app: Celery, broker: CeleryBroker
 ) -> None:
@@ -145,12 +141,6 @@ def test_a_broker_that_is_not_there_is_away(scheme: str) -> None:
         broker.send_task(1, "default")
     with pytest.raises(BrokerAway):
         broker.waiting("default")
-
-
-def test_the_application_of_the_settings_is_found(settings: Settings) -> None:
-    settings.TASK_QUEUE = {"CELERY_APP": "project.celery.app"}
-
-    assert CeleryBroker.of_settings()._app.main == "project"
 
 
 @pytest.mark.parametrize("path", [None, "project.nothing.app", "nonsense"])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
-from pytest_django import DjangoAssertNumQueries
 
 from leasing.functions import after
 from tasks import registry
@@ -238,18 +237,3 @@ def test_a_claim_is_tried_again_while_the_database_is_away(
     assert consume(key, "default", "ann")
 
     assert Task.objects.get(pk=key).status == TaskStatus.SUCCEEDED
-
-
-def test_the_message_of_a_queue_that_is_not_known_here_is_dropped() -> None:
-    (key,) = enqueue()
-
-    assert not consume(key, "of another project", "ann")
-
-
-def test_on_postgresql_a_message_is_claimed_by_one_statement(
-    on_postgresql: None, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
-    (key,) = enqueue()
-
-    with django_assert_num_queries(1):
-        assert Task.objects.take_one(key, "ann", queue="default") is not None

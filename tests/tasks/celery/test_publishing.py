@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.utils import timezone
 from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
@@ -20,12 +19,11 @@ from tasks.querysets import relay as verbs
 from tests.tasks.celery.support import (
     FakeBroker,
     age,
-    away,
     away_after,
     enqueue,
     published,
 )
-from tests.tasks.support import grant_to, make_due, take_back
+from tests.tasks.support import grant_to
 
 pytestmark = pytest.mark.django_db
 
@@ -49,31 +47,12 @@ def test_what_somebody_else_has_locked_is_not_published(monkeypatch: pytest.Monk
     assert Task.objects.get(pk=busy).published_at is None
 
 
-def test_tasks_of_other_queues_are_not_published(relay: Relay, broker: FakeBroker) -> None:
-    enqueue(queue="mail")
-
-    published(relay)
-
-    assert broker.tasks == []
-
-
 def test_higher_priority_is_published_first(relay: Relay, broker: FakeBroker) -> None:
     low, high = enqueue(priority=0), enqueue(priority=1)
 
     published(relay)
 
     assert broker.tasks == [*high, *low]
-
-
-def test_a_scheduled_task_is_published_when_it_is_due(relay: Relay, broker: FakeBroker) -> None:
-    (key,) = enqueue(scheduled_at=timezone.now() + timedelta(hours=1))
-    published(relay)
-    assert broker.taken() == []
-
-    make_due(Task.objects.get(pk=key))
-    published(relay)
-
-    assert broker.taken() == [key]
 
 
 def test_a_task_that_was_put_off_after_it_was_published_is_published_when_it_is_due(
@@ -88,22 +67,6 @@ def test_a_task_that_was_put_off_after_it_was_published_is_published_when_it_is_
     published(relay)
 
     assert broker.tasks == [key, key]
-
-
-def test_a_task_that_waits_again_after_its_claim_is_published_again(
-    relay: Relay, broker: FakeBroker
-) -> None:
-    (key,) = enqueue()
-    published(relay)
-    task = Task.objects.get(pk=key)
-    grant_to(task, "ann")
-    published(relay)
-    assert broker.taken() == [key]
-
-    take_back(task)
-    published(relay)
-
-    assert broker.taken() == [key]
 
 
 def test_a_task_that_moves_to_a_queue_over_celery_is_published_there(
@@ -198,19 +161,6 @@ def test_late_messages_that_still_wait_at_the_broker_are_not_sent_again(
     published(relay)
 
     assert broker.tasks == keys
-
-
-def test_a_broker_that_does_not_say_what_waits_is_taken_for_empty(
-    relay: Relay, broker: FakeBroker
-) -> None:
-    keys = enqueue(1)
-    published(relay)
-    age(keys, 61)
-    broker.count = None
-
-    published(relay)
-
-    assert broker.tasks == keys + keys
 
 
 def test_what_a_broker_did_not_take_is_published_by_the_next_look(
@@ -312,15 +262,3 @@ def test_only_what_still_lacks_a_message_is_marked() -> None:
     assert marked == [late, fresh]
     assert rows.filter(pk__in=marked, published_at__gt=after(timedelta(seconds=-5))).count() == 2
     assert rows.get(pk=running).published_at is None
-
-
-def test_while_the_broker_is_away_every_task_stays_unpublished(
-    relay: Relay, broker: FakeBroker, settings: object
-) -> None:
-    keys = enqueue(BATCH // 50)
-    broker.before = away
-    for _ in range(2):
-        with pytest.raises(BrokerAway):
-            published(relay)
-
-    assert Task.objects.unpublished().count() == len(keys)

@@ -180,14 +180,6 @@ def test_a_holder_reports_checkpoints_and_fails(remote: TaskClient) -> None:
         remote.fail(claimed, "again")
 
 
-def test_a_failure_may_be_the_last(remote: TaskClient) -> None:
-    remote.enqueue("jobs.echo", {"word": "hello"})
-
-    remote.fail(remote.claim()[0], "no such printer", retry=False)
-
-    assert (row().status, row().last_error) == ("failed", "no such printer")
-
-
 def test_a_task_is_given_back_without_spending_its_attempt(remote: TaskClient) -> None:
     remote.enqueue("jobs.echo", {"word": "hello"})
     claimed = remote.claim()[0]
@@ -201,18 +193,6 @@ def test_a_task_is_given_back_without_spending_its_attempt(remote: TaskClient) -
     remote.give_back(remote.claim()[0], "not now", delay=60)
     assert row().scheduled_at > row().created_at + timedelta(seconds=50)
     assert remote.claim() == []
-
-
-def test_a_late_completion_is_refused_and_says_so(remote: TaskClient) -> None:
-    remote.enqueue("jobs.echo", {"word": "hello"})
-    late = remote.claim()[0]
-    Task.objects.all().revoke(reason="its host is gone")
-
-    with pytest.raises(LeaseLost, match="was lost: "):
-        remote.complete(late, {"n": 1})
-
-    assert row().status != "succeeded"
-    assert TaskAttempt.objects.get().refused_verb == "complete"
 
 
 def test_coroutines_do_the_same(service: Service) -> None:

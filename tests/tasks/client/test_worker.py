@@ -163,25 +163,16 @@ def test_an_error_fails_the_attempt(
     status: str,
     attempts: int,
     text: str,
+    settings: Settings,
 ) -> None:
     handlers.handler("jobs.echo")(raising(error))
     enqueued()
-    # Its retry would be due at once.
-    Task.objects.update(max_attempts=10)
+    settings.TASK_QUEUE = {**settings.TASK_QUEUE, "BACKOFF": {"base": 3600, "cap": 3600}}
 
-    worker._completer.put = _stopping_after(worker, worker._completer.put)  # type: ignore[method-assign]
     worker.drain()
 
     assert (row().status, row().attempts) == (status, attempts)
     assert row().last_error == text
-
-
-def _stopping_after(worker: Worker, put: Function) -> Function:
-    def stop(outcome: Any) -> None:
-        put(outcome)
-        worker.stopping.set()
-
-    return stop
 
 
 def test_what_cannot_be_stored_fails_for_good(worker: Worker, handlers: Handlers) -> None:
@@ -249,13 +240,13 @@ def test_only_what_may_run_again_is_claimed_ahead_of_free_slots(
 
     @handlers.handler("jobs.echo")
     def hold(ctx: Context, word: str) -> None:
-        if int(word) >= 60:
+        if int(word) >= 20:
             released.wait(60)
 
     running._ahead = lambda: 20  # type: ignore[method-assign]
-    enqueued(80, max_attempts=1)
+    enqueued(40, max_attempts=1)
     try:
-        wait_for(ended("succeeded", 60))
+        wait_for(ended("succeeded", 20))
         wait_for(lambda: Task.objects.running().count() >= 8)
         enqueued(5, max_attempts=2, priority=1)
         wait_for(lambda: Task.objects.running().filter(max_attempts=2).count() == 5)
@@ -616,21 +607,6 @@ def test_a_worker_that_is_stopped_just_before_it_claims_claims_nothing(
 
     assert not thread.is_alive()
     assert row().grants == 0
-
-
-def test_nobody_asks_for_the_answer_of_a_claim_that_is_not_sent_any_more(
-    service: Service, remote: TaskClient, handlers: Handlers
-) -> None:
-    class Stopped(Worker):
-        def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, value)
-            if name == "_waiting" and value is not None:
-                self.stop()
-
-    handlers.handler("jobs.echo")(echo)
-    Stopped(remote, handlers, wait=30).run()
-
-    wait_for(lambda: "task-end-claim" not in {each.name for each in threading.enumerate()})
 
 
 def test_a_task_that_is_handed_out_to_a_worker_that_stops_is_given_back(

@@ -19,12 +19,10 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
-from django.db.backends.signals import connection_created
 from pytest_django import Settings
 
 from leasing.db import answers as connection_answers
 from leasing.db.answers import Line, Server, Silence, answers, watch_answers
-from leasing.db.side_connection import SideConnection
 from leasing.models import Lease
 from tasks.celery.consuming import consume
 from tasks.generator import Generator
@@ -33,7 +31,7 @@ from tasks.models import OutboxMessage, Schedule, Task, Worker
 from tasks.outbox import publish
 from tasks.poller import Poller
 from tasks.runtime import connection as runtime_connection
-from tasks.runtime.connection import _limit_handlers, handlers_limited, lasting_connection
+from tasks.runtime.connection import handlers_limited, lasting_connection
 from tests.brokers import free_ports
 from tests.factories import make_task, make_tasks
 from tests.logs import logged
@@ -195,20 +193,6 @@ def test_a_thread_that_is_to_stop_has_a_last_call(
         working.result(PATIENCE)
 
 
-def test_what_a_handler_waits_for_is_cut_off_too(
-    network: Proxy, thread: ThreadPoolExecutor, settings: Settings
-) -> None:
-    settings.TASK_QUEUE = SHORT
-
-    def handle() -> None:
-        with transaction.atomic():
-            Lease.objects.exists()
-            network.swallow_replies()
-
-    with handlers_limited(), pytest.raises(OperationalError):
-        thread.submit(handle).result(PATIENCE)
-
-
 @pytest.mark.parametrize("is_open", [False, True], ids=["new connection", "open connection"])
 def test_what_a_handler_waits_for_in_a_celery_worker_is_cut_off_too(
     is_open: bool,
@@ -236,58 +220,6 @@ def test_what_a_handler_waits_for_in_a_celery_worker_is_cut_off_too(
 
     handlers["jobs.ask"] = handle
     assert thread.submit(work).result(PATIENCE) == "succeeded"
-
-
-def test_of_two_workers_the_first_to_end_leaves_the_other_its_limit(
-    network: Proxy, thread: ThreadPoolExecutor, settings: Settings
-) -> None:
-    settings.TASK_QUEUE = SHORT
-
-    def handle() -> None:
-        Lease.objects.exists()
-        network.swallow_replies()
-        Lease.objects.exists()
-
-    with handlers_limited():
-        with handlers_limited():
-            pass
-        with pytest.raises(OperationalError):
-            thread.submit(handle).result(PATIENCE)
-
-    assert not connection_created.disconnect(_limit_handlers), "nobody is left"
-
-
-def test_a_handler_may_wait_for_as_long_as_it_likes_where_the_setting_says_so(
-    thread: ThreadPoolExecutor, settings: Settings
-) -> None:
-    settings.TASK_QUEUE = SHORT | {"HANDLER_ANSWER_TIMEOUT": None}
-
-    def handle() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_sleep(0.3)")
-
-    with handlers_limited():
-        thread.submit(handle).result(PATIENCE)
-
-
-def test_a_call_aside_ends_though_nobody_waits_for_it_any_more(network: Proxy) -> None:
-    ended = threading.Event()
-
-    def call() -> None:
-        try:
-            Lease.objects.exists()
-            network.swallow_replies()
-            Lease.objects.exists()
-        finally:
-            ended.set()
-
-    with (
-        SideConnection("default", seconds=0.05) as side_connection,
-        pytest.raises(OperationalError),
-    ):
-        side_connection.run(call)
-
-    assert ended.wait(PATIENCE)
 
 
 def unreadable() -> float:
@@ -349,16 +281,6 @@ def test_connections_are_looked_after_again_when_their_thread_has_ended(
 
     with pytest.raises(OperationalError):
         thread.submit(wait).result(PATIENCE)
-
-
-def test_nobody_looks_after_connections_that_are_closed(thread: ThreadPoolExecutor) -> None:
-    def work() -> None:
-        with lasting_connection():
-            claim()
-            assert answers._thread is not None
-
-    thread.submit(work).result(PATIENCE)
-    wait_for(lambda: answers._thread is None)
 
 
 @pytest.fixture

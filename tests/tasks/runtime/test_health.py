@@ -149,15 +149,6 @@ def test_clients_that_hang_keep_out_no_probe(probes: Probes) -> None:
             each.close()
 
 
-def test_a_client_that_is_gone_disturbs_nobody(probes: Probes) -> None:
-    for _ in range(3):
-        with probes.connect() as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # RST
-            client.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
-
-    assert probes.get("/livez") == ("200 OK", "ok\n")
-
-
 def test_without_a_descriptor_for_a_client_it_waits_for_one(
     probes: Probes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
