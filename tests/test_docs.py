@@ -348,7 +348,7 @@ CODES = {
     *("key_held", "saturated", "due", "no_relay", "unpublished", "published", "running_ok"),
     *("cancel_pending", "zombie", "late", "holder_gone", "expired_unclaimed", "no_recoverer"),
     *("expired_holder_alive", "flapping", "clock_skew", "done", "cancelled", "exhausted"),
-    *("given_up", "running_long", "no_progress"),
+    *("given_up", "running_long", "no_progress", "row_locked"),
 }
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from urllib.parse import urlencode
 
 from leasing.diagnosis.base import SEVERITIES
-from leasing.humanize import plural, span
+from leasing.humanize import Sentence, plural, span
 from leasing.web.counts import Capped
 from tasks.dashboard.queue_rows import QueueLine
 from tasks.dashboard.schedule_status import ScheduleStatus
@@ -43,6 +43,8 @@ class Figures:
     failed: Capped | None = None
     #: Stuck for longer than recovery takes.
     overdue: Capped | None = None
+    #: Of late tasks whose rows a session has locked: their ids, the session, and how to end it.
+    locks: list[tuple[list[int], Sentence, str]] = field(default_factory=list)
     #: Why tasks wait that have been due for longer than WAITS, the longest first.
     reasons: list[Reason] = field(default_factory=list)
     #: The time for which the longest-waiting task has been due, where nothing is paused.
@@ -87,6 +89,8 @@ class Need:
     view: str
     link: str
     query: str = ""
+    #: The key of the row that ``view`` shows; None: it shows a list.
+    key: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
     be read, which nobody can call well."""
     found: list[Need | None] = [
         _unread(unread),
+        *[_locked(*each) for each in figures.locks[:NAMED]],
         _stuck(figures),
         _workers(figures, unread),
         *[_unserved(line) for line in figures.unserved if figures.workers],
@@ -300,14 +305,31 @@ def _at_work(figures: Figures) -> str:
     return f"{doing} on {where}, {figures.ready or 'none'} waiting."
 
 
+def _locked(keys: list[int], session: Sentence, remedy: str) -> Need:
+    rows = f"The rows of {len(keys)} tasks are locked by "
+    if len(keys) == 1:
+        rows = f"The row of task:{keys[0]} is locked by "
+    return Need(
+        "row_locked",
+        "critical",
+        Sentence(session.now, rows, *session.parts, "."),
+        "Neither renewal nor recovery can proceed until that transaction ends. To end it: "
+        + remedy,
+        "leasing_tasks:detail",
+        f"task:{keys[0]}",
+        key=keys[0],
+    )
+
+
 def _stuck(figures: Figures) -> Need | None:
     # What a sweep is about to find is no news, as long as somebody sweeps.
     stuck = figures.overdue if figures.sweepers else figures.stuck
-    if not stuck:
+    if not stuck or stuck.value <= sum(len(keys) for keys, *_ in figures.locks):
         return None
     heals = (
-        f"Recovery should have found {'it' if stuck.value == 1 else 'them'} by now: see the "
-        "workers' logs."
+        "Recovery should have taken it by now: its page says what is in the way."
+        if figures.sweepers and stuck.value == 1
+        else "Recovery should have taken them by now: their pages say what is in the way."
         if figures.sweepers
         else "This will not recover automatically: no running worker recovers tasks. Start one: "
         "manage.py run_worker."

@@ -3,16 +3,19 @@ standing."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections, transaction
-from django.db.models import Q
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 
 from leasing.conf import leasing_settings
+from leasing.db.row_locks import RowLock, row_locks
 from leasing.functions import DbNow
+from leasing.humanize import Sentence
 from leasing.web.cache import shared
 from leasing.web.counts import Capped, Tally, count_often
 from tasks.dashboard import listing
@@ -38,6 +41,8 @@ SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
 UNKNOWN_FOR = 10
 #: Paused schedules that are read; people write schedules, so they are few.
 PAUSED_READ = 100
+#: Late tasks whose rows are looked at, for locks on them.
+LATE_READ = 100
 #: Points of a chart on this page.
 POINTS = 60
 
@@ -160,6 +165,7 @@ def _figures(
         overdue_schedules=counts["schedules"]["overdue"],
         **_paused_schedules(now),
         unknown=_unknown(queues, fresh=fresh),
+        locks=_locks(now),
         **_desired(status, now),
     )
 
@@ -170,6 +176,15 @@ def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, Unknown]:
     if queues is None or queues.counted_at is not None or not queues.lines:
         return {}
     return shared("unknown tasks", UnknownName().by_name, fresh=fresh, seconds=UNKNOWN_FOR)
+
+
+def _locks(now: datetime) -> list[tuple[list[int], Sentence, str]]:
+    half = ExpressionWrapper(DbNow() + F("ttl") / 2, output_field=DateTimeField())
+    late = Task.objects.home().running().filter(expires_at__lt=half).order_by()
+    found: defaultdict[RowLock, list[int]] = defaultdict(list)
+    for key, lock in row_locks(late[:LATE_READ]).items():
+        found[lock].append(key)
+    return [(keys, Sentence(now, *lock.parts), lock.remedy) for lock, keys in found.items()]
 
 
 def _paused_schedules(now: datetime) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Every diagnosis has the same order: why (``headline``), who holds the task (``wh
                   key_held, saturated, due; where Celery workers alone would run it, no_relay,
                   unpublished, published
     it runs       running_ok, running_long, no_progress, late, holder_gone, cancel_pending, zombie
-    it is stuck   expired_unclaimed, expired_holder_alive, no_recoverer
+    it is stuck   expired_unclaimed, expired_holder_alive, no_recoverer, row_locked
     it ended      done, cancelled, exhausted, given_up
     it waits or runs  flapping (lost by worker after worker, and never completed), clock_skew
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from leasing.db.row_locks import RowLock
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import Moment, Sentence, left, span
 from leasing.web.badges import is_late
@@ -28,6 +29,9 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         around: The workers and what they hold.
     """
     heard = Moment(task.renewed_at or task.acquired_at or now)
+    # A frozen worker locks rows too, and more weakly: those can be recovered.
+    if (lock := around.locks.get(task.pk)) and around.is_live(task.holder):
+        return _locked(task, now, lock)
     if around.is_replaced(task):
         headline = f"The process of {task.holder} that ran it has ended; a new one has its name."
         next_ = Sentence(now, "The task is recovered when its lease expires, ", _end(task), ".")
@@ -107,6 +111,8 @@ def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) ->
 def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     """Diagnose a running task whose lease has expired. Arguments are those of ``held``."""
     since = Moment(task.expires_at)
+    if lock := around.locks.get(task.pk):
+        return _locked(task, now, lock)
     if not around.someone_sweeps:
         because = ", and no worker is running that recovers tasks."
         headline = Sentence(now, f"The lease of {task.holder} expired ", since, because)
@@ -119,6 +125,13 @@ def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         return _diagnosed(task, now, "expired_holder_alive", "warning", headline, next_)
     headline = Sentence(now, f"{task.holder} is gone: its lease expired ", since, ".")
     return _diagnosed(task, now, "expired_unclaimed", "warning", headline, next_)
+
+
+def _locked(task: Task, now: datetime, lock: RowLock) -> Diagnosis:
+    recovery = ": neither renewal nor recovery can proceed."
+    headline = Sentence(now, "Its row is locked by ", *lock.parts, recovery)
+    next_ = f"It goes on when that transaction ends. To end it: {lock.remedy}"
+    return _diagnosed(task, now, "row_locked", "critical", headline, next_)
 
 
 def _end(task: Task) -> Moment:

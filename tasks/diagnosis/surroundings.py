@@ -11,8 +11,10 @@ from typing import Final
 from django.db.models import Count, Min, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
+from leasing.db.row_locks import RowLock, row_locks
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS
 from leasing.functions import EPOCH, DbNow, after, database_now
+from leasing.web.badges import is_late
 from leasing.web.cache import shared
 from leasing.web.counts import Capped
 from tasks.diagnosis.handlers import HandlerUse, usual
@@ -64,6 +66,8 @@ class Surroundings:
     put_off: dict[int, str] = field(default_factory=dict)
     #: What the handlers of running tasks usually take, by name.
     usual: dict[str, HandlerUse] = field(default_factory=dict)
+    #: The sessions that have locked the rows of late tasks, by id.
+    locks: dict[int, RowLock] = field(default_factory=dict)
 
     @property
     def someone_sweeps(self) -> bool:
@@ -103,8 +107,8 @@ def look_around(
     tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
 ) -> Surroundings:
     """Read what ``diagnose`` needs in addition to ``tasks``: four queries, and one each if some of
-    them were claimed often, were postponed, wait for a key, run, or run with a key; of handlers
-    that seldom succeed two.
+    them were claimed often, were postponed, wait for a key, run, run with a key, or are late on
+    PostgreSQL; of handlers that seldom succeed two.
 
     Args:
         tasks: The tasks to diagnose. One that is not among them is never diagnosed as flapping.
@@ -118,6 +122,7 @@ def look_around(
     held = {
         each.name for each in tasks if each.status == TaskStatus.RUNNING and each.expires_at > now
     }
+    late = [task.pk for task in tasks if task.status == TaskStatus.RUNNING and is_late(task, now)]
     return replace(
         around,
         now=now,
@@ -126,6 +131,7 @@ def look_around(
         usual=usual(held, now),
         key_holders=holders_of_keys(tasks, around),
         key_waiters=_key_waiters(tasks),
+        locks=row_locks(Task.objects.home().filter(pk__in=late)) if late else {},
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.db.models import Exists, F, Min, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, Least
@@ -13,7 +14,7 @@ from django.db.models.functions import Coalesce, Least
 from leasing.db.dialects import atomic, lock, refuse_transaction
 from leasing.db.questions import Questioner, query_scalars
 from leasing.functions import DbNow, next_token, remaining
-from leasing.humanize import span
+from leasing.humanize import plural, span
 from leasing.runtime.clock import clock
 from tasks import signals
 from tasks.conf import task_settings
@@ -47,12 +48,20 @@ SWEEP_BATCH = 100
 _LAPSE = Min(Least(remaining(), Coalesce(until_idle(), remaining())))
 #: The moment at which this process last looked for stuck tasks, by database, on the holder's clock.
 swept_at: dict[str, float] = {}
+#: The number of times that this process has tried to take an expired task, and its row was locked:
+#: by database and grant.
+_tries: dict[str, dict[UUID | None, int]] = {}
 
 
 def recover(rows: TaskRows, limit: int) -> int:
     """Take tasks whose deadline has passed."""
     swept_at[rows.db] = clock()
-    return take_from_holders(rows, TaskRows.stuck, limit, _overdue, "expired")
+    taken = take_from_holders(rows, TaskRows.stuck, limit, _overdue, "expired")
+    tries = _tries.get(rows.db, {})
+    if not taken:
+        locked = rows.stuck().values_list("grant_id", flat=True)[:SWEEP_BATCH]
+        _tries[rows.db] = {grant_id: tries.get(grant_id, 0) + 1 for grant_id in locked}
+    return taken
 
 
 def recover_stalled(rows: TaskRows, limit: int) -> int:
@@ -276,6 +285,9 @@ def _note_taken(
 
 
 def _overdue(task: Task) -> str:
+    tries = _tries.get(str(task._state.db), {}).get(task.grant_id, 0)
+    if tries:
+        return f"could not be renewed: the row was locked ({plural(tries, 'try', 'tries')})"
     return f"{task.holder} {SILENT}"
 
 

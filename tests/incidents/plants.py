@@ -168,6 +168,17 @@ DUE = WAITS.total_seconds()
 
 INCIDENTS = (
     Incident(
+        row_locked,
+        (
+            r"The row of task:\d+ is locked",
+            r"pid \d+.* console",
+            "Neither renewal nor recovery can",
+        ),
+        r"/tasks/\d+/",
+        TTL,
+        None,
+    ),
+    Incident(
         handler_missing,
         ("3 tasks wait for a handler that no worker has: jobs.new", "restart them"),
         r"name=jobs\.new",
@@ -193,13 +204,6 @@ OPEN = (
         DUE,
     ),
     Incident(key_held, (r"3 tasks wait for the key customer:77", r"task:\d+"), r"/tasks/\d+/", DUE),
-    Incident(
-        row_locked,
-        (r"row .*locked", r"pid \d+", "console", "neither renewal nor recovery can proceed"),
-        r"/tasks/\d+/",
-        TTL,
-        None,
-    ),
     Incident(worker_frozen, (r"shop", "stand still|frozen"), r"/workers/", TTL, None),
     Incident(handler_hangs, (r"jobs\.wait", "usually takes"), r"/tasks/\d+/"),
     Incident(
