@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 def discover() -> None:
     """Import ``tasks.py`` of every app, and the option ``modules`` of each backend in TASKS."""
     autodiscover_modules("tasks")
-    if backends := _backends():
+    if own := backends():
         from tasks.django_api.bridge import declare_all
 
-        names = [name for each in backends for name in each.options.get("modules", ())]
+        names = [name for each in own for name in each.options.get("modules", ())]
         modules = [import_module(name) for name in names]
         found = [sys.modules.get(f"{app.name}.tasks") for app in apps.get_app_configs()]
         declare_all([*modules, *filter(None, found)])
 
 
-def _backends() -> list[DatabaseBackend]:
+def backends() -> list[DatabaseBackend]:
     """Return the backends of Django's tasks that store tasks in this queue."""
     chosen: dict[str, Any] | None = getattr(settings, "TASKS", None)
     if not chosen or chosen is getattr(global_settings, "TASKS", None) or not _tasks_exist():
@@ -35,15 +35,15 @@ def _backends() -> list[DatabaseBackend]:
     from tasks.backend import DatabaseBackend
     from tasks.django_api.compat import InvalidTaskBackend, task_backends
 
-    backends = []
+    found = []
     for alias in chosen:
         try:
             backend = task_backends[alias]
         except InvalidTaskBackend:
             continue  # Django reports that itself, when it is used
         if isinstance(backend, DatabaseBackend):
-            backends.append(backend)
-    return backends
+            found.append(backend)
+    return found
 
 
 def _tasks_exist() -> bool:

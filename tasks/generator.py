@@ -208,7 +208,7 @@ class Generator:
     def run(self, stopping: threading.Event) -> None:
         """Stand by, or generate, until ``stopping``."""
         turns = Service(
-            lambda: self._take_turn(stopping),
+            lambda: self.take_turn(stopping),
             log.generator_failed,
             longest=LONGEST_PAUSE,
             expected=AWAY,
@@ -216,11 +216,11 @@ class Generator:
         )
         run_services([turns], stopping)
 
-    def _take_turn(self, stopping: threading.Event) -> float:
+    def take_turn(self, stopping: threading.Event) -> float:
         """Generate for as long as the desired state is running and the lease is held. Returns the
         seconds until the next turn."""
         if self._follows:
-            self._withdraw(acknowledged_by=self.name)
+            self.withdraw(acknowledged_by=self.name)
             self._follows = False
         if not GeneratorDesiredState.objects.filter(wanted=True).exists():
             return LOOK_EVERY
@@ -235,15 +235,17 @@ class Generator:
             with store.hold(task_settings.GENERATOR_LEASE, **options) as hold:
                 log.generator_leads(resource=hold.resource, holder=hold.holder)
                 try:
-                    self._generate(hold, stopping)
+                    self.generate(hold, stopping)
                 finally:
-                    self._withdraw(fence=hold.fencing_token)
+                    self.withdraw(fence=hold.fencing_token)
         except (LeaseHeld, LeaseLost) as reason:
             level = WARNING if isinstance(reason, LeaseLost) else DEBUG
             log.generator_stands_by(level=level, reason=reason)
         return LOOK_EVERY
 
-    def _generate(self, hold: Hold, stopping: threading.Event) -> None:
+    def generate(self, hold: Hold, stopping: threading.Event) -> None:
+        """Store as many tasks as the rate says, until ``stopping``, or no more are wanted. Raises
+        what ``batch`` does."""
         interval = min(LOOK_EVERY, max(0.1, 1 / self.rate))
         owed = 1.0
         while not stopping.is_set() and self.batch(hold, int(owed)):
@@ -275,7 +277,7 @@ class Generator:
                 )
         return desired.wanted
 
-    def _withdraw(self, **whose: Any) -> None:
+    def withdraw(self, **whose: Any) -> None:
         """Take back an acknowledgement once its term has ended: nobody generates until the next
         begins. That of a stop stays."""
         GeneratorDesiredState.objects.filter(**whose).exclude(

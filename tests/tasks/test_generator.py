@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,13 +10,15 @@ from typing import Any
 
 import httpx
 import pytest
-from django.db import InterfaceError, OperationalError, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from pytest_django import Settings
 
-from leasing.exceptions import LeaseHeld, LeaseLost, StaleToken, StoreError
+from leasing.exceptions import LeaseLost, StaleToken, StoreError
 from leasing.hold import Hold
 from leasing.keeper import keeper
 from leasing.models import ApiToken, Lease
+from leasing.testing import expire as lose
+from leasing.testing import manual_keeper
 from tasks import generator
 from tasks.generator import (
     Generator,
@@ -28,6 +31,7 @@ from tasks.models import GeneratorDesiredState, Task
 from tasks.sample import SLEEP
 from tests.factories import make_worker
 from tests.leasing.support import OtherSession, expire, just_before_the_update, usurp
+from tests.logs import logged
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.django_db
@@ -40,14 +44,12 @@ def desired() -> GeneratorDesiredState:
 
 
 @pytest.fixture
-def hold(transactional_db: None, manual_keeper: Any) -> Iterator[Hold]:
+def hold(transactional_db: None) -> Iterator[Hold]:
     """The generator's lease, held by ann and renewed by nobody. What is refused is recorded apart
     from the transaction that this rolls back: in one of the test's, the record would outlast it."""
     hold = Lease.objects.hold(RESOURCE, holder="ann")
-    hold._keeper = manual_keeper
-    with hold:
+    with manual_keeper(stopped=False), suppress(LeaseLost), hold:
         yield hold
-        hold._held.abandon()
 
 
 # Wishing
@@ -227,11 +229,8 @@ def test_after_a_stop_nothing_is_stored(hold: Hold) -> None:
 def held_instead(hold: Hold, holder: str) -> Iterator[Hold]:
     """The lease of ``hold``, which expires and does not know it, held by another generator."""
     expire(Lease.objects.get())
-    other = Lease.objects.hold(RESOURCE, holder=holder)
-    other._keeper = hold._keeper
-    with other:
+    with Lease.objects.hold(RESOURCE, holder=holder) as other:
         yield other
-        other._held.abandon()
 
 
 @pytest.mark.parametrize("holder", ["bob", "ann"], ids=["another", "one of the same name"])
@@ -272,7 +271,7 @@ def test_a_refused_generator_does_not_acknowledge(hold: Hold) -> None:
 def test_a_generator_that_knows_of_its_loss_stores_nothing(hold: Hold) -> None:
     start_generator()
     Generator().batch(hold, 1)
-    hold._held.mark_lost("in the tests")
+    lose(hold)
 
     with pytest.raises(LeaseLost):
         Generator().batch(hold, 7)
@@ -280,15 +279,12 @@ def test_a_generator_that_knows_of_its_loss_stores_nothing(hold: Hold) -> None:
     assert Task.objects.count() == 1
 
 
-def test_the_lease_may_be_kept_elsewhere(settings: Settings, manual_keeper: Any) -> None:
+def test_the_lease_may_be_kept_elsewhere(settings: Settings) -> None:
     """In a database that the tasks are not in, or as here in the memory of the process."""
     settings.LEASING = {**settings.LEASING, "ENABLED": False}
     start_generator()
-    hold = Lease.objects.hold(RESOURCE, holder="ann")
-    hold._keeper = manual_keeper
-    with hold:
+    with manual_keeper(stopped=False), Lease.objects.hold(RESOURCE, holder="ann") as hold:
         assert Generator().batch(hold, 2)
-        hold._held.abandon()
 
     assert not Lease.objects.exists()
     assert (Task.objects.count(), desired().fence) == (2, hold.fencing_token)
@@ -316,16 +312,15 @@ def test_a_stop_waits_for_the_batch_under_way_and_comes_before_the_next(
     assert Task.objects.count() == count
 
 
-def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(
-    hold: Hold, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(hold: Hold) -> None:
     start_generator()
 
-    def fail(*args: Any, **options: Any) -> None:
-        raise OperationalError("the disk is full")
+    def fail(execute: Any, sql: str, *rest: Any) -> Any:
+        if 'INSERT INTO "leasing_tasks_task"' in sql:
+            raise OperationalError("the disk is full")
+        return execute(sql, *rest)
 
-    monkeypatch.setattr(type(Task.objects.all()), "enqueue_many", fail)
-    with pytest.raises(OperationalError):
+    with pytest.raises(OperationalError), connection.execute_wrapper(fail):
         Generator().batch(hold, 3)
 
     assert not Task.objects.exists()
@@ -336,7 +331,7 @@ def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(
 
 
 def end_term(hold: Hold) -> None:
-    Generator()._withdraw(fence=hold.fencing_token)
+    Generator().withdraw(fence=hold.fencing_token)
 
 
 def test_a_generator_that_ends_takes_back_its_acknowledgement(hold: Hold) -> None:
@@ -450,7 +445,7 @@ def test_a_generator_that_was_killed_is_not_shown_under_the_name_of_the_next(
     assert generator_status().holder == "ann"
 
     with suppress(StoreError):
-        Generator(name="ann")._take_turn(threading.Event())
+        Generator(name="ann").take_turn(threading.Event())
 
     assert generator_status().holder == ""
     assert generator_status().status == ("STOPPED" if is_stopped else "STARTED")
@@ -461,7 +456,7 @@ def test_a_generator_that_starts_leaves_the_acknowledgements_of_others_and_of_a_
     stop_generator()
     for name, revision in (("bob", 1), ("ann", 2)):
         GeneratorDesiredState.objects.update(acknowledged_revision=revision, acknowledged_by=name)
-        Generator(name="ann")._take_turn(threading.Event())
+        Generator(name="ann").take_turn(threading.Event())
         assert desired().acknowledged_by == name
 
 
@@ -483,12 +478,11 @@ def test_after_a_change_to_a_store_of_lower_tokens_the_fence_can_be_lowered(hold
 
 
 @contextmanager
-def generating(**options: Any) -> Iterator[threading.Event]:
+def generating(kind: type[Generator] = Generator, **options: Any) -> Iterator[threading.Event]:
     """A generator on a thread; stopped at the end."""
     stopping = threading.Event()
-    thread = threading.Thread(
-        target=Generator(**{"rate": 100, **options}).run, args=(stopping,), daemon=True
-    )
+    made = kind(**{"rate": 100, **options})
+    thread = threading.Thread(target=made.run, args=(stopping,), daemon=True)
     thread.start()
     try:
         yield stopping
@@ -551,46 +545,31 @@ class TestInThreads:
         lost = [each for each in caplog.records if "stands_by" in getattr(each, "event", "")]
         assert lost and "leasing_tasks.generator" in lost[0].reason  # type: ignore[attr-defined]
 
-    def test_while_another_holds_the_lease_it_stands_by(self) -> None:
+    def test_while_another_holds_the_lease_it_stands_by(self, caplog: Any) -> None:
+        caplog.set_level(logging.DEBUG, "tasks")
         start_generator()
-        taken = threading.Event()
-        hold = type(Lease.objects.hold(RESOURCE)).__enter__
-
-        def noting(self: Hold) -> Hold:
-            try:
-                return hold(self)
-            except LeaseHeld:
-                taken.set()
-                raise
-
         Lease.objects.acquire(RESOURCE, holder="other")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Hold, "__enter__", noting)
-            with generating(name="ann"):
-                assert taken.wait(20)
+        with generating(name="ann"):
+            wait_for(lambda: "generator.stands_by" in logged(caplog))
 
         assert not Task.objects.exists()
 
     @pytest.mark.parametrize("error", [OperationalError("away"), InterfaceError("closed")])
-    def test_it_goes_on_when_the_database_comes_back(
-        self, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
-    ) -> None:
-        batch = Generator.batch
+    def test_it_goes_on_when_the_database_comes_back(self, error: Exception, caplog: Any) -> None:
         failures = iter(range(2))
 
-        def failing(self: Generator, hold: Hold, size: int) -> bool:
-            if next(failures, None) is not None:
-                raise error
-            return batch(self, hold, size)
+        class Failing(Generator):
+            def batch(self, hold: Hold, size: int) -> bool:
+                if next(failures, None) is not None:
+                    raise error
+                return super().batch(hold, size)
 
-        monkeypatch.setattr(Generator, "batch", failing)
         start_generator()
-        with generating():
+        with generating(Failing):
             wait_for(lambda: Task.objects.exists())
 
-        events = [getattr(each, "event", "") for each in caplog.records]
-        assert events.count("generator.failed") == 1, "an outage is told once"
-        assert "outage.ended" in events
+        assert logged(caplog).count("generator.failed") == 1, "an outage is told once"
+        assert "outage.ended" in logged(caplog)
 
     def test_a_lease_service_that_is_away_ends_its_term_and_brings_the_next(
         self, settings: Settings, live_server: Any
@@ -654,44 +633,31 @@ class Beats:
     [(1.0, 20, 20), (0.1, 100, 10), (3.0, 10, 30), (7.5, 60, 450), (1000.0, 2, 2000)],
 )
 def test_as_many_tasks_are_made_as_the_rate_says(
-    rate: float, seconds: float, expected: int, monkeypatch: pytest.MonkeyPatch
+    rate: float, seconds: float, expected: int
 ) -> None:
     made: list[int] = []
 
-    def batch(self: Generator, hold: Hold, size: int) -> bool:
-        made.append(size)
-        return True
+    class Counting(Generator):
+        def batch(self, hold: Hold, size: int) -> bool:
+            made.append(size)
+            return True
 
-    monkeypatch.setattr(Generator, "batch", batch)
     interval = min(generator.LOOK_EVERY, max(0.1, 1 / rate))
     beats = Beats(round(seconds / interval))
 
-    Generator(rate=rate)._generate(beats, beats.stopping)  # type: ignore[arg-type]
+    Counting(rate=rate).generate(beats, beats.stopping)  # type: ignore[arg-type]
 
+    assert made[0] == 1, "the first comes at once"
     assert sum(beats.waits) == pytest.approx(seconds, rel=0.05)
     assert abs(sum(made) - expected) <= max(1, rate * interval)  # the last beat is not over
     assert max(beats.waits) <= generator.LOOK_EVERY
 
 
-def test_the_first_task_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+def test_durations_lie_where_they_were_asked_for(hold: Hold) -> None:
+    start_generator()
+    Generator(shortest=1, longest=60).batch(hold, 200)
 
-    def batch(self: Generator, hold: Hold, size: int) -> bool:
-        made.append(size)
-        return False
-
-    monkeypatch.setattr(Generator, "batch", batch)
-    beats = Beats(1)
-
-    Generator(rate=0.01)._generate(beats, beats.stopping)  # type: ignore[arg-type]
-
-    assert made == [1]
-
-
-def test_durations_lie_where_they_were_asked_for() -> None:
-    drawn = [Generator(shortest=1, longest=60)._data() for _ in range(200)]
-    seconds = [data["sleep_duration_seconds"] for data in drawn]
-
+    seconds = [each.task_data["sleep_duration_seconds"] for each in Task.objects.all()]
     assert min(seconds) >= 1
     assert max(seconds) <= 60
     assert len(set(seconds)) > 50

@@ -22,6 +22,7 @@ from tasks.models import Schedule, ScheduleSlot, Task
 from tasks.scheduling.rules import Cron
 from tests.elements import Element
 from tests.fixtures import client_with
+from tests.leasing.support import just_before_the_update
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("handlers", "own_declarations")]
@@ -259,19 +260,15 @@ def test_a_change_of_the_rule_begins_anew_and_others_leave_the_plan(editor: Clie
     assert moved.next_at == moved.rule.first(database_now("default")) != row.next_at
 
 
-def test_a_change_keeps_what_happened_while_the_form_was_open(
-    editor: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_keeps_what_happened_while_the_form_was_open(editor: Client) -> None:
     row = make("nightly", cron="0 3 * * *", timezone="Europe/Berlin", task_data={"a": 1})
-    clean = Schedule.clean
 
-    def meanwhile(self: Schedule) -> None:
-        clean(self)
+    def meanwhile() -> None:
         Schedule.objects.pause(by="olga")
         Schedule.objects.update(next_at=datetime(2040, 1, 1, tzinfo=UTC))
 
-    monkeypatch.setattr(Schedule, "clean", meanwhile)
-    editor.post(f"{ADMIN}{row.pk}/change/", WHOLE | {"priority": "5"})
+    with just_before_the_update(meanwhile):
+        editor.post(f"{ADMIN}{row.pk}/change/", WHOLE | {"priority": "5"})
 
     after_all = Schedule.objects.get()
     assert (after_all.priority, after_all.paused_by) == (5, "olga")

@@ -18,9 +18,9 @@ from leasing.web.masking import MASK
 from tasks.api import generator
 from tasks.generator import generator_status
 from tasks.models import GeneratorDesiredState, Task, TaskAttempt, TaskStatus
-from tasks.querysets import TaskQuerySet, recovery
+from tasks.querysets import recovery
 from tests.api_calls import call
-from tests.leasing.support import expire, usurp
+from tests.leasing.support import expire, just_before_the_update, usurp
 from tests.pages import signed_in
 from tests.tasks.support import make_due
 
@@ -221,13 +221,11 @@ def test_when_there_is_no_task_to_do_a_notice_says_so(client: Client) -> None:
     assert (answer.status, set(answer.body)) == (200, {"message"})
 
 
-def test_the_next_task_may_be_one_whose_holder_is_gone(
-    client: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_task_may_be_one_whose_holder_is_gone(client: Client, settings: Settings) -> None:
     settings.TASK_QUEUE = {"BACKOFF": {"base": 0, "cap": 0}}
     task = claimed("you")
     expire(task)
-    monkeypatch.setattr(recovery, "swept_at", {})
+    recovery.swept_at.clear()
     shown = next_task(client)
     assert (shown["id"], shown["attempts"], shown["processor"]) == (task.pk, 2, "me")
 
@@ -284,21 +282,10 @@ def test_a_write_that_comes_too_late_is_noted_on_its_attempt(
 
 
 @pytest.mark.parametrize("verb", ["heartbeat", "complete", "fail"])
-def test_a_verb_acts_with_the_grant_that_it_found(
-    client: Client, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+def test_a_verb_acts_with_the_grant_that_it_found(client: Client, verb: str) -> None:
     task = claimed()
-
-    def usurped_before(verb: Callable[..., Any]) -> Callable[..., Any]:
-        def act(rows: Any, row: Task, *args: Any, **options: Any) -> Any:
-            usurp(row, "me")
-            return verb(rows, row, *args, **options)
-
-        return act
-
-    taken_over = usurped_before(getattr(TaskQuerySet, verb))
-    monkeypatch.setattr(TaskQuerySet, verb, taken_over)
-    answer = call(client, "PUT", f"/tasks/{task.pk}/{verb}", {**ME, "error": "it broke"})
+    with just_before_the_update(lambda: usurp(task, "me")):
+        answer = call(client, "PUT", f"/tasks/{task.pk}/{verb}", {**ME, "error": "it broke"})
     assert (answer.status, set(answer.body)) == (409, {"error"})
     task.refresh_from_db()
     assert (task.status, task.renewals) == (TaskStatus.RUNNING, 0)

@@ -326,12 +326,13 @@ def test_an_idle_look_at_many_queues_is_one_query(django_assert_num_queries: Any
 
 
 @pytest.fixture
-def last_swept(monkeypatch: pytest.MonkeyPatch) -> Any:
+def last_swept() -> Any:
     """Set how many seconds ago this process swept."""
 
     def set_to(seconds_ago: float | None) -> None:
-        ages = {} if seconds_ago is None else {connection.alias: clock() - seconds_ago}
-        monkeypatch.setattr(recovery, "swept_at", ages)
+        recovery.swept_at.clear()
+        if seconds_ago is not None:
+            recovery.swept_at[connection.alias] = clock() - seconds_ago
 
     return set_to
 

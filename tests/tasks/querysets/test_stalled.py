@@ -12,10 +12,10 @@ from pytest_django import Settings
 from leasing.exceptions import LeaseLost
 from leasing.keeper import Keeper
 from tasks.diagnosis import diagnose
-from tasks.maintenance import invariants, recovery
+from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Task, TaskStatus, Worker
 from tasks.querysets import recovery as querysets_recovery
-from tests.factories import claimed, make_task, make_tasks, make_worker
+from tests.factories import claimed, make_task, make_worker
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, just_before_the_update
 from tests.pages import get, signed_in
@@ -211,25 +211,23 @@ def test_it_takes_no_more_than_asked(task: Task, database_clock: DatabaseClock) 
     assert [Task.objects.recover_stalled(1) for _ in range(3)] == [1, 1, 0]
 
 
-def test_a_sweep_takes_stuck_and_stalled_tasks(
-    task: Task, database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+def test_a_sweep_takes_stuck_and_stalled_tasks_in_batches(
+    task: Task, database_clock: DatabaseClock
 ) -> None:
-    monkeypatch.setattr(invariants, "SWEEP_BATCH", 1)
-    make_tasks(2, state="stuck")
+    count = querysets_recovery.SWEEP_BATCH + 1
+    Task.objects.enqueue_many("jobs.echo", [{}] * count)
+    assert len(Task.objects.take("ann", limit=count)) == count
     database_clock.advance(61)
 
-    assert (recovery.sweep(), recovery.sweep()) == (3, 0)
+    assert (recovery.sweep(), recovery.sweep()) == (count + 1, 0)
 
 
 def test_a_claim_that_sweeps_takes_them_too(
-    task: Task,
-    database_clock: DatabaseClock,
-    settings: Settings,
-    monkeypatch: pytest.MonkeyPatch,
+    task: Task, database_clock: DatabaseClock, settings: Settings
 ) -> None:
     settings.TASK_QUEUE = {"BACKOFF": {"base": 0, "cap": 0}}
     database_clock.advance(61)
-    monkeypatch.setattr(querysets_recovery, "swept_at", {})
+    querysets_recovery.swept_at.clear()
 
     (again,) = Task.objects.claim("bob")
 
