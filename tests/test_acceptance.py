@@ -31,6 +31,7 @@ def succeed(task: Task, folder: Path, attempt: int, process: Process) -> None:
     assert row_of(task)["task_output"] == {"attempt": attempt, "pid": process.pid}
 
 
+@pytest.mark.slow
 def test_a_quick_job_a_stalled_one_and_one_whose_worker_dies(spawn: Spawn, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in "abc"]
     for folder in folders:

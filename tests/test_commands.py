@@ -59,6 +59,7 @@ def test_each_workload_is_measured_by_night() -> None:
     assert " ONLY=" not in bench
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "last", "code"),
     [

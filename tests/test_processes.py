@@ -18,6 +18,8 @@ from tests.plugin import ROOT
 from tests.preloaded import Preloaded
 from tests.processes import BOUND, Process, Warm, wait_for
 
+pytestmark = pytest.mark.slow
+
 SLEEPER = "import signal, time; print('up', flush=True); time.sleep(60)"
 
 

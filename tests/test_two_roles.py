@@ -97,6 +97,7 @@ def test_the_application_holds_and_acts_but_cannot_rewrite_what_it_did(roles: Ro
     assert AuditEntry.objects.get().by == "olga"
 
 
+@pytest.mark.slow
 def test_a_worker_of_the_application_runs_tasks(roles: Roles, spawn: Spawn) -> None:
     task = make_task(data={"sleep_duration_seconds": 0})
 

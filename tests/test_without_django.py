@@ -12,6 +12,8 @@ import pytest
 
 from tests.plugin import ROOT
 
+pytestmark = pytest.mark.slow
+
 #: Refuses what an environment with httpx alone does not have, and holds a lease until it is lost.
 PROGRAM = """
 import importlib, json, sys

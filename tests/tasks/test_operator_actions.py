@@ -442,6 +442,7 @@ class Interface:
     def read(self, response: Any) -> Answer:
         status = response.status_code
         if status != 302:
+            assert status in (400, 403) or self.via == "admin", status
             return Answer("refused" if status == 403 else "asked", response.content.decode())
         told = list(get_messages(response.wsgi_request))
         outcome = "unchanged" if told and told[0].level_tag != "success" else "done"

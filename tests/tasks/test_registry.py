@@ -368,6 +368,7 @@ def test_the_tasks_modules_of_installed_apps_are_found_at_start() -> None:
     assert registry.find("jobs.echo").function is jobs.echo
 
 
+@pytest.mark.slow
 def test_any_installed_apps_tasks_module_is_found(tmp_path: Path) -> None:
     app = tmp_path / "bakery"
     app.mkdir()

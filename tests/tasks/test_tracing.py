@@ -555,6 +555,7 @@ print("opentelemetry:", any(name.split(".")[0] == "opentelemetry" for name in sy
 """
 
 
+@pytest.mark.slow
 def test_opentelemetry_is_not_imported_while_it_is_off(tmp_path: Any) -> None:
     env = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
     env |= {
@@ -569,6 +570,7 @@ def test_opentelemetry_is_not_imported_while_it_is_off(tmp_path: Any) -> None:
     assert done.stdout.splitlines()[-1:] == ["opentelemetry: False"], done.stderr
 
 
+@pytest.mark.slow
 def test_the_setting_without_the_extra_is_a_clear_error(tmp_path: Any) -> None:
     code = (
         "import sys; sys.modules['opentelemetry'] = None\n"

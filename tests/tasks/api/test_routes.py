@@ -214,13 +214,6 @@ def test_the_next_task_is_leased_to_the_processor(client: Client) -> None:
     assert shown["lastHeartBeatAt"] == shown["startedAt"]
 
 
-def test_when_there_is_no_task_to_do_a_notice_says_so(client: Client) -> None:
-    claimed("you")
-    Task.objects.enqueue("jobs.echo", scheduled_at=FAR_AWAY)
-    answer = call(client, "POST", "/tasks/next", ME)
-    assert (answer.status, set(answer.body)) == (200, {"message"})
-
-
 def test_the_next_task_may_be_one_whose_holder_is_gone(client: Client, settings: Settings) -> None:
     settings.TASK_QUEUE = {"BACKOFF": {"base": 0, "cap": 0}}
     task = claimed("you")
@@ -421,12 +414,6 @@ def test_the_generator_starts_and_stops_at_one_word(client: Client) -> None:
     stopped = call(client, "DELETE", "/generator/stop")
     assert (stopped.status, stopped.body["isRunning"]) == (200, False)
     assert stopped.body["status"] == "STOPPED"
-
-
-@pytest.mark.parametrize(("method", "word"), [("POST", "start"), ("DELETE", "stop")])
-def test_a_word_said_twice_is_answered_twice(client: Client, method: str, word: str) -> None:
-    for _ in range(2):
-        assert call(client, method, f"/generator/{word}").status == 200
 
 
 def test_a_generator_that_produces_is_running(client: Client) -> None:

@@ -676,6 +676,7 @@ def test_django_runs_these_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 # Nothing is loaded that nobody asked for
 
 
+@pytest.mark.slow
 def test_importing_the_queue_does_not_import_djangos_tasks() -> None:
     code = (
         "import sys, tasks.registry\n"
@@ -761,6 +762,7 @@ def test_backends_of_others_are_left_alone(settings: Settings) -> None:
     assert [each.alias for each in discovery.backends()] == ["ours"]
 
 
+@pytest.mark.slow
 def test_a_backend_can_be_built_and_tasks_declared_before_there_are_models() -> None:
     code = (
         "from django.conf import settings\n"

@@ -142,6 +142,7 @@ def test_what_was_counted_is_written_at_the_end_and_all_is_as_before(
     assert console.read() == ["task.claimed"] * (MANY + 1) + ["task.completed"] * (MANY + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     ("options", "claimed", "completed"),

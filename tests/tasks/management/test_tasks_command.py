@@ -167,23 +167,6 @@ def test_a_task_that_never_ran_has_no_deadline() -> None:
 # Acting
 
 
-def test_what_has_failed_is_retried_by_its_id(reported: Reported) -> None:
-    one, two = make_tasks(2, state="failed")
-    reported.clear()
-
-    assert count(tasks("retry", one.pk, "--by", "root")) == 1
-    assert reported == [("retried", one.pk, {"by": "root"})]
-    assert row_of(two)["status"] == "failed"
-
-
-def test_only_what_was_retried_is_told(reported: Reported) -> None:
-    failed, waiting = make_task(state="failed"), make_task()
-    reported.clear()
-
-    assert count(tasks("retry", failed.pk, waiting.pk)) == 1
-    assert [pk for _, pk, _ in reported] == [failed.pk]
-
-
 def test_whoever_runs_it_is_named(reported: Reported) -> None:
     tasks("retry", make_task(state="failed").pk)
 
@@ -209,20 +192,6 @@ def test_nothing_is_done_to_all_tasks_by_mistake(verb: str) -> None:
 
     with pytest.raises(CommandError, match="--state"):
         tasks(verb, "--yes", "--reason", "x")
-
-
-def test_ids_and_filters_narrow_each_other() -> None:
-    one, two = make_task(state="failed"), make_task(state="failed", queue="mail")
-
-    assert count(tasks("retry", one.pk, two.pk, "--queue", "mail")) == 1
-    assert row_of(one)["status"] == "failed"
-
-
-def test_what_has_ended_is_deleted() -> None:
-    ended, waiting = make_task(state="succeeded"), make_task()
-
-    assert count(tasks("discard", ended.pk, waiting.pk)) == 1
-    assert listed() == [waiting.pk]
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def read(client: Client) -> Scrape:
     return Scrape(client.get("/ops/metrics").content.decode())
 
 
+@pytest.mark.slow
 def test_what_is_scraped_adds_up_to_what_the_database_says(
     spawn: Spawn, of_database: Client, tmp_path: Path
 ) -> None:

@@ -208,14 +208,6 @@ def test_two_tasks_that_have_not_ended_never_share_a_key() -> None:
         Task.objects.filter(pk=other.pk).update(unique_key="k")
 
 
-@pytest.mark.parametrize("column", ["attempts", "max_attempts", "duplicates", "grants"])
-def test_counts_are_never_negative(column: str) -> None:
-    task = make_task()
-
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Task.objects.filter(pk=task.pk).update(**{column: -1})
-
-
 # Attempts
 
 

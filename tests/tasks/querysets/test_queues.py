@@ -155,16 +155,3 @@ def test_an_operator_pauses_with_a_reason_and_resumes() -> None:
     page = act(client, "resume", "default", "mail", confirmed="yes")
     assert "Resumed: 1 of 2 queues. Not changed: 1 not paused." in page.text
     assert not Queue.objects.paused().exists()
-
-
-@pytest.mark.django_db
-def test_who_may_only_look_pauses_nothing() -> None:
-    client = signed_in(*VIEW, is_staff=True)
-    Queue.objects.declare(["default"])
-
-    assert 'value="pause"' not in get(client, QUEUES).html
-    act(client, "pause", "default", confirmed="yes", reason="x")
-
-    assert not Queue.objects.paused().exists()
-    page = get(client, f"{QUEUES}default/change/")
-    assert any("queue__exact=default" in link for link in page.links)

@@ -103,14 +103,6 @@ def test_a_task_that_waits_there_shows_it_too(operator: Client) -> None:
     assert "olga" in page.facts.values()
 
 
-def test_who_paused_first_stays(operator: Client) -> None:
-    Queue.objects.pause("default", by="emil", reason="first")
-    page = Page(operator.post(PAUSE, {"queue": "default", "reason": "second"}, follow=True))
-    assert page.notice.tone == "warn"
-    said = [each.text for each in page.row("queue-default").element.all(".aside bdi")]
-    assert said == ["emil", "first"]
-
-
 def test_a_pause_needs_a_reason_and_a_queue_that_there_is(operator: Client) -> None:
     Queue.objects.declare(["default"])
     page = Page(operator.post(PAUSE, {"queue": "default"}))

@@ -202,20 +202,6 @@ def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client
     assert page.code == "cancelled" and "olga" in page.answers["why"].text
 
 
-def test_a_cancellation_without_a_reason_is_asked_about_again(operator: Client) -> None:
-    task = make_task()
-    page = Page(operator.post(f"{LIST}{task.pk}/cancel/", {"reason": ""}))
-    assert page.status == 400 and page.invalid == {"reason"}
-    assert not page.all("[data-poll]")
-
-
-def test_a_discarded_task_is_gone(operator: Client) -> None:
-    task = make_task(state="failed")
-    page = act(operator, task, "discard")
-    assert page.notice.tone == "ok" and not Task.objects.exists()
-    assert operator.get(f"{LIST}{task.pk}/").status_code == 404
-
-
 @pytest.mark.usefixtures("queues")
 def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
     task = make_task()

@@ -18,7 +18,6 @@ from tasks.models import AttemptOutcome, Task, TaskAttempt
 from tests.factories import claimed, make_lease, make_task
 from tests.fixtures import client_with
 from tests.pages import Page, get, sent_by, signed_in
-from tests.tasks.support import row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -141,23 +140,6 @@ def test_its_cost_does_not_grow_with_its_attempts(viewer: Client) -> None:
 
 
 # Verbs
-
-
-@pytest.mark.parametrize("state", ["failed", "given_up", "cancelled"])
-def test_a_retry_sets_the_task_ready(operator: Client, state: str) -> None:
-    task = make_task(state=state)
-    page = Page(operator.post(url_of(task, "retry"), follow=True))
-    assert page.notice.tone == "ok" and page.code != "exhausted"
-    assert row_of(task)["status"] == "ready"
-
-
-def test_a_second_retry_makes_no_second_attempt(operator: Client) -> None:
-    task = make_task(state="failed")
-    operator.post(url_of(task, "retry"))
-    before = row_of(task)
-    page = Page(operator.post(url_of(task, "retry"), follow=True))
-    assert [notice.tone for notice in page.notices] == ["ok", "warn"]
-    assert row_of(task) == before
 
 
 def test_a_running_task_is_taken_from_its_holder_by_its_page(operator: Client) -> None:
