@@ -87,7 +87,7 @@ def test_an_unknown_name_is_told_with_the_one_that_was_meant_and_where_names_com
         f"No handler is registered for 'jobs.ecko'. Did you mean 'jobs.echo'? {where}"
     )
 
-    with pytest.raises(UnknownTask, match=r"Known: .*jobs.echo.* Handlers are looked for"):
+    with pytest.raises(UnknownTask, match=r"Known: .*jobs\.\w+.* Handlers are looked for"):
         registry.find("xyzzy")
     with pytest.raises(UnknownTask, match=r"build at .*: decorate it with @handler\.$"):
         registry.find(build)
