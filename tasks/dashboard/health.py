@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from urllib.parse import urlencode
 
+from django.utils import timezone
+
 from leasing.diagnosis.base import SEVERITIES
-from leasing.humanize import Sentence, plural, span
+from leasing.functions import EPOCH
+from leasing.humanize import TIME, Moment, Sentence, plural, span
 from leasing.web.counts import Capped
 from tasks.dashboard.queue_rows import QueueLine
 from tasks.dashboard.schedule_status import ScheduleStatus
+from tasks.dashboard.troubles import Deaths, Failures, LongRun, Silent
 from tasks.diagnosis.reasons import WAITS, Reason
 from tasks.diagnosis.waiting import missing_handler
 from tasks.maintenance.invariants import Unknown
@@ -25,6 +29,9 @@ NAMED = 3
 
 #: The time within which recovery must find a task; later it is reported as stuck.
 SWEPT_WITHIN = timedelta(seconds=5)
+
+#: The time for which a failure is fresh; older ones come after what is paused.
+FRESH = timedelta(hours=1)
 
 #: The time that a task may be due, in a queue that is served, before it is reported as a fault, and
 #: not, after WAITS, as a fact: no queue has limits of its own.
@@ -45,6 +52,14 @@ class Figures:
     overdue: Capped | None = None
     #: Of late tasks whose rows a session has locked: their ids, the session, and how to end it.
     locks: list[tuple[list[int], Sentence, str]] = field(default_factory=list)
+    #: The newest failed tasks by handler and error, and the attempts that fail in a row.
+    failures: list[Failures] = field(default_factory=list)
+    failing: list[Failures] = field(default_factory=list)
+    #: Tasks that run for much longer than usual, and workers that die again and again.
+    long_runs: list[LongRun] = field(default_factory=list)
+    deaths: Deaths | None = None
+    #: The database's clock.
+    now: datetime = field(default=EPOCH, compare=False)
     #: Why tasks wait that have been due for longer than WAITS, the longest first.
     reasons: list[Reason] = field(default_factory=list)
     #: The time for which the longest-waiting task has been due, where nothing is paused.
@@ -62,8 +77,10 @@ class Figures:
     workers: int = 0
     sweepers: int = 0
     #: Workers that went without signing off, and those whose sign of life is missing.
-    gone: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
+    gone: Silent | None = None
+    late: Silent | None = None
+    #: The slots of all workers, with those that are late or gone.
+    slots: int = 0
     #: Schedules whose moment has passed without anybody serving it.
     overdue_schedules: Capped | None = None
     #: Schedules that were paused, the latest first, and how many more than are named.
@@ -91,6 +108,8 @@ class Need:
     query: str = ""
     #: The key of the row that ``view`` shows; None: it shows a list.
     key: int | None = None
+    #: A queue that one may want to pause.
+    queue: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,11 +132,14 @@ def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
         *[_unserved(line) for line in figures.unserved if figures.workers],
         *[_unpublished(line) for line in figures.unpublished],
         _unknown(figures),
+        _deaths(figures),
         _vanished(figures),
-        _failed(figures),
+        *[_failing(each) for each in figures.failing[:NAMED]],
+        *[_long_run(each, figures.now) for each in figures.long_runs[:NAMED]],
         *[_paused(line) for line in figures.paused if line.ready],
         *[_paused_schedule(*each) for each in figures.paused_schedules],
         _more_paused(figures),
+        _failed(figures),
         *_waiting(figures),
         _schedules(figures),
         _generator(figures),
@@ -190,30 +212,98 @@ def _unknown(figures: Figures) -> Need | None:
 
 
 def _vanished(figures: Figures) -> Need | None:
-    if figures.gone:
-        its = "its" if len(figures.gone) == 1 else "their"
+    if gone := figures.gone:
+        its = "its" if len(gone.names) == 1 else "their"
         detail = f"Other workers take over {its} tasks when the leases expire."
         if not figures.sweepers:
             detail = f"No running worker recovers {its} tasks. Start one: manage.py run_worker."
         return Need(
             "gone",
             "warning",
-            f"{_named(figures.gone)} stopped sending heartbeats without shutting down.",
-            detail,
+            f"{_named(gone.names)} stopped sending heartbeats without shutting down.",
+            f"{detail} {_frozen(gone, figures)}",
             "leasing_tasks:workers",
             "Gone workers",
             "?state=gone",
         )
-    if figures.late:
+    if late := figures.late:
+        one = len(late.names) == 1
+        headline = f"{_named(late.names)} {'is' if one else 'are'} late"
+        if late.until:
+            held = plural(late.held, "task that stands still", "tasks that stand still")
+            until = timezone.localtime(late.until).strftime(TIME)
+            headline += f" and {'holds' if one else 'hold'} {held}, until {until} at most"
         return Need(
             "late",
-            "info",
-            f"{_named(figures.late)} {'is' if len(figures.late) == 1 else 'are'} late.",
-            "A heartbeat is overdue. It arrives soon, or the worker is reported as gone.",
+            "warning" if late.held and figures.ready else "info",
+            f"{headline}.",
+            f"A heartbeat is overdue. {_frozen(late, figures)}",
             "leasing_tasks:workers",
             "Workers",
         )
     return None
+
+
+def _frozen(silent: Silent, figures: Figures) -> str:
+    missing = f"{silent.slots} of {plural(figures.slots, 'slot')} are missing."
+    if len(silent.names) > NAMED:
+        return f"{missing} Processes that still exist are frozen: end them."
+    exists = f"{_and(silent.processes)} still exist{'s' * (len(silent.names) == 1)}"
+    return (
+        f"{missing} If {exists}, it is frozen: end it, a supervisor restarts only what has ended."
+    )
+
+
+def _deaths(figures: Figures) -> Need | None:
+    deaths, now = figures.deaths, figures.now
+    if deaths is None:
+        return None
+    were = "was" if len(deaths.workers) == 1 else "were"
+    headline = Sentence(
+        now,
+        f"{_named(deaths.workers)} {were} replaced {deaths.count} times in ",
+        Moment(deaths.first_at, lasts=True),
+        " without having stopped.",
+    )
+    if not deaths.suspects:
+        detail = "No task was running each time: see how they ended, on their pages."
+        link = ("leasing_tasks:workers", "Workers")
+        return Need("workers_die", "critical", headline, detail, *link)
+    often = "each time" if deaths.times >= deaths.count else f"{deaths.times} times"
+    tasks = ", ".join(f"task:{key} {name}" for key, name in deaths.suspects[:NAMED])
+    key, _ = deaths.suspects[0]
+    detail = f"Running {often}: {tasks}. It may be the cause: cancel it, or mend its handler."
+    link = ("leasing_tasks:detail", f"task:{key}")
+    return Need("workers_die", "critical", headline, detail, *link, key=key)
+
+
+def _failing(found: Failures) -> Need:
+    return Need(
+        "failing",
+        "warning",
+        f"{found.count} of {found.attempts} attempts of {found.name} in the last minute failed "
+        "with the same error.",
+        f"{found.error} · Retries go on and spend attempts.",
+        "leasing_tasks:detail",
+        f"task:{found.task}",
+        key=found.task,
+        queue=found.queue,
+    )
+
+
+def _long_run(run: LongRun, now: datetime) -> Need:
+    more = run.count - 1
+    others = f" {plural(more, 'more task')} of {run.use.name} run for long." if more else ""
+    ran = f"task:{run.task} has been running for ", Moment(run.since, lasts=True)
+    return Need(
+        "running_long",
+        "warning",
+        Sentence(now, *ran, f"; {run.use.usually}."),
+        f"It ends when its handler returns. If that hangs, cancel the task.{others}",
+        "leasing_tasks:detail",
+        f"task:{run.task}",
+        key=run.task,
+    )
 
 
 def _paused(line: QueueLine) -> Need:
@@ -383,11 +473,18 @@ def _held_remotely(figures: Figures) -> bool:
 def _failed(figures: Figures) -> Need | None:
     if not figures.failed:
         return None
+    detail: list[str | Moment] = []
+    for each in figures.failures[:NAMED]:
+        detail += [f"{each.count} {each.name}: {each.error}, the last ", Moment(each.at), " · "]
+    if more := len(figures.failures) - NAMED:
+        detail += [f"{plural(more, 'more error')} · "] * (more > 0)
+    stays = "A failed task stays failed until someone retries or discards it."
+    is_fresh = any(figures.now - each.at < FRESH for each in figures.failures)
     return Need(
         "failed",
-        "warning",
+        "warning" if is_fresh else "info",
         f"{_tasks(figures.failed, 'has', 'have')} failed.",
-        "A failed task stays failed until someone retries or discards it.",
+        Sentence(figures.now, *detail, stays),
         "leasing_tasks:list",
         "Failed tasks",
         "?state=failed",

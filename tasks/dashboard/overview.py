@@ -18,7 +18,7 @@ from leasing.functions import DbNow
 from leasing.humanize import Sentence
 from leasing.web.cache import shared
 from leasing.web.counts import Capped, Tally, count_often
-from tasks.dashboard import listing
+from tasks.dashboard import listing, troubles
 from tasks.dashboard.badges import GENERATOR_BADGES, SEVERITY_BADGES
 from tasks.dashboard.charts import Chart, series
 from tasks.dashboard.health import NAMED, SWEPT_WITHIN, Figures, assess
@@ -160,8 +160,14 @@ def _figures(
         ],
         workers=sum(bool(worker.slots) for worker in present),
         sweepers=sum(worker.sweeps for worker in present),
-        gone=[w.name for w in workers if state_of(w) == WorkerState.GONE],
-        late=[w.name for w in workers if state_of(w) == WorkerState.LATE],
+        gone=troubles.silent([w for w in workers if state_of(w) == WorkerState.GONE]),
+        late=troubles.silent([w for w in workers if state_of(w) == WorkerState.LATE]),
+        slots=sum(worker.concurrency for worker in workers),
+        deaths=troubles.deaths(workers, now),
+        long_runs=troubles.long_runs(now),
+        failing=troubles.failing(now),
+        failures=troubles.failed_tasks(),
+        now=now,
         overdue_schedules=counts["schedules"]["overdue"],
         **_paused_schedules(now),
         unknown=_unknown(queues, fresh=fresh),

@@ -89,10 +89,10 @@ def read_handlers(now: datetime, seconds: int) -> dict[str, HandlerUse]:
 
 def usual(names: Collection[str], now: datetime) -> dict[str, HandlerUse]:
     """Return the use of each of the handlers ``names`` in the last hour, or in the last day where
-    that had fewer than USUAL_OF successes; without those where both had. Polls share it for ten
-    seconds, or minutes."""
+    that had fewer than USUAL_OF successes; without those where both had. Polls share it for five
+    seconds, or ten minutes."""
     found: dict[str, HandlerUse] = {}
-    for span, shared_for in (("1h", 10), ("24h", 600)):
+    for span, shared_for in (("1h", 5), ("24h", 600)):
         if missing := set(names).difference(found):
             read = partial(read_handlers, now, SPANS[span])
             uses = shared(("handlers", span), read, fresh=False, seconds=shared_for)

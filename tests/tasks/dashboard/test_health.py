@@ -11,6 +11,7 @@ import pytest
 from leasing.web.counts import Capped
 from tasks.dashboard.health import PATIENCE, Figures, Health, assess
 from tasks.dashboard.queue_rows import QueueLine
+from tasks.dashboard.troubles import Failures
 from tasks.models import Queue
 
 NONE = Capped(0)
@@ -90,7 +91,9 @@ def test_a_desired_state_may_go_unheard_for_a_moment(field: str) -> None:
 
 
 def test_the_gravest_need_leads() -> None:
-    health = assess(replace(WELL, failed=Capped(1), stuck=Capped(1), sweepers=0))
+    failures = [Failures("mail.send", "no", 1, "mail", PAUSED_AT, 1)]
+    failed = replace(WELL, failed=Capped(1), failures=failures, now=PAUSED_AT)
+    health = assess(replace(failed, stuck=Capped(1), sweepers=0))
     assert health.severity == "critical"
     assert [need.severity for need in health.needs] == ["critical", "warning"]
     assert codes(health) == ["no_recoverer", "failed"]

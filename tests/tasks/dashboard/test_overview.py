@@ -399,7 +399,7 @@ def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
         make_task(state="failed")
         make_lease()
     statements = sent_by(viewer, OVERVIEW)
-    assert len(statements) == len(few) <= 22
+    assert len(statements) == len(few) <= 25
     assert not any("OFFSET" in sql for sql in statements)
 
 

@@ -1,0 +1,188 @@
+"""Read what runs, fails or dies in an unusual way, for the overview.
+
+Each reading is bounded: the running tasks, the newest failures, the newest attempts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db.models import Count, F, Max, Subquery
+from django.db.models.functions import Left
+
+from tasks.diagnosis.handlers import LONG_AT_LEAST, HandlerUse, usual
+from tasks.models import AttemptOutcome, Task, TaskAttempt, Worker
+from tasks.querysets.recovery import LOST_WITH_WORKER, is_lost_with_worker
+
+#: Rows of each kind that are read, and characters of an error that are shown.
+READ: Final = 1_000
+ERROR_SHOWN: Final = 120
+#: The time whose failing attempts are compared with the successes, and the least of them.
+FAILING_WITHIN: Final = timedelta(minutes=1)
+FAILING_AT_LEAST: Final = 5
+#: The time within which the deaths of workers are counted together, and the least of them.
+DEATHS_WITHIN: Final = timedelta(minutes=10)
+DEATHS_AT_LEAST: Final = 2
+_NUMBER: Final = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class LongRun:
+    """Tasks of a handler that run for much longer than it usually takes."""
+
+    #: The id of the one that runs longest, and since when it does.
+    task: int
+    since: datetime
+    use: HandlerUse = field(compare=False)
+    count: int
+
+
+@dataclass
+class Failures:
+    """Tasks of a handler that failed, or attempts, with one error."""
+
+    name: str
+    error: str
+    #: The newest of them: its id, its queue, and its end.
+    task: int
+    queue: str
+    at: datetime
+    count: int = 0
+    #: Of attempts, all of the handler in the same time.
+    attempts: int = 0
+
+
+@dataclass(frozen=True)
+class Deaths:
+    """Workers that were replaced without having stopped."""
+
+    workers: list[str]
+    count: int
+    first_at: datetime
+    #: The ids and names of the tasks that most of them had begun, and how often.
+    suspects: list[tuple[int, str]]
+    times: int
+
+
+@dataclass(frozen=True)
+class Silent:
+    """Workers that are late or gone, and the tasks that they hold."""
+
+    names: list[str]
+    #: The process of each: "process 27177 on vm".
+    processes: list[str]
+    slots: int
+    held: int = 0
+    until: datetime | None = None
+
+
+def long_runs(now: datetime) -> list[LongRun]:
+    """Return the handlers with tasks that run for long, the longest first."""
+    running = Task.objects.home().running().unexpired()
+    since = running.filter(acquired_at__lte=now - LONG_AT_LEAST).order_by("acquired_at", "pk")
+    rows = list(since.values_list("name", "pk", "acquired_at")[:READ])
+    uses = usual({name for name, *_ in rows}, now)
+    found: defaultdict[str, list[tuple[int, datetime]]] = defaultdict(list)
+    for name, key, at in rows:
+        if at and name in uses and uses[name].is_exceeded_by(now - at):
+            found[name].append((key, at))
+    return [LongRun(*tasks[0], uses[name], len(tasks)) for name, tasks in found.items()]
+
+
+def failed_tasks() -> list[Failures]:
+    """Return the newest failed tasks by handler and error, the latest first."""
+    failed: Any = Task.objects.home().failed().filter(processed_at__isnull=False)
+    rows = failed.order_by("-processed_at", "-pk").values_list(
+        "name", Left("last_error", ERROR_SHOWN), "pk", "queue", "processed_at"
+    )
+    return _grouped(rows[:READ])
+
+
+def failing(now: datetime) -> list[Failures]:
+    """Return the handlers of whose attempts in the last minute at least half failed with one
+    error, the most first."""
+    attempts: Any = TaskAttempt.objects.home()
+    since = now - FAILING_WITHIN
+    newest = Subquery(attempts.order_by("-pk").values("pk")[:1])
+    late = attempts.filter(pk__gt=newest - READ, ended_at__gte=since)
+    rows = (
+        late.filter(outcome=AttemptOutcome.FAILED)
+        .order_by("-pk")
+        .values_list("task__name", Left("error", ERROR_SHOWN), "task", "task__queue", "ended_at")
+    )
+    groups = _grouped(rows)
+    failed = Counter[str]()
+    for each in groups:
+        failed[each.name] += each.count
+    found = []
+    for each in groups:
+        if each.count >= FAILING_AT_LEAST:
+            done = Task.objects.home().succeeded().filter(processed_at__gte=since, name=each.name)
+            each.attempts = failed[each.name] + done.order_by()[:READ].count()
+            if 2 * each.count >= each.attempts:
+                found.append(each)
+    return sorted(found, key=lambda each: -each.count)
+
+
+def _newest_attempts(since: datetime) -> Any:
+    """Return those of the newest READ attempts that ended after ``since``."""
+    attempts: Any = TaskAttempt.objects.home()
+    last = Subquery(attempts.order_by("-pk").values(before=F("pk") - READ)[:1])
+    return attempts.filter(pk__gt=last, ended_at__gte=since)
+
+
+def _grouped(rows: Iterable[tuple[str, str, int, str, datetime]]) -> list[Failures]:
+    """Group rows, the latest first, by their handler and error, apart from numbers in that."""
+    found: dict[tuple[str, str], Failures] = {}
+    for name, error, key, queue, at in rows:
+        line = "lost with its worker" if is_lost_with_worker(error) else error.partition("\n")[0]
+        like = (name, _NUMBER.sub("0", line))
+        found.setdefault(like, Failures(name, line, key, queue, at)).count += 1
+    return list(found.values())
+
+
+def deaths(workers: Iterable[Worker], now: datetime) -> Deaths | None:
+    """Return the recent deaths of processes that ``workers`` have replaced; None of fewer than
+    DEATHS_AT_LEAST."""
+    since = now - DEATHS_WITHIN
+    ends = [
+        (worker, end)
+        for worker in workers
+        for end in worker.former_ends
+        if end.at >= since and not end.is_clean
+    ]
+    if len(ends) < DEATHS_AT_LEAST:
+        return None
+    lost = _newest_attempts(since).filter(LOST_WITH_WORKER)
+    by_task = lost.order_by().values_list("task", "task__name").annotate(times=Count("pk"))
+    most = list(by_task.filter(times__gte=DEATHS_AT_LEAST).order_by("-times", "task")[:READ])
+    times = most[0][2] if most else 0
+    return Deaths(
+        sorted({_label(worker) for worker, _ in ends}),
+        len(ends),
+        min(end.at for _, end in ends),
+        [(key, name) for key, name, count in most if count == times],
+        times,
+    )
+
+
+def silent(workers: Sequence[Worker]) -> Silent | None:
+    """Return ``workers``, which are late or gone, with the number of tasks that they hold and the
+    latest deadline of those; None of none."""
+    if not workers:
+        return None
+    names = [worker.name for worker in workers]
+    held = Task.objects.home().running().unexpired().filter(holder__in=names)
+    found = held.order_by().aggregate(held=Count("pk"), until=Max("expires_at"))
+    processes = [f"process {worker.pid} on {worker.hostname}" for worker in workers]
+    return Silent(names, processes, sum(worker.concurrency for worker in workers), **found)
+
+
+def _label(worker: Worker) -> str:
+    """Return the name of ``worker`` without the part that each process of a parent has anew."""
+    return worker.name.rpartition(":")[0] if worker.fleet else worker.name
