@@ -19,7 +19,7 @@ navigation.add(
         "Leases",
         "key",
         "leasing.view_lease",
-        ("leasing:detail", "leasing:revoke"),
+        ("leasing:detail", "leasing:revoke", "leasing:settle"),
     ),
 )
 
@@ -34,4 +34,5 @@ urlpatterns = [
     path("leases/<str:lease_id>/events.<str:form>", lease.event_export, name="export_events"),
     path("leases/<str:lease_id>/", lease.lease_detail, name="detail"),
     path("leases/<str:lease_id>/revoke/", lease.revoke, name="revoke"),
+    path("leases/<str:lease_id>/settle/", lease.settle, name="settle"),
 ]

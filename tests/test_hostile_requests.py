@@ -116,7 +116,7 @@ def page(name: str) -> str:
             given["pk"] = make_worker().pk
         case "detail" | "act" if name.startswith("leasing_tasks"):
             given["pk"] = make_task().pk
-        case "detail" | "revoke" | "export_events":
+        case "detail" | "revoke" | "settle" | "export_events":
             given["lease_id"] = make_lease().pk
     return reverse(
         name, kwargs={each: given[each] for each in PAGES[name].pattern.regex.groupindex}

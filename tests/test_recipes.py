@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from io import StringIO
 from types import ModuleType
 from typing import Any
 
 import pytest
 from django.core.files.storage import InMemoryStorage
+from django.core.management import CommandError, call_command
 from django.test import RequestFactory
 from django.urls import path
 from pytest_django import Settings
@@ -260,3 +262,24 @@ def test_a_webhook_is_signed_and_acted_on_once_however_often_it_arrives(
         {"order": 1},
         "HTTPError: HTTP Error 404: Not Found",
     )
+
+
+def test_a_file_of_the_bank_is_compared_with_the_keys(time: ManualKeeper) -> None:
+    compare = recipe("Reconcile with a downstream file").compare
+    for key in ("paid", "unpaid", "twice"):
+        once(key, window=3600).run(lambda: "receipt")
+    with pytest.raises(ZeroDivisionError):
+        once("left", window=3600).run(lambda: 1 / 0)
+    time.advance(60)
+    keys = StringIO()
+    with pytest.raises(CommandError, match="1 open"):
+        call_command("tasks", "reconcile", "--json", stdout=keys)
+    keys.seek(0)
+    bank = StringIO("key,cents\npaid,5\nleft,5\ntwice,5\ntwice,5\nelsewhere,5\n")
+
+    assert compare(keys, bank) == {
+        "settle": ["left"],
+        "twice": ["twice"],
+        "unpaid": ["unpaid"],
+        "unknown": ["elsewhere"],
+    }

@@ -18,6 +18,7 @@ from leasing.admin.links import badge_column, column, json_column, related, shor
 from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.dashboard.operator_actions import Keys, OperatorAction, Said, counted
+from leasing.dashboard.settlement import SETTLE
 from leasing.diagnosis.base import Diagnosis
 from leasing.diagnosis.lease import explain
 from leasing.models import Lease, LeaseEvent, LeaseState, OnceKey
@@ -129,8 +130,9 @@ class OnceKeyAdmin(LeasableAdmin):
     large = payload = ("result",)
     fieldsets = (
         (None, {"fields": ["key", "badge", "finished_at", "window_ends_at", "payload_hash"]}),
+        ("Work", {"fields": ["attempts", "settled_by"]}),
         ("Lease", {"fields": LeasableAdmin.lease}),
     )
-    acts = (REVOKE_LEASES,)
+    acts = (REVOKE_LEASES, SETTLE)
 
     name = short_column("key")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.forms.fields import InvalidJSONInput
 
 from leasing.models import MAX_KEY, MAX_LABEL, LeaseState
 from leasing.runtime.labels import label
@@ -28,6 +29,24 @@ class CursorField(forms.CharField):
             return Cursor.decode(text)
         except InvalidCursor as error:
             raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from error
+
+
+class JSONField(forms.JSONField):
+    """Django's. What Python's parser refuses otherwise than as no JSON (numbers of 5,000 digits,
+    deep nesting) is no JSON either."""
+
+    def to_python(self, value: Any) -> Any:
+        try:
+            return super().to_python(value)
+        except (ValueError, RecursionError) as error:
+            text = {"value": value}
+            raise forms.ValidationError(self.error_messages["invalid"], "invalid", text) from error
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        try:
+            return super().bound_data(data, initial)
+        except (ValueError, RecursionError):
+            return InvalidJSONInput(data)
 
 
 class LeaseFilter(forms.Form):
@@ -98,6 +117,26 @@ class RevokeForm(ReasonForm):
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
         help_text="Stored with the lease's events, together with your name.",
         error_messages={"required": "Give a reason: the next operator sees it."},
+    )
+
+
+class SettleForm(ReasonForm):
+    """Give a key of ``once`` a result."""
+
+    field_order = ("result", "reason")
+
+    result = JSONField(
+        required=False,
+        label="Result (JSON)",
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+        help_text='What calls with this key get, such as {"receipt": 7}. Empty: null.',
+        error_messages={"invalid": "Not valid JSON."},
+    )
+    reason = forms.CharField(
+        max_length=REASON_LENGTH,
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+        help_text="Stored in the audit, together with your name.",
+        error_messages={"required": "Give a reason: how do you know that it was done?"},
     )
 
 

@@ -76,7 +76,9 @@ def explain(
 
 
 def _finished(row: OnceKey, now: datetime, badge: Badge) -> Explanation:
-    headline, end = f"Done by {row.holder}.", stamp(row.window_ends_at)
+    headline, end = f"Settled by {row.settled_by}.", stamp(row.window_ends_at)
+    if not row.settled_by:
+        headline = f"Done by {row.holder}."
     next_ = "The window has ended: the next call with this key does the work again."
     if row.window_ends_at > now:
         headline += f" The result is kept until {end}."

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from django.db.models import QuerySet
+from django.forms import Form
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -15,11 +16,12 @@ from leasing.conf import leasing_settings
 from leasing.dashboard import lease_lists
 from leasing.dashboard.exports import EVENTS
 from leasing.dashboard.forms import EventsFilter, ForceReleaseForm
+from leasing.dashboard.settlement import SETTLE
 from leasing.dashboard.term_chart import drawing_of
 from leasing.dashboard.timeline import timeline
 from leasing.diagnosis.lease import explain
 from leasing.leasables import find_row, rows_of
-from leasing.models import Leasable, LeaseEvent
+from leasing.models import Leasable, LeaseEvent, OnceKey
 from leasing.web import navigation
 from leasing.web.access import check_may_see, may, page, report, seen_grants, verb
 from leasing.web.badges import badge_of_event
@@ -78,10 +80,32 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
     return redirect("leasing:detail", lease_id)
 
 
+@verb(SETTLE.permission)
+def settle(request: HttpRequest, lease_id: str) -> HttpResponse:
+    """Give a key of ``once`` a result in place of work that was left."""
+    row = _found(lease_id)
+    if not isinstance(row, OnceKey):
+        raise Http404("Only a key of once is settled.")
+    rows = rows_of(OnceKey)
+    form = SETTLE.form_for(rows, {row.pk: None}, request.POST)
+    if not form.is_valid():
+        check_may_see(request, VIEW, form)
+        return _detail(request, lease_id, settle_form=form, status=400)
+    keys, said = {row.pk: seen_grants(request)}, form.cleaned_data
+    try:
+        outcome = SETTLE.perform(rows, keys, said, user=request.user, via="page")
+        changed, otherwise = outcome.changed, f"Nothing changed: {outcome.reasons}."
+    except SETTLE.refusals as error:
+        changed, otherwise = 0, f"Nothing changed: {error}"
+    report(request, changed, "Key settled.", otherwise)
+    return redirect("leasing:detail", lease_id)
+
+
 def _detail(
     request: HttpRequest,
     lease_id: str,
     revoke_form: ForceReleaseForm | None = None,
+    settle_form: Form | None = None,
     status: int = 200,
 ) -> HttpResponse:
     form = EventsFilter(request.GET)
@@ -99,15 +123,24 @@ def _detail(
             "marked": [(event, badge_of_event(event.kind)) for event in events.rows],
             "explanation": explain(row, now, events=() if events.moved else events.rows),
             "drawing": None if events.moved else drawing_of(row, history),
+            "is_settleable": isinstance(row, OnceKey) and SETTLE.fits(row),
             "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),
         }
 
     def rest() -> dict[str, Any]:
         row = reading.context["row"]
-        return {"revoke_form": revoke_form or ForceReleaseForm(row.lease_resource)}
+        return {
+            "revoke_form": revoke_form or ForceReleaseForm(row.lease_resource),
+            "settle_form": settle_form or SETTLE.form_for(rows_of(OnceKey), {}),
+        }
 
     reading = read_or_first(request, form, read)
-    context = {"form": form, "may_revoke": may(request, REVOKE)}
+    context = {
+        "form": form,
+        "may_revoke": may(request, REVOKE),
+        "may_settle": may(request, SETTLE.permission),
+        "settle": SETTLE,
+    }
     return answer(request, "leasing/detail.html", context, reading, status, rest)
 
 

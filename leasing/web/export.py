@@ -72,7 +72,7 @@ def export(
         raise ValueError(f"There is no export format {form!r}.")
     allowed = [c for c in columns if not c.permission or request.user.has_perm(c.permission)]
     chunks = in_chunks(rows) if isinstance(rows, models.QuerySet) else rows
-    parts = (_as_csv if form == "csv" else _as_json)(chunks, allowed)
+    parts = (_as_csv if form == "csv" else json_parts)(chunks, allowed)
     streamed = _from_thread(parts) if isinstance(request, ASGIRequest) else parts
     response = StreamingHttpResponse(streamed, content_type=f"{FORMATS[form]}; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="{name}.{form}"'
@@ -124,7 +124,8 @@ def _as_csv(chunks: Iterable[Sequence[Any]], columns: Sequence[Column]) -> Itera
         )
 
 
-def _as_json(chunks: Iterable[Sequence[Any]], columns: Sequence[Column]) -> Iterator[str]:
+def json_parts(chunks: Iterable[Sequence[Any]], columns: Sequence[Column]) -> Iterator[str]:
+    """The text of a JSON array of rows, as they are read."""
     names = [column.name for column in columns]
     yield "["
     between = "\n"

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.forms.fields import InvalidJSONInput
 from django.utils import timezone
 
-from leasing.dashboard.forms import REASON_LENGTH, CursorField, ReasonForm, RevokeForm
+from leasing.dashboard.forms import (
+    REASON_LENGTH,
+    CursorField,
+    JSONField,
+    ReasonForm,
+    RevokeForm,
+)
 from leasing.validation.moments import check_moment
 from tasks.conf import task_settings
 from tasks.dashboard.listing import STATES
@@ -37,6 +42,19 @@ class StateFilter(PageFilter):
         return self.cleaned_data["state"] or self.STATES[0][0]
 
 
+class KeyFilter(StateFilter):
+    """Choose keys by what a reconciliation finds of them, or one key."""
+
+    STATES = (
+        ("findings", "Findings"),
+        ("open", "Open"),
+        ("perhaps_twice", "Perhaps twice"),
+        ("all", "All"),
+    )
+
+    q = forms.CharField(max_length=200, required=False, label="Key")
+
+
 class MomentField(forms.DateTimeField):
     """A moment in the current time zone, as the browser's own field for it has it."""
 
@@ -55,23 +73,12 @@ class MomentField(forms.DateTimeField):
             raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from error
 
 
-class DataField(forms.JSONField):
-    """Keyword arguments as JSON: none where nothing is typed. What Python's parser refuses
-    otherwise than as no JSON (numbers of 5,000 digits, deep nesting) is no JSON either."""
+class DataField(JSONField):
+    """Keyword arguments as JSON: none where nothing is typed."""
 
     def to_python(self, value: Any) -> Any:
-        try:
-            data = super().to_python(value)
-        except (ValueError, RecursionError) as error:
-            text = {"value": value}
-            raise forms.ValidationError(self.error_messages["invalid"], "invalid", text) from error
+        data = super().to_python(value)
         return {} if data is None else data
-
-    def bound_data(self, data: Any, initial: Any) -> Any:
-        try:
-            return super().bound_data(data, initial)
-        except (ValueError, RecursionError):
-            return InvalidJSONInput(data)
 
 
 class TaskSearch(PageFilter):

@@ -119,6 +119,17 @@ def begun() -> OnceKey:
     return row
 
 
+def left_open() -> OnceKey:
+    row = begun()
+    OnceKey.objects.revoke()
+    return row
+
+
+def is_left_again(row: OnceKey) -> None:
+    begun()
+    OnceKey.objects.revoke()
+
+
 def begins_again(row: OnceKey) -> None:
     OnceKey.objects.filter(pk=row.pk).revoke()
     begun()
@@ -281,6 +292,19 @@ ACTIONS: dict[str, Action] = {
         offered_on=LEASE_PAGE,
         admin="leasing.oncekey",
         api="PUT /leases/{lease_id}/revoke",
+    ),
+    "settle once key": Action(
+        permission="leasing.settle_oncekey",
+        row=left_open,
+        settled=lambda row: OnceKey.objects.settle("emil's", by="emil"),
+        granted_again=is_left_again,
+        reason="all",
+        fields=lambda row: {"result": '{"receipt": 7}'},
+        signed=lambda row: f"{row.settled_by}: {REASON}",
+        page=f"{LEASE_PAGE}settle/",
+        offered_on=LEASE_PAGE,
+        admin="leasing.oncekey",
+        command="tasks settle {key} --result 7",
     ),
     "pause queue": Action(
         permission="leasing_tasks.pause_queue",
@@ -537,7 +561,7 @@ class Command(Interface):
         return {}
 
     def send(self, client: Client, row: Any, seen: dict[str, str], reason: str) -> Answer:
-        columns = {name: getattr(row, name, "") for name in ("pk", "name", "resource")}
+        columns = {name: getattr(row, name, "") for name in ("pk", "name", "resource", "key")}
         words = self.action.command.format(**columns).split()
         out = StringIO()
         try:

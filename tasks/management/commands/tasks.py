@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -9,19 +12,26 @@ from django.db import transaction
 
 from leasing import audit
 from leasing.conf import leasing_settings
+from leasing.dashboard.settlement import SETTLE
 from leasing.humanize import plural
+from leasing.management.base import duration
 from leasing.management.subcommands import (
     AddAction,
     SubcommandsCommand,
     add_json,
+    add_operator,
     operator,
     shown,
 )
+from leasing.models import OnceKey
 from leasing.runtime.suggestions import suggestion
 from leasing.runtime.terminal import as_json, as_table, plain
+from leasing.web.export import json_parts
 from leasing.web.masking import masked
+from leasing.web.paging import chunks_of
 from tasks import monitoring
 from tasks.dashboard.operator_actions import ACTIONS
+from tasks.dashboard.reconciliation import KEYS, done_once, enqueued
 from tasks.diagnosis import diagnose, explain
 from tasks.diagnosis.trace import read_trace
 from tasks.management.acting import perform, report
@@ -80,6 +90,19 @@ class Command(SubcommandsCommand):
             help="Reason, stored with the tasks and in the audit",
         )
         add_verb(add("discard", "Delete tasks that have ended"))
+        keys = add("reconcile", "List keys of enqueues and of once that need someone to look")
+        keys.add_argument(
+            "--since",
+            type=duration,
+            default=7 * 86_400.0,
+            metavar="DURATION",
+            help="Only keys of this time: 90, 10m, 1h30m, 7d (default 7d)",
+        )
+        keys.add_argument("--json", action="store_true", help="Print all keys, as a JSON array")
+        settle = add("settle", "Give a key of once a result, in place of work that was left")
+        settle.add_argument("key", metavar="KEY", help="The key, as once got it")
+        settle.add_argument("--result", required=True, metavar="JSON", help="The result")
+        add_operator(settle, required=True)
         reschedule = add("reschedule", "Move waiting tasks to another queue or time")
         add_verb(reschedule)
         reschedule.add_argument("--to-queue", metavar="NAME", help="Target queue")
@@ -188,7 +211,61 @@ class Command(SubcommandsCommand):
             text + as_table(table),
         )
 
+    def _reconcile(self, options: dict[str, Any]) -> None:
+        try:
+            moment = now() - timedelta(seconds=options["since"])
+        except (OverflowError, ValueError) as error:  # such as inf and nan
+            raise CommandError(f"--since is out of bounds: {options['since']} s.") from error
+        found: list[Any] = []
+        total = 0
+
+        def read() -> Iterator[Sequence[Any]]:
+            nonlocal total
+            for rows in (enqueued(), done_once()):
+                for chunk in chunks_of(rows.filter(moment__gte=moment)):
+                    total += len(chunk)
+                    found.extend(row for row in chunk if row.finding)
+                    yield chunk
+
+        if options["json"]:
+            for part in json_parts(read(), KEYS):
+                self.stdout.write(part, ending="")
+        else:
+            deque(read(), maxlen=0)
+            head = tuple(column.name.upper() for column in KEYS)
+            table = [tuple(shown(column.read(row)) for column in KEYS) for row in found]
+            self.stdout.write(
+                as_table([head, *table]) if found else f"{plural(total, 'key')}, nothing found."
+            )
+        if found:
+            by_kind = Counter(row.finding.replace("_", " ") for row in found)
+            said = ", ".join(f"{count} {kind}" for kind, count in sorted(by_kind.items()))
+            raise CommandError(
+                f"{plural(len(found), 'finding')} in {plural(total, 'key')}: {said}."
+            )
+
     # Acting
+
+    def _settle(self, options: dict[str, Any]) -> None:
+        key = options["key"]
+        try:
+            result = json.loads(options["result"])
+        except (ValueError, RecursionError) as error:
+            raise CommandError(f"--result is not valid JSON: {error}.") from error
+        rows = OnceKey.objects.home()
+        row = rows.filter(key=key).first()
+        if row is None:
+            task = Task.objects.home().filter(idempotency_key=key).first()
+            if task is not None:
+                raise CommandError(
+                    f"{plain(key)} is the key of the enqueue of task:{task.pk}, not of once: retry "
+                    "that task or cancel it."
+                )
+            raise CommandError(f"There is no key {plain(key)} of once.")
+        outcome = perform(SETTLE, rows, [row.pk], options, {"result": result})
+        if not outcome.changed:
+            raise CommandError(f"Nothing to settle: {plain(key)} is {outcome.reasons[2:]}.")
+        self.print_result(options, {"settled": 1, "key": key}, f"Settled {plain(key)}.")
 
     def _enqueue(self, options: dict[str, Any]) -> None:
         data = data_of(options["data"])

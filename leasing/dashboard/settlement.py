@@ -1,0 +1,33 @@
+"""Settle keys of ``once``: give a result in place of work that was begun and left."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from leasing.dashboard.forms import SettleForm
+from leasing.dashboard.operator_actions import OperatorAction, Said
+from leasing.models import LeaseState
+
+
+def _why_not(row: Any, said: Said) -> str:
+    """Return why no work was left at ``row``: "" if some was."""
+    if row.finished_at is not None:
+        return "already finished"
+    states = {LeaseState.FREE: "never begun", LeaseState.ACTIVE: "held"}
+    return states.get(row.lease_state(row.now), "")
+
+
+SETTLE: Final = OperatorAction(
+    "settle",
+    "Settle keys",
+    "Settled",
+    "Give these keys a result?",
+    "For one more window, calls with this key get the result and do not do the work. A late result "
+    "of the run that left it is refused.",
+    "leasing.settle_oncekey",
+    SettleForm,
+    lambda rows, said, by: rows.settle(said["result"], by),
+    _why_not,
+    refusals=(ValueError,),
+    of_one="Settle key",
+)
