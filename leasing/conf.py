@@ -132,7 +132,7 @@ class LeasingSettings(AppSettings):
     #: options of that. "default" is that of leaders and decorated functions: rows, if it
     #: is not named. See ``leasing.stores``.
     STORES: Mapping[str, Mapping[str, Any]] = {}
-    #: Returns the holder name of this process; None is ``host:pid:random``.
+    #: Returns the holder name of this process; None is ``program@host:pid:random``.
     HOLDER: Callable[[], str] | None = None
     #: "closed": the API requires a signed-in user with permission, or a token with scopes.
     #: "compatible": as well, clients of the public sample service, without credentials, from

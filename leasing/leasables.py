@@ -19,16 +19,17 @@ _LARGE = (models.JSONField, models.TextField, models.BinaryField)
 
 def find_row(lease_id: str) -> Leasable:
     """The row whose ``lease_id`` that is, with ``state`` and ``now``: "17" is a named lease,
-    "task:17" a task, "shop.task:17" a row of another model of that name: see ``lease_kinds``.
-    Raises Http404."""
+    "task:17" a task, "shop.task:17" a row of another model of that name: see ``lease_kinds``. Else
+    the lease of that name. Raises Http404."""
     kind, _, key = lease_id.partition(":") if ":" in lease_id else ("", "", lease_id)
-    model = _model_of(kind)
-    if model is None:
+    row: Leasable | None = None
+    if model := _model_of(kind):
+        with suppress(ValueError):
+            row = rows_of(model).with_state().filter(pk=key_of(model, unquote(key))).first()
+    if row is None and "\0" not in lease_id:
+        row = rows_of(Lease).with_state().filter(resource=unquote(lease_id)).first()
+    if row is None:
         raise Http404("There is no such lease.")
-    try:
-        row: Leasable = rows_of(model).with_state().get(pk=key_of(model, unquote(key)))
-    except (model.DoesNotExist, ValueError) as error:
-        raise Http404("There is no such lease.") from error
     return row
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from statistics import median
 from typing import Final
 
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS, Action, Diagnosis, is_skewed
-from leasing.humanize import span, stamp, until
-from leasing.models import EventKind, Leasable, LeaseEvent, LeaseState, OnceKey
+from leasing.humanize import Moment, Sentence, brief, span, stamp, until
+from leasing.models import EventKind, Leasable, Lease, LeaseEvent, LeaseState, OnceKey
+from leasing.querysets.events import lengths_of
 from leasing.web.badges import LATE, UNKNOWN, Badge, badge_of_lease
 
 #: The permission to revoke a lease.
@@ -66,7 +68,8 @@ def explain(
             facts=_facts(row),
             badge=badge,
         )
-    found = _expired(row, now, badge) if state == LeaseState.EXPIRED else _held(row, now, badge)
+    expired = state == LeaseState.EXPIRED
+    found = _expired(row, now, badge) if expired else _held(row, now, badge, events)
     takeovers = [
         each
         for each in events
@@ -110,7 +113,22 @@ def _expired(row: Leasable, now: datetime, badge: Badge) -> Explanation:
     )
 
 
-def _held(row: Leasable, now: datetime, badge: Badge) -> Explanation:
+def waited_for(lease: Lease, now: datetime, events: Iterable[LeaseEvent]) -> Sentence:
+    """Return who waits for ``lease``, and who has held it for how long."""
+    who = f"{lease.wanted_by} waits for the lease {lease.resource}, held by "
+    return Sentence(now, who, *_holding(lease, events), ".")
+
+
+def _holding(row: Leasable, events: Iterable[LeaseEvent]) -> list[str | Moment]:
+    """Return who holds ``row``, for how long, and for how long earlier terms lasted."""
+    if row.acquired_at is None:
+        return [row.holder]
+    lengths, _ = lengths_of((each.kind, each.grant_id, each.at) for each in events)
+    usually = f" (usually {brief(timedelta(seconds=median(lengths)))})" if lengths else ""
+    return [f"{row.holder} for ", Moment(row.acquired_at, lasts=True), usually]
+
+
+def _held(row: Leasable, now: datetime, badge: Badge, events: Iterable[LeaseEvent]) -> Explanation:
     next_ = (
         "It stays held while its holder renews it. Otherwise it expires, and the next acquire "
         "takes it over."
@@ -126,7 +144,11 @@ def _held(row: Leasable, now: datetime, badge: Badge) -> Explanation:
     if badge is LATE:
         headline = f"{row.holder} missed a renewal."
         return _diagnosed(row, now, "late", "warning", headline, next_, badge)
-    return _diagnosed(row, now, "running_ok", "ok", f"Held by {row.holder}.", next_, badge)
+    waits = ""
+    if isinstance(row, Lease) and row.wanted_by and row.wanted_until and row.wanted_until > now:
+        waits = f"; {row.wanted_by} waits for it"
+    headline = Sentence(now, "Held by ", *_holding(row, events), f"{waits}.")
+    return _diagnosed(row, now, "running_ok", "ok", headline, next_, badge)
 
 
 def _diagnosed(
@@ -168,8 +190,8 @@ def _flapping(found: Explanation, takeovers: list[LeaseEvent]) -> Explanation:
         found,
         code="flapping",
         severity="warning",
-        headline=f"{found.headline} Unstable: {len(takeovers)} holders let it expire within "
-        f"{span(FLAPPING_WITHIN)}.",
+        headline=found.headline
+        + f" Unstable: {len(takeovers)} holders let it expire within {span(FLAPPING_WITHIN)}.",
         next=f"{found.next} This repeats while holders die or cannot reach the database in time; "
         "a longer ttl helps slow holders.",
         facts=[*found.facts, ("Lost by", holders)],

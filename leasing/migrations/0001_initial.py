@@ -109,12 +109,14 @@ class Migration(migrations.Migration):
                 ('ends_at', models.DateTimeField(default=None, editable=False, null=True)),
                 ('yield_to', models.CharField(blank=True, default='', editable=False, max_length=200)),
                 ('wanted_until', models.DateTimeField(default=None, editable=False, null=True)),
+                ('wanted_by', models.CharField(blank=True, default='', editable=False, max_length=200)),
             ],
             options={
                 'base_manager_name': 'objects',
                 'permissions': [('revoke_lease', 'Can revoke a lease'), ('view_metrics', 'Can view the metrics')],
                 'abstract': False,
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('acquired_at', None), ('expires_at', datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)), ('grant_id', None), ('grants', 0), ('holder', '')), models.Q(('acquired_at__isnull', False), ('grant_id__isnull', False), ('grants__gt', 0), models.Q(('holder', ''), _negated=True)), _connector='OR'), name='leasing_lease_granted'), models.CheckConstraint(condition=models.Q(models.Q(('renewals', 0), ('renewed_at', None)), models.Q(('grants__gt', 0), ('renewals__gt', 0), ('renewed_at__isnull', False)), _connector='OR'), name='leasing_lease_renewed'), models.CheckConstraint(condition=models.Q(('released_at', None), models.Q(('grants__gt', 0), ('released_at__gte', models.F('expires_at'))), _connector='OR'), name='leasing_lease_released'), models.CheckConstraint(condition=models.Q(('ttl__gt', datetime.timedelta(0))), name='leasing_lease_ttl')],
+                'indexes': [models.Index(condition=models.Q(('wanted_until__isnull', False)), fields=['wanted_until'], name='leasing_lease_wanted')],
             },
         ),
         migrations.CreateModel(

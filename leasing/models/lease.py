@@ -34,6 +34,8 @@ class Lease(Leasable):
     yield_to = models.CharField(max_length=200, blank=True, default="", editable=False)
     #: Until then a caller waits for the release, so that one sends a notification.
     wanted_until = models.DateTimeField(null=True, default=None, editable=False)
+    #: The caller that waits, or one of them; empty if only campaigns do.
+    wanted_by = models.CharField(max_length=200, blank=True, default="", editable=False)
 
     renewal_columns = frozenset({"grant_id", "expires_at", "ends_at", "yield_to"})
     refusal_columns = frozenset({"resource", "holder", "expires_at", "grace"})
@@ -44,6 +46,7 @@ class Lease(Leasable):
         "ends_at",
         "yield_to",
         "wanted_until",
+        "wanted_by",
     }
 
     granted_columns = GRANTED_FIELDS | {"metadata", "priority", "grace"}
@@ -56,6 +59,13 @@ class Lease(Leasable):
         permissions: ClassVar = [
             ("revoke_lease", "Can revoke a lease"),
             ("view_metrics", "Can view the metrics"),
+        ]
+        indexes: ClassVar = [
+            models.Index(
+                fields=["wanted_until"],
+                name="leasing_lease_wanted",
+                condition=models.Q(wanted_until__isnull=False),
+            )
         ]
 
     def __str__(self) -> str:

@@ -85,15 +85,7 @@ class LeaseEventQuerySet(LedgerQuerySet[Any]):
         and the number of terms that expired, both among its latest ``limit`` events."""
         label = apps.get_model("leasing", "Lease")._meta.label_lower
         latest = self._home().filter(resource=resource, model=label).order_by("-pk")
-        released: dict[Any, datetime] = {}
-        lengths, expired = [], 0
-        for kind, grant, at in latest.values_list("kind", "grant_id", "at")[:limit]:
-            if kind == "released":
-                released[grant] = at
-            elif kind in BEGINNINGS and grant in released:
-                lengths.append((released[grant] - at).total_seconds())
-            expired += kind == "taken_over"
-        return lengths, expired
+        return lengths_of(latest.values_list("kind", "grant_id", "at")[:limit])
 
     def prune(self, before: datetime, batch: int = 500) -> int:
         """Delete the events of terms that were over ``before`` then, ``batch`` at a time.
@@ -168,6 +160,20 @@ class LeaseEventQuerySet(LedgerQuerySet[Any]):
         chosen: str | None = self._db  # type: ignore[attr-defined]
         using = self.db if about is None else chosen or database_of(about)
         return type(self)(self.model, using=using)
+
+
+def lengths_of(events: Iterable[tuple[str, Any, datetime]]) -> tuple[list[float], int]:
+    """Return the seconds of each term that its holder released, and the number of terms that
+    expired, of ``events`` of one resource, the latest first: the kind, the grant, the moment."""
+    released: dict[Any, datetime] = {}
+    lengths, expired = [], 0
+    for kind, grant, at in events:
+        if kind == "released":
+            released[grant] = at
+        elif kind in BEGINNINGS and grant in released:
+            lengths.append((released[grant] - at).total_seconds())
+        expired += kind == "taken_over"
+    return lengths, expired
 
 
 #: The end of the term before an event, according to that event. A grant that is no takeover follows

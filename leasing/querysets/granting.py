@@ -63,18 +63,19 @@ class GrantingRows(HolderRows[Row]):
         ``stopping`` is set."""
         # A request that may be sent again keeps what it won: the one that repeats it finds it.
         undo = self.release if terms.request_id is None else _keep
+        # What can be stopped may wait for days, and is a campaign.
+        by = "" if stopping else terms.holder
         attempt = Undoable(partial(self._attempt, resource, terms, key), undo)
         steps = taking(
             self.db,
             resource,
             wait,
             attempt,
-            say_wanted=partial(self._say_wanted, resource) if self.tells_waiters else None,
+            say_wanted=partial(self._say_wanted, resource, by) if self.tells_waiters else None,
             stopping=stopping,
         )
         if probes.acquiring:
             steps = timed(self.model, steps)
-        # What can be stopped may wait for days, and is a campaign.
         if points.tracer is None or stopping is not None:
             return steps
         return points.tracer.acquiring(resource, steps)
@@ -154,8 +155,8 @@ class GrantingRows(HolderRows[Row]):
         about = (type(self), self.model, self.db, column, whole)
         return query_instance(about, compile, key)
 
-    def _say_wanted(self, resource: str) -> None:
-        """Note that somebody waits: of rows whose class ``tells_waiters``."""
+    def _say_wanted(self, resource: str, by: str = "") -> None:
+        """Note that somebody waits, and who: of rows whose class ``tells_waiters``."""
         raise NotImplementedError
 
     def _grant(self, terms: Terms, **key: Any) -> Row | None:

@@ -199,6 +199,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             "grace": terms.grace,
             "ends_at": None if terms.max_hold is None else after(terms.max_hold),
             "yield_to": "",
+            "wanted_by": "",
             "metadata": terms.metadata,
         }
 
@@ -303,20 +304,24 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         if asked:
             signals.send(signals.preempted, held, by=by)
 
-    def _say_wanted(self, resource: str) -> None:
-        """Request a notification of the holder's release."""
+    def _say_wanted(self, resource: str, by: str = "") -> None:
+        """Request a notification of the holder's release; ``by`` is who waits."""
         if connections[self.db].vendor != "postgresql":
             return
         # One mark serves all that wait: if each of them wrote one, the row would stay locked.
         unmarked = Q(wanted_until=None) | Q(
             wanted_until__lt=after(timedelta(seconds=2 * MAX_PAUSE))
         )
+        mark: dict[str, Any] = {"wanted_until": after(timedelta(seconds=4 * MAX_PAUSE))}
+        if by:
+            unmarked |= Q(wanted_by="")
+            mark["wanted_by"] = by
         waited_for = self._everything().filter(unmarked, resource=resource)
         if not waited_for.exists():
             return
         with durable(self.db):
             if self._lock_at_once(resource=resource):
-                waited_for.update(wanted_until=after(timedelta(seconds=4 * MAX_PAUSE)))
+                waited_for.update(**mark)
 
     def _lock_at_once(self, **key: Any) -> bool:
         """Lock the row with ``key`` unless somebody else has locked it, so that no caller waits

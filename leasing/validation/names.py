@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from leasing.conf import leasing_settings
@@ -83,8 +85,8 @@ def check_duration(value: float | timedelta, what: str) -> timedelta:
 def default_holder() -> str:
     """The name of this process as a holder.
 
-    The host's name alone would make two processes of one host one holder, so the process id
-    and a random part stand behind it; a forked child gets a name of its own.
+    Its program, host and process id, for people; and a random part, since a process id may come
+    again. A forked child gets a name of its own.
     """
     custom = leasing_settings.HOLDER
     if custom is not None:
@@ -92,8 +94,19 @@ def default_holder() -> str:
     global _process_name
     if _process_name is None or _process_name[0] != os.getpid():
         host = "".join(c for c in socket.gethostname() if c.isprintable()).strip() or "host"
-        _process_name = os.getpid(), f"{host[:150]}:{os.getpid()}:{secrets.token_hex(4)}"
+        place = f"{_program()}@{host[:100]}"
+        _process_name = os.getpid(), f"{place}:{os.getpid()}:{secrets.token_hex(4)}"
     return _process_name[1]
+
+
+def _program() -> str:
+    """Return the name of the program that this process runs: "run_worker", "gunicorn"."""
+    path, argument = map(Path, [*sys.argv[:2], "", ""][:2])
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    if name in ("manage.py", "django", "django-admin"):
+        name = argument.name
+    name = "".join(c for c in name[:50] if c.isprintable()).strip()
+    return "python" if name in ("", "-c") else name
 
 
 @contextmanager

@@ -60,6 +60,8 @@ class Figures:
     deaths: Deaths | None = None
     #: The database's clock.
     now: datetime = field(default=EPOCH, compare=False)
+    #: Named leases that somebody waits for: the id, and who waits for whom.
+    wanted: list[tuple[str, Sentence]] = field(default_factory=list)
     #: Why tasks wait that have been due for longer than WAITS, the longest first.
     reasons: list[Reason] = field(default_factory=list)
     #: The time for which the longest-waiting task has been due, where nothing is paused.
@@ -107,7 +109,7 @@ class Need:
     link: str
     query: str = ""
     #: The key of the row that ``view`` shows; None: it shows a list.
-    key: int | None = None
+    key: int | str | None = None
     #: A queue that one may want to pause.
     queue: str = ""
 
@@ -140,6 +142,7 @@ def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
         *[_paused_schedule(*each) for each in figures.paused_schedules],
         _more_paused(figures),
         _failed(figures),
+        *[_wanted(*each) for each in figures.wanted],
         *_waiting(figures),
         _schedules(figures),
         _generator(figures),
@@ -348,6 +351,19 @@ def _more_paused(figures: Figures) -> Need | None:
     )
 
 
+def _wanted(lease_id: str, sentence: Sentence) -> Need:
+    return Need(
+        "lease_wanted",
+        "warning",
+        sentence,
+        "Whoever waits goes on when the holder releases it or loses it: end the holder's program, "
+        "or revoke the lease on its page.",
+        "leasing:detail",
+        "Lease",
+        key=lease_id,
+    )
+
+
 def _waiting(figures: Figures) -> list[Need]:
     wait = figures.longest_wait
     if wait is None or wait <= WAITS:
@@ -360,9 +376,7 @@ def _waiting(figures: Figures) -> list[Need]:
             "warning" if reason.wait > WAITS_LONG else "info",
             reason.sentence,
             reason.diagnosis.next,
-            "leasing_tasks:list",
-            "Tasks in the way" if reason.in_the_way else "Waiting tasks",
-            f"?{urlencode(reason.in_the_way or {'state': 'ready', 'queue': reason.queue})}",
+            *_in_the_way(reason),
         )
         for reason in named[:NAMED]
         if reason.wait > WAITS
@@ -373,6 +387,17 @@ def _waiting(figures: Figures) -> list[Need]:
     severity = "warning" if wait > WAITS_LONG else "info"
     unexplained = Need("waits_long", severity, oldest, next_, "leasing_tasks:queues", "Queues")
     return found or [unexplained]
+
+
+def _in_the_way(reason: Reason) -> tuple[str, str, str, int | None]:
+    """Return where the tasks are that tasks wait for: the view, its link, its query, its key."""
+    if task := getattr(reason.diagnosis, "holder", None):
+        return "leasing_tasks:detail", f"task:{task}", "", task
+    if handler := getattr(reason.diagnosis, "handler", ""):
+        query = {"state": "running", "name": handler}
+        return "leasing_tasks:list", "Tasks in the way", f"?{urlencode(query)}", None
+    query = {"state": "ready", "queue": reason.queue}
+    return "leasing_tasks:list", "Waiting tasks", f"?{urlencode(query)}", None
 
 
 def _schedules(figures: Figures) -> Need | None:

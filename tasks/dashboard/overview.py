@@ -14,8 +14,10 @@ from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 
 from leasing.conf import leasing_settings
 from leasing.db.row_locks import RowLock, row_locks
-from leasing.functions import DbNow
+from leasing.diagnosis.lease import waited_for
+from leasing.functions import DbNow, after
 from leasing.humanize import Sentence
+from leasing.models import Lease, LeaseEvent
 from leasing.web.cache import shared
 from leasing.web.counts import Capped, Tally, count_often
 from tasks.dashboard import listing, troubles
@@ -26,6 +28,7 @@ from tasks.dashboard.line_chart import trimmed
 from tasks.dashboard.queue_rows import Queues, read_queues
 from tasks.dashboard.schedule_status import status_of
 from tasks.dashboard.worker_rows import by_fleet, state_of, with_tasks
+from tasks.diagnosis.reasons import WAITS
 from tasks.generator import GeneratorStatus, generator_status
 from tasks.log import log
 from tasks.maintenance.invariants import Unknown, UnknownName
@@ -43,6 +46,8 @@ UNKNOWN_FOR = 10
 PAUSED_READ = 100
 #: Late tasks whose rows are looked at, for locks on them.
 LATE_READ = 100
+#: Events of a lease that are read for what its terms usually last.
+TERMS_READ = 50
 #: Points of a chart on this page.
 POINTS = 60
 
@@ -150,6 +155,7 @@ def _figures(
         scheduled=queues.scheduled if queues else None,
         longest_wait=now - oldest[0] if oldest else None,
         longest_wait_in=oldest[1] if oldest else "",
+        wanted=_wanted(now),
         reasons=sorted((why for line in lines for why in line.reasons), key=lambda why: why.since),
         paused=[line for line in lines if line.is_paused],
         unserved=[line for line in lines if line.is_unserved],
@@ -191,6 +197,17 @@ def _locks(now: datetime) -> list[tuple[list[int], Sentence, str]]:
     for key, lock in row_locks(late[:LATE_READ]).items():
         found[lock].append(key)
     return [(keys, Sentence(now, *lock.parts), lock.remedy) for lock, keys in found.items()]
+
+
+def _wanted(now: datetime) -> list[tuple[str, Sentence]]:
+    """Return the named leases that somebody has waited for, the longest held first: the id, and who
+    waits for whom. Campaigns, which may wait for days, are none."""
+    leases = Lease.objects.home().filter(wanted_until__gt=DbNow(), acquired_at__lt=after(-WAITS))
+    found: list[Lease] = list(leases.exclude(wanted_by="").order_by("acquired_at")[:NAMED])
+    events = LeaseEvent.objects.using(leasing_settings.DATABASE).order_by("-pk")
+    return [
+        (each.lease_id, waited_for(each, now, events.about(each)[:TERMS_READ])) for each in found
+    ]
 
 
 def _paused_schedules(now: datetime) -> dict[str, Any]:

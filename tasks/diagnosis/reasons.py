@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -37,11 +37,6 @@ class Reason:
     wait: timedelta = field(compare=False)
     #: The reason in words, with their number and the time.
     sentence: Sentence
-
-    @property
-    def in_the_way(self) -> Mapping[str, str]:
-        """Return the filter of the list of tasks that has those in the way; empty for none."""
-        return getattr(self.diagnosis, "in_the_way", {})
 
 
 def reasons(queues: Iterable[str], *, fresh: bool = True) -> dict[str, list[Reason]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from leasing.diagnosis.base import Diagnosis
@@ -33,8 +33,9 @@ class Waiting(Diagnosis):
     #: The words after "waits", and the reason: ``many`` puts them together for several tasks.
     for_: str = ""
     why: Sequence[str | Moment] = ()
-    #: The filter of the list of tasks that has those in the way.
-    in_the_way: Mapping[str, str] = field(default_factory=dict)
+    #: What is in the way: the first task that holds the key, or the handler that has most slots.
+    holder: int | None = None
+    handler: str = ""
 
 
 def many(found: Diagnosis, now: datetime, count: Capped, since: datetime) -> Sentence:
@@ -235,10 +236,10 @@ def _saturated(
     kinds = {each.kind for each in slots}
     kind = kinds.pop() if len(kinds) == 1 else ""
     one, many, option = KINDS.get(kind, ("slot", "slots", "run_worker --help"))
-    of = "the worker that has" if workers == 1 else f"the {workers:,} workers that have"
-    why: list[str | Moment] = [f"all {total:,} {many} of {of} the handler are busy"]
+    of = "the worker" if workers == 1 else f"the {workers:,} workers"
+    why: list[str | Moment] = [f"all {total:,} {many} are busy"]
     if total < 2:
-        why = [f"no {one} of {of} the handler is free"]
+        why = [f"no {one} of {of} is free"]
     separator, takes = ": ", usual([name for _, name, _ in busy[:NAMED]], now)
     for count, name, since in busy[:NAMED]:
         p50 = takes[name].run_p50 if name in takes else None
@@ -268,7 +269,7 @@ def _saturated(
         actions=[RESCHEDULE, CANCEL],
         for_=for_,
         why=why,
-        in_the_way={"state": "running", "name": busy[0][1]} if busy else {},
+        handler=busy[0][1] if busy else "",
     )
 
 
@@ -300,7 +301,7 @@ def _key_held(
         actions=[RESCHEDULE, CANCEL],
         for_=for_,
         why=why,
-        in_the_way={"q": f"task:{holders[0].pk}"} if holders else {},
+        holder=holders[0].pk if holders else None,
     )
 
 

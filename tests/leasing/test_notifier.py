@@ -23,6 +23,7 @@ from leasing import notifier as leasing_notifier
 from leasing import waiting
 from leasing.db import listener, notifications
 from leasing.db.notifications import CHANNEL, listening, notifications_arrive
+from leasing.exceptions import LeaseTimeout
 from leasing.functions import after, database_now
 from leasing.models import Lease
 from leasing.notifier import Notifier, notifier
@@ -591,6 +592,36 @@ def test_who_waits_for_a_lease_waits_for_no_lock_to_say_so(other_session: OtherS
 
     other_session.commit()
     assert wanted_until(lease) is None
+
+
+@transactional
+@on_postgresql
+def test_the_mark_names_one_who_waits_but_no_campaign_until_the_next_grant() -> None:
+    lease = Lease.objects.acquire("crane:1")
+
+    def named(by: str) -> str:
+        Lease.objects.all().home()._say_wanted("crane:1", by)
+        lease.refresh_from_db()
+        return lease.wanted_by
+
+    assert [named(by) for by in ("", "ann", "bob", "")] == ["", "ann", "ann", "ann"]
+    mark(lease, MAX_PAUSE)
+    assert named("bob") == "bob"
+    with pytest.raises(LeaseTimeout):
+        Lease.objects.acquire("crane:1", holder="cid", wait=0.01)
+    Lease.objects.release(lease)
+    assert Lease.objects.acquire("crane:1").wanted_by == ""
+
+
+@transactional
+@on_postgresql
+def test_who_waits_in_a_call_is_named_and_who_campaigns_is_not() -> None:
+    Lease.objects.acquire("crane:1")
+    for stopping, by in ((threading.Event(), ""), (None, "cid")):
+        with pytest.raises(LeaseTimeout):
+            hold = Lease.objects.hold("crane:1", holder="cid", wait=0.01, stopping=stopping)
+            hold.__enter__()
+        assert Lease.objects.get().wanted_by == by
 
 
 def wanted_until(lease: Lease) -> Any:

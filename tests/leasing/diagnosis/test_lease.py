@@ -26,6 +26,22 @@ def explained(lease: Lease) -> Explanation:
     return explain(lease, database_now("default"), events=events)
 
 
+@pytest.mark.usefixtures("database_clock")
+def test_a_term_is_told_beside_earlier_ones_and_with_who_waits() -> None:
+    for seconds in (1, 2, 9):
+        earlier = make_lease(resource="report:stock", state="released")
+        events = LeaseEvent.objects.filter(grant_id=earlier.grant_id, kind="released")
+        LeaseEvent._base_manager.filter(pk__in=events).update(at=after(timedelta(seconds=seconds)))
+    lease = Lease.objects.acquire("report:stock", holder="a-job")
+    minutes = timedelta(minutes=2)
+    Lease.objects.update(acquired_at=F("acquired_at") - minutes, wanted_by="ann")
+
+    assert explained(lease).headline == "Held by a-job for 2 min (usually 2.0 s)."
+    Lease.objects.update(wanted_until=after(timedelta(seconds=9)))
+    told = explained(lease).headline
+    assert told == "Held by a-job for 2 min (usually 2.0 s); ann waits for it."
+
+
 def late() -> Lease:
     lease = make_lease(holder="ann", renewals=1)
     Lease.objects.filter(pk=lease.pk).update(expires_at=after(timedelta(seconds=10)))

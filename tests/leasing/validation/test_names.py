@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -99,10 +101,26 @@ def test_a_process_keeps_its_name() -> None:
     assert default_holder() == default_holder()
 
 
-def test_the_name_of_a_process_tells_host_and_process_and_cannot_be_guessed() -> None:
-    host, pid, rest = default_holder().rsplit(":", 2)
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["/srv/manage.py", "import_stock", "--all"], "import_stock"),
+        (["/srv/manage.py"], "python"),
+        (["/venv/bin/gunicorn", "-w2"], "gunicorn"),
+        (["/site-packages/uvicorn/__main__.py"], "uvicorn"),
+        (["-c"], "python"),
+        ([""], "python"),
+        ([], "python"),
+    ],
+)
+def test_the_name_of_a_process_tells_program_host_and_process_and_cannot_be_guessed(
+    argv: list[str], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "_process_name", None)
+    monkeypatch.setattr(sys, "argv", argv)
+    program, host, pid, rest = re.split("[@:]", default_holder())
 
-    assert host == socket.gethostname()
+    assert (program, host) == (named, socket.gethostname())
     assert pid == str(os.getpid())
     assert len(rest) == 8
 

@@ -46,6 +46,13 @@ def test_an_active_lease_says_who_holds_it_and_what_happens_next(viewer: Client)
     assert str(lease.fencing_token) in page.facts.values()
 
 
+def test_the_page_of_a_named_lease_is_found_by_its_name(viewer: Client) -> None:
+    for name in ("report:stock", "nightly", "task:x", "17 or so"):
+        make_lease(resource=name)
+        assert name in get(viewer, reverse("leasing:detail", args=[name])).one("h1").text
+    assert get(viewer, f"{LIST}no:such/").status == 404
+
+
 def test_lateness_has_three_steps(viewer: Client, database_clock: DatabaseClock) -> None:
     lease = make_lease(holder="dora", renewals=1)
 

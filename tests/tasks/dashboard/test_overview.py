@@ -167,6 +167,28 @@ def test_a_task_that_waits_for_long_is_a_problem_where_nothing_is_paused(viewer:
 
 
 @pytest.mark.usefixtures("database_clock")
+def test_a_lease_that_is_held_while_somebody_waits_is_an_issue(viewer: Client) -> None:
+    make_worker()
+    Worker.objects.update(last_seen_at=DbNow())
+    lease = make_lease(resource="report:stock", holder="a-job", ttl=900.0)
+    rows = Lease.objects.filter(pk=lease.pk)
+
+    def needed(held: int, wanted: int = 9, by: str = "ann") -> list[str]:
+        moments = {"acquired_at": after(timedelta(seconds=-held))}
+        rows.update(wanted_until=after(timedelta(seconds=wanted)), wanted_by=by, **moments)
+        return needs(get(viewer, OVERVIEW))
+
+    quiet = (14, 9, "ann"), (40, -1, "ann"), (40, 9, "")
+    assert [needed(*each) for each in quiet] == [[], [], []]
+    assert needed(120) == ["lease_wanted"]
+    found = need(get(viewer, OVERVIEW), "lease_wanted")
+    assert (
+        found.one(".loud").text == "ann waits for the lease report:stock, held by a-job for 2 min."
+    )
+    assert found.links == [f"/ops/leases/{lease.pk}/"]
+
+
+@pytest.mark.usefixtures("database_clock")
 @pytest.mark.parametrize(
     ("seconds", "tones"), [(15, []), (16, ["info"]), (300, ["info"]), (301, ["warn"])]
 )
@@ -399,7 +421,7 @@ def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
         make_task(state="failed")
         make_lease()
     statements = sent_by(viewer, OVERVIEW)
-    assert len(statements) == len(few) <= 25
+    assert len(statements) == len(few) <= 26
     assert not any("OFFSET" in sql for sql in statements)
 
 
