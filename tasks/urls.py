@@ -13,6 +13,7 @@ from tasks.views import (
     actions,
     detail,
     generator,
+    handlers,
     keys,
     lists,
     overview,
@@ -37,6 +38,7 @@ navigation.add(
     Entry(30, "leasing_tasks:stuck", "Stuck", "alert", SEE_TASKS),
     Entry(42, "leasing_tasks:keys", "Keys", "swap", SEE_TASKS),
     Entry(44, "leasing_tasks:queues", "Queues", "queue", SEE_QUEUES, INSIDE_QUEUES),
+    Entry(45, "leasing_tasks:handlers", "Handlers", "pulse", SEE_TASKS),
     Entry(46, "leasing_tasks:schedules", "Schedules", "clock", SEE_SCHEDULES),
     Entry(
         50, "leasing_tasks:workers", "Workers", "workers", SEE_WORKERS, ("leasing_tasks:worker",)
@@ -87,6 +89,7 @@ urlpatterns = [
     path("queues/", queues.queues, name="queues"),
     path("queues/pause/", queues.pause, name="queue_pause"),
     path("queues/resume/", queues.resume, name="queue_resume"),
+    path("handlers/", handlers.handlers, name="handlers"),
     path("workers/", workers.workers, name="workers"),
     path("workers/<int:pk>/", workers.worker_detail, name="worker"),
     path("generator/", generator.generator, name="generator"),

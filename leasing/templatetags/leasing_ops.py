@@ -197,6 +197,7 @@ def breakable(name: str) -> SafeString:
 
 register.filter("label", label)
 register.filter("span", humanize.span)
+register.filter("brief", humanize.brief)
 register.filter("plural", humanize.plural)
 
 

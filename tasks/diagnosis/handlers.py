@@ -17,8 +17,8 @@ from leasing.humanize import brief
 from leasing.web.cache import shared
 from tasks.models import Sample
 
-#: Spans of the page of handlers, in seconds, by their names in the address.
-SPANS: Final = {"10m": 600, "1h": 3_600, "24h": 86_400}
+#: Seconds of the spans by which a usual duration is judged.
+HOUR, DAY = 3_600, 86_400
 #: Durations that make a usual one.
 USUAL_OF: Final = 5
 #: The multiple of the p95 from which an attempt runs for long, and the least time.
@@ -87,15 +87,21 @@ def read_handlers(now: datetime, seconds: int) -> dict[str, HandlerUse]:
     return found
 
 
+def recent(now: datetime, seconds: int, *, fresh: bool) -> dict[str, HandlerUse]:
+    """``read_handlers``. Unless ``fresh``, polls share it for five seconds; that of more than an
+    hour, which is dear, for ten minutes."""
+    read = partial(read_handlers, now, seconds)
+    shared_for = 600 if seconds > HOUR else 5
+    return shared(("handlers", seconds), read, fresh=fresh, seconds=shared_for)
+
+
 def usual(names: Collection[str], now: datetime) -> dict[str, HandlerUse]:
     """Return the use of each of the handlers ``names`` in the last hour, or in the last day where
-    that had fewer than USUAL_OF successes; without those where both had. Polls share it for five
-    seconds, or ten minutes."""
+    that had fewer than USUAL_OF successes; without those where both had. See ``recent``."""
     found: dict[str, HandlerUse] = {}
-    for span, shared_for in (("1h", 5), ("24h", 600)):
+    for seconds in (HOUR, DAY):
         if missing := set(names).difference(found):
-            read = partial(read_handlers, now, SPANS[span])
-            uses = shared(("handlers", span), read, fresh=False, seconds=shared_for)
+            uses = recent(now, seconds, fresh=False)
             found |= {
                 name: uses[name]
                 for name in missing

@@ -132,6 +132,7 @@ def test_a_worker_works_in_the_database_of_the_tasks(handlers: Handlers) -> None
     [
         *("leasing_tasks:overview", "leasing_tasks:list", "leasing_tasks:stuck"),
         *("leasing_tasks:schedules", "leasing_tasks:queues", "leasing_tasks:workers"),
+        "leasing_tasks:handlers",
         *("leasing_tasks:generator", "leasing:list", "leasing:audit", "leasing:metrics"),
         *("admin:leasing_tasks_task_changelist", "admin:leasing_tasks_schedule_add"),
         *("admin:leasing_lease_changelist", "admin:leasing_leaseevent_changelist"),

@@ -38,6 +38,7 @@ EVERYTHING = (
 )
 PAGES = (
     *(OVERVIEW, "/ops/queues/", "/ops/workers/", "/ops/generator/", "/ops/schedules/"),
+    "/ops/handlers/",
     *("/ops/audit/", "/ops/leases/", "/ops/tasks/", "/ops/tasks/stuck/"),
 )
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
