@@ -16,13 +16,11 @@ from pytest_django import Settings
 
 from leasing.db.dialects import in_transaction
 from leasing.exceptions import LeaseLost
-from leasing.functions import DbNow
 from leasing.models import Lease
 from leasing.queue_pytest_plugin import drain_tasks, inline_tasks, own_handlers
 from tasks import registry
 from tasks.exceptions import (
     InvalidArguments,
-    NotSerializable,
     Snooze,
     TaskCancelled,
     UnknownQueue,
@@ -38,7 +36,6 @@ from tasks.testing import (
     assert_not_enqueued,
     drain,
     enqueued,
-    helpers,
     inline,
     manual,
     run,
@@ -120,15 +117,6 @@ def test_what_a_handler_raises_fails_the_attempt_as_in_life(ran: list[Any]) -> N
     assert run(task).attempts == 2
 
 
-def test_what_a_handler_raises_comes_out_if_asked_for(ran: list[Any]) -> None:
-    task = Task.objects.enqueue("fail", {"n": 7})
-
-    with pytest.raises(Trouble, match="no luck with 7"):
-        run(task, raises=True)
-
-    assert (status(task), task.last_error) == ("ready", "Trouble: no luck with 7")
-
-
 def test_what_a_handler_says_by_raising_does_not_come_out(handlers: Handlers) -> None:
     def not_now(ctx: Any) -> None:
         raise Snooze(5)
@@ -188,18 +176,6 @@ def test_an_error_of_the_database_does_not_break_the_transaction_of_the_test(
         assert attempts(task) == [(1, "failed")]
 
 
-def test_what_a_handler_wrote_before_it_failed_stays_as_in_life(handlers: Handlers) -> None:
-    def write(ctx: Any) -> None:
-        Lease.objects.create(resource="berth:2")
-        raise Trouble
-
-    handlers["write"] = write
-
-    run(Task.objects.enqueue("write"))
-
-    assert Lease.objects.filter(resource="berth:2").exists()
-
-
 def test_a_transaction_of_the_handlers_own_is_one_as_in_life(handlers: Handlers) -> None:
     reported: list[bool] = []
 
@@ -228,30 +204,6 @@ def test_inline_a_task_runs_before_enqueue_returns(ran: list[Any]) -> None:
 
     assert ran == [1, 2, 3]
     assert Task.objects.enqueue("note", {"n": 4}).status == "ready"
-
-
-def test_inline_what_tasks_enqueue_runs_too(ran: list[Any]) -> None:
-    with inline():
-        Task.objects.enqueue("chain", {"n": 3})
-
-    assert ran == [3, 2, 1, 0]
-    assert Task.objects.succeeded().count() == 4
-
-
-def test_inline_an_error_comes_out_of_enqueue(ran: list[Any]) -> None:
-    with inline(), pytest.raises(Trouble):
-        Task.objects.enqueue("fail")
-    with inline(raises=False):
-        task = Task.objects.enqueue("fail")
-
-    assert (task.status, task.attempts) == ("ready", 1)
-
-
-def test_inline_a_delayed_task_waits(ran: list[Any]) -> None:
-    with inline():
-        task = Task.objects.enqueue("note", scheduled_at=timezone.now() + timedelta(hours=1))
-
-    assert (ran, task.status) == ([], "ready")
 
 
 def test_inline_a_duplicate_does_not_run_again(ran: list[Any]) -> None:
@@ -324,19 +276,6 @@ def test_delays_can_be_skipped_retries_too(ran: list[Any]) -> None:
     assert attempts(failed) == [(1, "failed"), (2, "failed"), (3, "failed")]
 
 
-def test_a_drain_runs_what_became_due_just_before_it_would_be_brought_forward(
-    ran: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Task.objects.enqueue("note", {"n": 1}, delay=60)
-
-    def too_late(queues: object) -> bool:
-        Task.objects.update(scheduled_at=DbNow())
-        return False
-
-    monkeypatch.setattr(helpers, "bring_forward", too_late)
-    assert [task.status for task in drain(skip_delays=True)] == [TaskStatus.SUCCEEDED]
-
-
 def test_draining_that_does_not_end_is_ended(handlers: Handlers) -> None:
     def again(ctx: Any) -> None:
         Task.objects.enqueue("again")
@@ -360,15 +299,6 @@ def test_a_handler_is_called_alone(ran: list[Any], handlers: Handlers) -> None:
 
 def handlers_function(name: str) -> Callable[..., Any]:
     return registry.find(name).function
-
-
-def test_data_and_output_are_checked_as_in_life(handlers: Handlers) -> None:
-    handlers["set"] = lambda ctx, **data: {1, 2}
-
-    with pytest.raises(NotSerializable, match="output"):
-        run_handler("set")
-    with pytest.raises(NotSerializable, match="data"):
-        run_handler("set", {"n": {1}})
 
 
 def test_a_fake_context_keeps_what_a_handler_says(handlers: Handlers) -> None:
