@@ -163,6 +163,43 @@ def test_what_another_slot_had_is_not_counted_again(clock: Clock) -> None:
     assert counted(clock, "") == {"expirations": 0, "releases": 0}
 
 
+def test_a_slot_begins_with_its_first_moment_and_ends_before_the_next(
+    clock: Clock,
+) -> None:
+    clock.advance(8)
+    Task.objects.complete(run(make_task()), {})
+
+    assert counted(clock)["completed"] == 1
+    assert count(Slot.before(clock.now)).get("default", {}).get("completed") is None
+
+
+def test_a_task_that_was_claimed_twice_counts_twice(clock: Clock) -> None:
+    task = make_task()
+    Task.objects.give_back(run(task), "stopped")
+    run(Task.objects.get(pk=task.pk))
+
+    assert counted(clock)["claimed"] == 2
+
+
+def test_an_attempt_that_failed_for_good_is_no_retry(clock: Clock) -> None:
+    task = make_task(max_attempts=2)
+    Task.objects.fail(run(task), ValueError("again"))
+    Task.objects.filter(pk=task.pk).update(scheduled_at=clock.now)
+    Task.objects.fail(run(Task.objects.get(pk=task.pk)), ValueError("over"))
+
+    found = counted(clock)
+
+    assert (found["retried"], found["failed"]) == (1, 1)
+
+
+def test_queues_are_counted_apart(clock: Clock, queues: None) -> None:
+    Task.objects.complete(run(make_task(queue="mail")), {})
+    make_task()
+
+    assert counted(clock, "mail")["completed"] == 1
+    assert "completed" not in counted(clock)
+
+
 def test_named_leases_are_counted_by_their_events(clock: Clock) -> None:
     Lease.objects.release(Lease.objects.acquire("crane", holder="ann"))
     Lease.objects.acquire("berth", holder="ann", ttl=1)
@@ -411,6 +448,15 @@ def test_a_lease_of_its_own_makes_a_slot_unquiet_too(clock: Clock) -> None:
     sampling.take()
 
     assert Sample.objects.order_by("slot").filter(queue="").last().releases == 1  # type: ignore[union-attr]
+
+
+def test_that_somebody_samples_is_nothing_that_happened(clock: Clock) -> None:
+    Lease.objects.release(Lease.objects.acquire(RESOURCE, holder="ann"))
+    clock.advance(10)
+
+    over = Slot.before(clock.now)
+    assert Activity.of_now().is_quiet(over)
+    assert count(over)[""] == {"expirations": 0, "releases": 0}
 
 
 @pytest.mark.parametrize("slots", [1, 2])
