@@ -176,7 +176,7 @@ def test_what_raises_is_tried_again_and_what_is_unknown_goes_back(handlers: Hand
 
 
 def test_coroutines_and_handlers_of_processes_run_in_the_worker_too(
-    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    handlers: Handlers,
 ) -> None:
     async def add(ctx: Context, n: int) -> int:
         await asyncio.sleep(0)
@@ -184,16 +184,16 @@ def test_coroutines_and_handlers_of_processes_run_in_the_worker_too(
 
     keys = enqueue(2)
     for key, function, process in [(keys[0], add, False), (keys[1], lambda ctx, n: n, True)]:
-        handler = registry.Handler(
-            "jobs.echo", function, process=process, timeout=timedelta(seconds=60)
-        )
-        monkeypatch.setitem(registry._handlers, "jobs.echo", handler)
+        del handlers["jobs.echo"]
+        registry.handler("jobs.echo", process=process, timeout=timedelta(seconds=60))(function)
         assert consume(key, "default", "ann")
 
     assert [Task.objects.get(pk=key).task_output for key in keys] == [1, 1]
 
 
-def test_a_coroutine_is_cancelled_at_its_await(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coroutine_is_cancelled_at_its_await(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (key,) = enqueue()
     reached: list[str] = []
 
@@ -210,7 +210,7 @@ def test_a_coroutine_is_cancelled_at_its_await(monkeypatch: pytest.MonkeyPatch) 
         return call(execution, context)
 
     monkeypatch.setattr(consuming, "_call", calling)
-    monkeypatch.setitem(registry._handlers, "jobs.echo", registry.Handler("jobs.echo", wait))
+    handlers["jobs.echo"] = wait
     consume(key, "default", "ann")
 
     assert reached == []

@@ -163,12 +163,17 @@ def moments(monkeypatch: pytest.MonkeyPatch, holder_clock: FakeClock) -> Clock:
     return moments
 
 
+def write(dead: DeadWorker, until: float = 30) -> None:
+    """Do in this process what ``run`` does in one that it ends."""
+    hand_back._write(dead, until)
+
+
 @pytest.mark.parametrize("looks", [1, 2, 3, 4])
 def test_a_claim_that_was_on_its_way_is_found_by_the_next_look(moments: Clock, looks: int) -> None:
     task = make_task(state="ready")
     moments.between = [*[lambda: None] * (looks - 1), lambda: grant_to(task, "ann")]
 
-    hand_back._write(dead_worker(), until=30)
+    write(dead_worker())
 
     assert (row_of(task)["status"], row_of(task)["attempts"]) == (TaskStatus.READY, 0)
     assert moments.now == pytest.approx(1)
@@ -180,7 +185,7 @@ def test_the_log_says_what_was_handed_back_and_nothing_where_nothing_was(
 ) -> None:
     (task,) = running(1, holder="ann")
 
-    hand_back._write(dead_worker(task) if begun else dead_worker(), until=30)
+    write(dead_worker(task) if begun else dead_worker())
 
     said = [line for line in caplog.messages if "Recovered" in line]
     counts = "given back: 0; lost: 1" if begun else "given back: 1; lost: 0"
@@ -190,7 +195,7 @@ def test_the_log_says_what_was_handed_back_and_nothing_where_nothing_was(
 def test_the_worker_is_shown_as_stopped(moments: Clock) -> None:
     dead, alive = make_worker(name="ann"), make_worker(name="bob")
 
-    hand_back._write(dead_worker(), until=30)
+    write(dead_worker())
 
     assert Worker.objects.get(pk=dead.pk).stopped_at is not None
     assert Worker.objects.get(pk=alive.pk).stopped_at is None
@@ -212,7 +217,7 @@ def test_while_the_database_is_away_it_tries_again(
     monkeypatch.setattr(hand_back, "hand_back", try_again)
 
     with caplog.at_level(logging.INFO):
-        hand_back._write(dead_worker(), until=30)
+        write(dead_worker())
 
     assert row_of(task)["status"] == TaskStatus.READY
     warned = [each for each in caplog.records if each.levelno >= logging.WARNING]
@@ -230,7 +235,7 @@ def test_after_the_ttl_it_gives_up(
 
     monkeypatch.setattr(hand_back, "hand_back", fail)
 
-    hand_back._write(dead_worker(), until=3)
+    write(dead_worker(), until=3)
 
     assert moments.now == 3
     assert "left to recovery" in caplog.text

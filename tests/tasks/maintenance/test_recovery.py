@@ -42,24 +42,25 @@ def test_one_sweep_can_be_asked_for(stuck: int) -> None:
     assert row_of(running)["status"] == "running"
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(transaction=True)
 def test_the_next_sweep_is_when_the_next_deadline_is_over_or_before_long(
     monkeypatch: pytest.MonkeyPatch, settings: Settings, database_clock: DatabaseClock
 ) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
     settings.TASK_QUEUE = {"SWEEP_EVERY": 3}
-    assert recovery._sweep() == (0, 3)
+    sweep = recovery.service().step
+    assert sweep() == 3
 
     make_task(state="running", ttl=30)
-    assert recovery._sweep() == (0, 3)
+    assert sweep() == 3
     make_task(state="running", ttl=2)
-    assert recovery._sweep()[1] == pytest.approx(2 + recovery.SPREAD)
+    assert sweep() == pytest.approx(2 + recovery.SPREAD)
     make_task(state="running", progress_timeout=1)
-    assert recovery._sweep()[1] == pytest.approx(1 + recovery.SPREAD)
+    assert sweep() == pytest.approx(1 + recovery.SPREAD)
 
     database_clock.advance(1)
-    assert recovery._sweep() == (1, recovery.SHORT_PAUSE)
-    assert recovery._sweep()[1] == pytest.approx(1 + recovery.SPREAD)
+    assert (sweep(), Task.objects.running().count()) == (recovery.SHORT_PAUSE, 2)
+    assert sweep() == pytest.approx(1 + recovery.SPREAD)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -340,19 +340,12 @@ def test_a_worker_whose_loop_is_blocked_for_three_ttl_ends_to_be_started_again(
 def test_a_result_that_was_stored_as_its_thread_ended_is_not_stored_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    once_more: list[bool] = []
-    real = Completer._put_back
-
-    def put_back(storing: Completer, batch: list[Any]) -> None:
-        once_more.append(True)
-        real(storing, batch)
-
-    monkeypatch.setattr(Completer, "_put_back", put_back)
+    count = replaced["task-results"]
     once(monkeypatch, Completer, "_note_database", SystemExit())
     task = make_task(name="jobs.echo", data={"x": 1})
 
     with watched() as worker:
-        wait_for(lambda: once_more and not worker.executions)
+        wait_for(lambda: replaced["task-results"] == count + 1 and not worker.executions)
 
     assert (row_of(task)["status"], row_of(task)["task_output"]) == ("succeeded", {"x": 1})
     assert attempts(task) == []
