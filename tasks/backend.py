@@ -184,4 +184,4 @@ def _key(result_id: object) -> int | None:
     if not (text.isascii() and text.isdigit()) or len(text) > len(str(MAX_KEY)):
         return None
     key = int(text)
-    return key if text == str(key) and key <= MAX_KEY else None
+    return key if text == str(key) else None

@@ -68,6 +68,12 @@ def taken(result: Any, holder: str = "ann") -> Task:
     return claimed(row(result), holder)
 
 
+def serve(settings: Settings, alias: str, *queues: str) -> None:
+    """Have the backend of that alias serve these queues alone."""
+    backend = {**settings.TASKS[alias], "QUEUES": list(queues)}
+    settings.TASKS = {**settings.TASKS, alias: backend}
+
+
 @pytest.fixture
 def aside(handlers: Handlers) -> None:
     """Remove the declarations of a test after it."""
@@ -332,8 +338,8 @@ def test_the_task_itself_limits_attempts_first(monkeypatch: pytest.MonkeyPatch) 
     assert row(limited.enqueue("a")).max_attempts == 3
 
 
-def test_a_task_is_validated_again_as_it_is_enqueued(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_backends["default"], "queues", {"other"})
+def test_a_task_is_validated_again_as_it_is_enqueued(settings: Settings) -> None:
+    serve(settings, "default", "other")
 
     with pytest.raises(InvalidTask):
         mails.send.enqueue("a")
@@ -466,11 +472,9 @@ def test_a_result_of_another_task_is_a_mismatch() -> None:
         mails.bounce.get_result(result.id)
 
 
-def test_what_yesterdays_settings_let_in_can_be_read_under_todays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_yesterdays_settings_let_in_can_be_read_under_todays(settings: Settings) -> None:
     result = mails.send.using(priority=7).enqueue("a")
-    monkeypatch.setattr(task_backends["default"], "queues", {"other"})
+    serve(settings, "default", "other")
     row_pk = Task.objects.filter(pk=result.id)
     row_pk.update(task_data={**row(result).task_data, "backend": "gone"})
 
@@ -730,9 +734,9 @@ def test_a_task_for_another_alias_is_found_in_the_tasks_module_of_an_app(
 
 @pytest.mark.usefixtures("aside")
 def test_a_task_for_another_alias_may_have_a_queue_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_backends["elsewhere"], "queues", {"mail"})
+    serve(settings, "elsewhere", "mail")
     theirs = task(backend="elsewhere", queue_name="mail")(plain)
     monkeypatch.setattr(jobs, "plain", theirs, raising=False)
 
