@@ -151,7 +151,8 @@ def remote_rows() -> list[RemoteRow]:
     """The holders of running tasks that are none of the workers, by their names."""
     known = Worker.objects.home().values("name")
     running = Task.objects.home().running().exclude(holder__in=known)
-    tasks = running.only("name", "holder", "expires_at").order_by("holder", "pk")[:SHOWN]
+    columns = "name", "status", "holder", "acquired_at", "expires_at"
+    tasks = running.only(*columns).order_by("holder", "pk")[:SHOWN]
     return [RemoteRow(name, list(held)) for name, held in groupby(tasks, lambda task: task.holder)]
 
 

@@ -45,7 +45,9 @@ def task_badge(task: Task, now: datetime) -> SafeString:
 def task_when(task: Task, now: datetime) -> SafeString:
     """The moment that matters most in the state that ``task`` is in."""
     if task.status == TaskStatus.RUNNING:
-        return deadline(task.expires_at, now, "expires")
+        if task.expires_at <= now:
+            return deadline(task.expires_at, now)
+        return format_html("running for {}", moment(task.acquired_at, now, lasts=True))
     if task.status == TaskStatus.READY:
         if task.scheduled_at > now:
             return deadline(task.scheduled_at, now, "due", "due")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pytest
 from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
-from leasing.functions import database_now
+from leasing.functions import after, database_now
 from leasing.web.access import READ_ONLY, why_not
 from tasks.dashboard.badges import WORKER_BADGES
 from tasks.diagnosis import diagnose
 from tasks.exceptions import GiveUp
-from tasks.models import Task, WorkerState
+from tasks.models import Task, Worker, WorkerState
 from tests.factories import make_task, make_worker
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in, user_with
@@ -151,6 +151,22 @@ def test_paging_shows_every_task_once(viewer: Client) -> None:
         page = get(viewer, page.next)
         seen += found(page)
     assert sorted(seen) == sorted(map(url_of, Task.objects.all()))
+
+
+@pytest.mark.parametrize("holder", ["ann", "a remote worker"])
+def test_a_running_task_is_listed_with_the_time_for_which_it_has_run(
+    viewer: Client, holder: str
+) -> None:
+    make_worker(name="ann")
+    Worker.objects.update(started_at=after(timedelta(hours=-1)))
+    task = make_task(state="running", holder=holder)
+    Task.objects.filter(pk=task.pk).update(acquired_at=after(timedelta(seconds=-90)))
+
+    for url in (LIST, WORKERS):
+        (row,) = [each for each in get(viewer, url).rows if url_of(task) in each.links]
+        assert re.search(
+            r"running for 1 min 3\d s", row["When" if url == LIST else "Current tasks"]
+        )
 
 
 def test_a_page_costs_the_same_however_much_it_shows(viewer: Client) -> None:
