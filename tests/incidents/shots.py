@@ -6,6 +6,9 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from django.contrib.staticfiles import finders
 
 SIZES: dict[str, Any] = {
     "wide": {"width": 1180, "height": 800},
@@ -35,9 +38,16 @@ def take(address: str, session: str, folder: Path, name: str) -> None:
         for theme in THEMES:
             for size, viewport in SIZES.items():
                 context = browser.new_context(viewport=viewport, color_scheme=theme)
+                context.route("**/static/**", _serve)
                 context.add_cookies([{"name": "sessionid", "value": session, "url": address}])
                 page = context.new_page()
                 page.goto(f"{address}/ops/")
                 page.screenshot(path=folder / f"{name}-{theme}-{size}.png")
                 context.close()
         browser.close()
+
+
+def _serve(route: Any) -> None:
+    """Answer with a static file, in place of the web server that a site has before it."""
+    path = urlsplit(route.request.url).path.removeprefix("/static/")
+    route.fulfill(path=finders.find(path))
