@@ -117,9 +117,8 @@ browser: $(VENV)/browser.stamp $(VENV)/docs.stamp
 	@$(RUN) -m tests.browser
 
 # Incidents in a site at work, on PostgreSQL: the overview must name the cause of each. SHOTS=folder
-# takes pictures of it, OPEN=1 tries those that it does not name yet.
+# takes pictures of it.
 incidents: export SHOTS := $(SHOTS)
-incidents: export OPEN := $(OPEN)
 incidents: $(VENV)/$(if $(SHOTS),browser,test).stamp
 	@$(PYTEST) --db postgresql tests/incidents
 

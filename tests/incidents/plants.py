@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 
+from leasing.functions import after
 from leasing.models import Lease
 from tasks.diagnosis.reasons import WAITS
 from tasks.models import Queue, Schedule, Task, TaskAttempt, Worker
@@ -137,12 +138,23 @@ def provider_down(shop: Shop) -> None:
     wait_for(lambda: failed.count() >= 10, timeout=PATIENCE)
 
 
+def failed_yesterday() -> None:
+    """Have a failed task that is no news."""
+    task = Task.objects.enqueue("jobs.charge", {}, max_attempts=1)
+    wait_for(Task.objects.failed().exists, timeout=PATIENCE)
+    yesterday = after(timedelta(days=-1))
+    Task.objects.filter(pk=task.pk).update(processed_at=yesterday)
+    TaskAttempt.base_objects.filter(task=task).update(ended_at=yesterday)
+
+
 def queue_paused(shop: Shop) -> None:
+    failed_yesterday()
     Queue.objects.pause("default", by="olga", reason="The bank is away.")
     Task.objects.enqueue_many("jobs.echo", [{}] * 133)
 
 
 def schedule_paused(shop: Shop) -> None:
+    failed_yesterday()
     Schedule.objects.create(name="nightly", task_name="jobs.echo", every=timedelta(seconds=1))
     Schedule.objects.filter(name="nightly").pause(by="olga", reason="Stocktaking.")
 
@@ -164,7 +176,7 @@ class Incident:
     env: dict[str, str] = field(default_factory=dict)
 
 
-DUE = WAITS.total_seconds()
+DUE, LATE = WAITS.total_seconds(), Worker.LATE_AFTER.total_seconds()
 
 INCIDENTS = (
     Incident(
@@ -194,26 +206,26 @@ INCIDENTS = (
         ("The schedule nightly is paused by olga", "Stocktaking", "skipped"),
         "/schedules/",
     ),
-)
-#: Those whose cause the overview does not name yet: OPEN=1 tries them.
-OPEN = (
+    Incident(key_held, (r"3 tasks wait for the key customer:77", r"task:\d+"), r"/tasks/\d+/", DUE),
+    Incident(
+        slots_taken,
+        ("12 tasks wait", r"all 4 threads .*are busy: 4 with jobs\.wait"),
+        "/tasks/",
+        DUE,
+    ),
+    Incident(worker_frozen, ("shop", "it is frozen: end it"), "/workers/", LATE, None),
+    Incident(handler_hangs, (r"jobs\.wait", "usually takes"), r"/tasks/\d+/", LATE),
+    Incident(worker_killed, ("without having stopped", r"jobs\.kill"), r"/tasks/\d+/", 0, None),
+    Incident(
+        provider_down,
+        (r"of \d+ attempts of jobs\.charge", "503 Service Unavailable"),
+        "/tasks/",
+    ),
     Incident(
         lease_never_released,
         (r"wait.* the lease report:stock", r"a-job"),
         r"/leases/",
         DUE,
-    ),
-    Incident(key_held, (r"3 tasks wait for the key customer:77", r"task:\d+"), r"/tasks/\d+/", DUE),
-    Incident(worker_frozen, (r"shop", "stand still|frozen"), r"/workers/", TTL, None),
-    Incident(handler_hangs, (r"jobs\.wait", "usually takes"), r"/tasks/\d+/"),
-    Incident(
-        slots_taken, ("12 tasks wait", "all 4 threads are busy", r"4 with jobs\.wait"), "/", DUE
-    ),
-    Incident(worker_killed, ("without having stopped", r"jobs\.kill"), r"/tasks/\d+/", 0, None),
-    Incident(
-        provider_down,
-        (r"10 (of 10 )?attempts of jobs\.charge", "503 Service Unavailable"),
-        "/tasks/",
     ),
 )
 

@@ -18,7 +18,7 @@ from tests.brokers import free_ports
 from tests.conftest import Spawn
 from tests.elements import Element, parse
 from tests.incidents import shots
-from tests.incidents.plants import INCIDENTS, OPEN, Incident, Shop
+from tests.incidents.plants import INCIDENTS, Incident, Shop
 from tests.plugin import DATABASE
 from tests.processes import Process, wait_for
 from tests.web_servers import GUNICORN, START_TIMEOUT, Site, at_port
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 LIMIT = 15.0
 CASES = [
     pytest.param(each, parent, id=f"{each.plant.__name__}-{'parent' if parent else 'bare'}")
-    for each in INCIDENTS + (OPEN if os.environ.get("OPEN") else ())
+    for each in INCIDENTS
     for parent in ((True, False) if each.parent is None else (each.parent,))
 ]
 
