@@ -6,13 +6,15 @@ answers 409 with the reason.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from django.http import HttpRequest
 from ninja import Router
 from ninja.errors import HttpError
 from pydantic import Field
 
 from leasing.api.access import Access
-from leasing.api.bodies import Request, Text, Words
+from leasing.api.bodies import WHOLE, Request, Text, Words
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.principals import principal_of
 from leasing.dashboard.forms import REASON_LENGTH
@@ -23,6 +25,7 @@ from tasks.api.rows import find, tasks
 from tasks.api.schemas import Given, QueueName, TaskOut
 from tasks.api.visibility import shown
 from tasks.dashboard.operator_actions import ACTIONS, REVOCATION
+from tasks.querysets.base import PRIORITIES
 
 router = Router(tags=["tasks"])
 
@@ -42,11 +45,14 @@ class Reason(Request):
 
 
 class Reschedule(Reasoned):
-    """Another queue, another time, or both."""
+    """Another queue, time or priority."""
 
     queue: QueueName | None = Field(None, description="The queue to move it to.")
     scheduled_at: Given | None = Field(None, description="The earliest start.")
     at_once: bool = Field(False, description="True in place of a time: as soon as possible.")
+    priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[1]), WHOLE] | None = Field(
+        None, description="Higher goes first."
+    )
 
 
 @router.put("/tasks/{task_id}/cancel", auth=Access(ACTIONS["cancel"].permission), response=ANSWERS)
@@ -68,12 +74,13 @@ def retry_task(request: HttpRequest, task_id: str, body: Reasoned) -> TaskOut:
     response=ANSWERS,
 )
 def reschedule_task(request: HttpRequest, task_id: str, body: Reschedule) -> TaskOut:
-    """Move a waiting task to another queue, another time, or both."""
+    """Move a waiting task to another queue, time or priority."""
     said = body.model_dump()
     if body.at_once and body.scheduled_at is not None:
         raise HttpError(400, "Give scheduled_at or at_once, not both.")
-    if not (body.at_once or body.scheduled_at is not None or body.queue):
-        raise HttpError(400, "Give a queue, a time, or both.")
+    times = body.at_once or body.scheduled_at is not None
+    if not (times or body.queue or body.priority is not None):
+        raise HttpError(400, "Give a queue, a time, or a priority.")
     if body.queue:
         principal_of(request).check_queue(check_name(body.queue, "queue"))
     return _act(request, task_id, ACTIONS["reschedule"], said)

@@ -17,6 +17,7 @@ from leasing.dashboard.forms import (
 from leasing.validation.moments import check_moment
 from tasks.conf import task_settings
 from tasks.dashboard.listing import STATES
+from tasks.querysets.base import PRIORITIES
 
 _UNKNOWN_STATE = {"invalid_choice": "Unknown state “%(value)s”. Choose one of the tabs."}
 
@@ -152,12 +153,18 @@ class CancelForm(ReasonForm):
 
 
 class RescheduleForm(ReasonForm):
-    """Move waiting tasks to another queue, another time, or both."""
+    """Move waiting tasks to another queue, time or priority."""
 
     queue = forms.ChoiceField(required=False, label="Queue")
     scheduled_at = MomentField(required=False, label="Not before")
     at_once = forms.BooleanField(required=False, label="As soon as possible")
-    field_order = ("queue", "scheduled_at", "at_once", "reason")
+    priority = forms.IntegerField(
+        required=False,
+        min_value=PRIORITIES[0],
+        max_value=PRIORITIES[1],
+        help_text="Higher goes first; unchanged if empty.",
+    )
+    field_order = ("queue", "scheduled_at", "at_once", "priority", "reason")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -170,6 +177,7 @@ class RescheduleForm(ReasonForm):
         said = super().clean() or {}
         if said.get("at_once") and said.get("scheduled_at"):
             raise forms.ValidationError("Choose a time or “as soon as possible”, not both.")
-        if not (self.errors or said["queue"] or said["scheduled_at"] or said["at_once"]):
-            raise forms.ValidationError("Choose a queue, a time, or both.")
+        wanted = [said.get(name) for name in ("queue", "scheduled_at", "at_once")]
+        if not (self.errors or any(wanted) or said["priority"] is not None):
+            raise forms.ValidationError("Choose a queue, a time, or a priority.")
         return said

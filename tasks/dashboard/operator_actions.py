@@ -20,7 +20,9 @@ from tasks.diagnosis import CANCEL, DISCARD, RESCHEDULE, RETRY, REVOKE
 from tasks.models import Task, TaskStatus
 
 #: Columns that decide whether an action applies to a task.
-STANDING: Final = ("pk", "status", "grants", "cancel_requested_at", "queue", "scheduled_at")
+STANDING: Final = (
+    *("pk", "status", "grants", "cancel_requested_at", "queue", "scheduled_at", "priority"),
+)
 
 #: Names of states in reasons.
 _IS: Final = {
@@ -77,12 +79,14 @@ def _is_there(task: Any, said: Said) -> str:
     else:
         is_timed = start is None or start == task.scheduled_at
     is_placed = not said.get("queue") or said["queue"] == task.queue
-    return "already there" if said and is_timed and is_placed else ""
+    is_ranked = said.get("priority") in (None, task.priority)
+    return "already there" if said and is_timed and is_placed and is_ranked else ""
 
 
 def _reschedule(rows: Any, said: Said, by: str) -> int:
     start = database_now(rows.db) if said["at_once"] else said["scheduled_at"]
-    changed: int = rows.reschedule(queue=said["queue"] or None, scheduled_at=start, by=by)
+    queue, priority = said["queue"] or None, said["priority"]
+    changed: int = rows.reschedule(queue=queue, scheduled_at=start, priority=priority, by=by)
     return changed
 
 

@@ -35,7 +35,8 @@ DISCARD: Final = Action(
 RESCHEDULE: Final = Action(
     "reschedule",
     "Reschedule",
-    "The task moves to the chosen queue and starts no earlier than the chosen time.",
+    "The task moves to the chosen queue and starts no earlier than the chosen time. With a higher "
+    "priority it overtakes others.",
     "leasing_tasks.reschedule_task",
 )
 RESUME: Final = Action(

@@ -24,7 +24,8 @@ from tasks import registry
 from tasks.conf import task_settings
 from tasks.exceptions import TaskError, UnknownQueue, UnknownTask
 from tasks.models import Task
-from tasks.querysets import TaskQuerySet, check_queue
+from tasks.querysets import TaskQuerySet, check_between, check_queue
+from tasks.querysets.base import PRIORITIES
 
 #: Values of --state: the lists of ``Task.objects``.
 STATES = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cancelled")
@@ -155,12 +156,14 @@ def details_of(action: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cleaned form of an action, except the reason."""
     if action != "reschedule":
         return {}
-    queue, start = options["to_queue"], start_of(options)
-    if queue is None and start is None:
-        raise CommandError("Give a queue (--to-queue), a time (--at or --in), or both.")
+    queue, start, priority = options["to_queue"], start_of(options), options["priority"]
+    if queue is None and start is None and priority is None:
+        raise CommandError("Give a queue (--to-queue), a time (--at or --in), or a --priority.")
     if queue is not None:
         check_queue(queue)
-    return {"queue": queue, "scheduled_at": start, "at_once": False}
+    if priority is not None:
+        check_between(priority, *PRIORITIES, "priority")
+    return {"queue": queue, "scheduled_at": start, "at_once": False, "priority": priority}
 
 
 def start_of(options: Mapping[str, Any]) -> datetime | None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tasks.querysets.claim_request import ClaimRequest
     from tasks.querysets.slots import Seats
 
+#: The lowest and the highest priority: the bounds of the column.
+PRIORITIES = (-32768, 32767)
 #: The order of claims within a queue, and its columns.
 CLAIM_ORDER = ("-priority", "scheduled_at", "id")
 CLAIM_COLUMNS = ("priority", "scheduled_at", "id")

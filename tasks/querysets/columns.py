@@ -14,7 +14,7 @@ from tasks.conf import task_settings
 from tasks.delays import check_interval, check_limit
 from tasks.payload import check_arguments, dumped_data
 from tasks.producer import ManyOptions, Parent
-from tasks.querysets.base import TaskRows, check_between, check_queue
+from tasks.querysets.base import PRIORITIES, TaskRows, check_between, check_queue
 from tasks.querysets.unique import OnDuplicate, UniqueFor, lifetime
 from tasks.registry import Handler
 
@@ -94,7 +94,7 @@ def new_tasks(
         "name": handler.name,
         "kind": handler.kind.number,
         "queue": check_queue(queue or handler.queue),
-        "priority": check_between(priority, -32768, 32767, "priority"),
+        "priority": check_between(priority, *PRIORITIES, "priority"),
         "max_attempts": check_between(max_attempts, 1, 32767, "max_attempts"),
         "timeout": handler.timeout if timeout is None else check_limit(timeout, "The timeout"),
         "progress_timeout": (

@@ -26,7 +26,14 @@ from leasing.functions import DbNow
 from leasing.validation.moments import check_moment
 from tasks import signals
 from tasks.notifier import notify, notify_holders
-from tasks.querysets.base import CANCEL_REQUESTED, TaskRows, TaskStatus, check_queue
+from tasks.querysets.base import (
+    CANCEL_REQUESTED,
+    PRIORITIES,
+    TaskRows,
+    TaskStatus,
+    check_between,
+    check_queue,
+)
 from tasks.querysets.transitions import cancellation, closing, known_kind, with_parent
 from tasks.querysets.unique import key_once_retried
 
@@ -94,7 +101,13 @@ def _cut_off(ready: TaskRows) -> None:
     ready.filter(parent__in=ready._everything().stopped().values("pk")).update(parent=None)
 
 
-def reschedule(rows: TaskRows, queue: str | None, scheduled_at: datetime | None, by: str) -> int:
+def reschedule(
+    rows: TaskRows,
+    queue: str | None,
+    scheduled_at: datetime | None,
+    priority: int | None,
+    by: str,
+) -> int:
     """Move those that wait. Returns how many."""
     columns: dict[str, Any] = {}
     if queue is not None:
@@ -102,8 +115,10 @@ def reschedule(rows: TaskRows, queue: str | None, scheduled_at: datetime | None,
         columns |= {"queue": check_queue(queue), "published_at": None}
     if scheduled_at is not None:
         columns["scheduled_at"] = check_moment(scheduled_at, "scheduled_at")
+    if priority is not None:
+        columns["priority"] = check_between(priority, *PRIORITIES, "priority")
     if not columns:
-        raise ValueError("Give a queue, a time, or both.")
+        raise ValueError("Give a queue, a time, or a priority.")
     return _make_ready(rows, Q(status=TaskStatus.READY), columns, signals.rescheduled, by)
 
 

@@ -430,19 +430,26 @@ class TaskQuerySet(TaskRows):
         return await sync_to_async(self.retry)(by)
 
     def reschedule(
-        self, *, queue: str | None = None, scheduled_at: datetime | None = None, by: str = ""
+        self,
+        *,
+        queue: str | None = None,
+        scheduled_at: datetime | None = None,
+        priority: int | None = None,
+        by: str = "",
     ) -> int:
-        """Move waiting tasks to another queue, another time, or both, some hundred per
-        transaction. Returns how many.
+        """Move waiting tasks to another queue, time or priority, some hundred per transaction.
+        Returns how many.
 
         Args:
             queue: The new queue; None: unchanged.
             scheduled_at: The new time; None: unchanged.
+            priority: The new priority; None: unchanged.
             by: The operator.
 
-        Raises UnknownQueue; ValueError when neither is given, or the time has no zone.
+        Raises UnknownQueue; ValueError when none is given, the time has no zone, or the priority is
+        out of bounds.
         """
-        return operator.reschedule(self.home(), queue, scheduled_at, by)
+        return operator.reschedule(self.home(), queue, scheduled_at, priority, by)
 
     def revoke(self, reason: str = "", by: str = "") -> int:
         """Take running tasks from their holders, as recovery would, without waiting for the

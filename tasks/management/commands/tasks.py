@@ -103,9 +103,10 @@ class Command(SubcommandsCommand):
         settle.add_argument("key", metavar="KEY", help="The key, as once got it")
         settle.add_argument("--result", required=True, metavar="JSON", help="The result")
         add_operator(settle, required=True)
-        reschedule = add("reschedule", "Move waiting tasks to another queue or time")
+        reschedule = add("reschedule", "Move waiting tasks to another queue, time or priority")
         add_verb(reschedule)
         reschedule.add_argument("--to-queue", metavar="NAME", help="Target queue")
+        reschedule.add_argument("--priority", type=int, help="New priority: higher goes first")
         add_time(reschedule)
         workers.Command().add_subcommands(
             add("workers", "List workers or check one, as the command workers does"),
@@ -323,6 +324,7 @@ class Command(SubcommandsCommand):
         """Act on all tasks that match, however many: the verbs work in batches."""
         said = details_of(action, options)
         target = {"to_queue": said.get("queue"), "scheduled_at": said.get("scheduled_at")}
+        target["priority"] = said.get("priority")
         filters = {each: options[each] for each in FILTERS if options[each]}
         with audit.recording(
             operator(options),

@@ -63,6 +63,8 @@ def test_an_action_on_no_task_is_not_found(client: Client, verb: str, task_id: s
         ("reschedule", {"at_once": True, "scheduled_at": "2100-01-01T00:00:00Z"}),
         ("reschedule", {"scheduled_at": "2100-01-01T00:00:00"}),
         ("reschedule", {"at_once": 1}),
+        ("reschedule", {"priority": 40_000}),
+        ("reschedule", {"priority": True}),
     ],
 )
 def test_an_action_that_is_not_said_right_does_nothing(

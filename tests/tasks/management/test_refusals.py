@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("queues")]
 NO_DURATION = "is no duration"
 #: Lines that contradict themselves, are out of bounds, or miss something.
 REFUSED = {
+    "tasks reschedule 1 --priority 40000": "from -32768 to 32767",
     "leases": "Error: .*ACTION",
     "leases burn": "Error: .*'burn'",
     "leases list --state lost": "Error: .*'lost'",

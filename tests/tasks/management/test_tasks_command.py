@@ -221,6 +221,16 @@ def test_waiting_tasks_are_moved(options: list[str], queue: str, seconds: float)
     assert abs(row["scheduled_at"] - now - timedelta(seconds=seconds)) < timedelta(seconds=30)
 
 
+def test_a_priority_lets_waiting_tasks_overtake() -> None:
+    first, second = make_tasks(2)
+
+    assert count(tasks("reschedule", second.pk, "--priority", -1)) == 1
+    assert count(tasks("reschedule", second.pk, "--priority", 5)) == 1
+    (claimed,) = Task.objects.claim("ann")
+    assert (claimed.pk, claimed.scheduled_at) == (second.pk, second.scheduled_at)
+    assert count(tasks("reschedule", "--state", "ready", "--yes", "--priority", 0)) == 1
+
+
 def test_a_time_without_a_zone_is_of_the_current_one() -> None:
     task = make_task()
 

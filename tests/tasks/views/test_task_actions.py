@@ -212,6 +212,8 @@ def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
     assert act(operator, task, "reschedule", **said).notice.tone == "warn"
     assert act(operator, task, "reschedule", at_once="on").notice.tone == "ok"
     assert row_of(task)["scheduled_at"] <= database_now("default")
+    assert act(operator, task, "reschedule", priority="7").notice.tone == "ok"
+    assert row_of(task)["priority"] == 7
 
 
 @pytest.mark.parametrize(
@@ -219,6 +221,7 @@ def test_a_task_is_moved_to_another_queue_and_time(operator: Client) -> None:
     [
         {},
         {"queue": "nowhere"},
+        {"priority": "40000"},
         {"scheduled_at": "soon"},
         {"scheduled_at": "2030-01-01T00:00", "at_once": "on"},
     ],
