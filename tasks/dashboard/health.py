@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ from tasks.dashboard.queue_rows import QueueLine
 from tasks.dashboard.schedule_status import ScheduleStatus
 from tasks.dashboard.troubles import Deaths, Failures, LongRun, Silent
 from tasks.diagnosis.reasons import WAITS, Reason
+from tasks.diagnosis.slots import KINDS
 from tasks.diagnosis.waiting import missing_handler
 from tasks.maintenance.invariants import Unknown
 from tasks.models import Schedule
@@ -82,7 +84,7 @@ class Figures:
     gone: Silent | None = None
     late: Silent | None = None
     #: The slots of all workers, with those that are late or gone.
-    slots: int = 0
+    slots: Counter[str] = field(default_factory=Counter)
     #: Schedules whose moment has passed without anybody serving it.
     overdue_schedules: Capped | None = None
     #: Schedules that were paused, the latest first, and how many more than are named.
@@ -248,7 +250,11 @@ def _vanished(figures: Figures) -> Need | None:
 
 
 def _frozen(silent: Silent, figures: Figures) -> str:
-    missing = f"{silent.slots} of {plural(figures.slots, 'slot')} are missing."
+    kinds = [
+        f"{count:,} of {plural(figures.slots[kind], *KINDS[kind][:2])}"
+        for kind, count in silent.slots.items()
+    ]
+    missing = f"{_and(kinds)} are missing." if kinds else ""
     if len(silent.names) > NAMED:
         return f"{missing} Processes that still exist are frozen: end them."
     exists = f"{_and(silent.processes)} still exist{'s' * (len(silent.names) == 1)}"

@@ -168,7 +168,7 @@ def _figures(
         sweepers=sum(worker.sweeps for worker in present),
         gone=troubles.silent([w for w in workers if state_of(w) == WorkerState.GONE]),
         late=troubles.silent([w for w in workers if state_of(w) == WorkerState.LATE]),
-        slots=sum(worker.concurrency for worker in workers),
+        slots=troubles.slots_by_kind(workers),
         deaths=troubles.deaths(workers, now),
         long_runs=troubles.long_runs(now),
         failing=troubles.failing(now),

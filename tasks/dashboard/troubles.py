@@ -76,7 +76,8 @@ class Silent:
     names: list[str]
     #: The process of each: "process 27177 on vm".
     processes: list[str]
-    slots: int
+    #: The numbers of their slots by kind.
+    slots: Counter[str]
     held: int = 0
     until: datetime | None = None
 
@@ -180,7 +181,12 @@ def silent(workers: Sequence[Worker]) -> Silent | None:
     held = Task.objects.home().running().unexpired().filter(holder__in=names)
     found = held.order_by().aggregate(held=Count("pk"), until=Max("expires_at"))
     processes = [f"process {worker.pid} on {worker.hostname}" for worker in workers]
-    return Silent(names, processes, sum(worker.concurrency for worker in workers), **found)
+    return Silent(names, processes, slots_by_kind(workers), **found)
+
+
+def slots_by_kind(workers: Iterable[Worker]) -> Counter[str]:
+    """Return the numbers of the slots of ``workers`` by their kinds."""
+    return sum((Counter(worker.slots) for worker in workers), Counter())
 
 
 def _label(worker: Worker) -> str:

@@ -48,7 +48,13 @@ NEXT_IN_FLEET = {
 def _next(worker: Worker, state: WorkerState) -> str:
     if worker.death:
         return "Nothing. Its parent has handed back its tasks."
-    return NEXT_IN_FLEET.get(state, NEXT[state]) if worker.fleet else NEXT[state]
+    next_ = NEXT_IN_FLEET.get(state, NEXT[state]) if worker.fleet else NEXT[state]
+    if state in (WorkerState.LATE, WorkerState.GONE):
+        next_ += (
+            f" If process {worker.pid} on {worker.hostname} still exists, it is frozen: end it, a "
+            "supervisor restarts only what has ended."
+        )
+    return next_
 
 
 @page(VIEW)

@@ -177,5 +177,5 @@ def test_a_late_worker_says_what_stands_still_and_which_process_may_be_frozen(
 
     text = needs(page)["late"]
     assert "Worker ann is late and holds 2 tasks that stand still, until " in text
-    assert "4 of 8 slots are missing. If process 27177 on vm still exists, it is frozen" in text
+    assert "4 of 8 threads are missing. If process 27177 on vm still exists, it is frozen" in text
     assert page.one(".needs li .tinted").tone == tone

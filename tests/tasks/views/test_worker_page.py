@@ -37,6 +37,8 @@ def test_a_worker_tells_how_it_is(viewer: Client, state: str, moment: str | None
     assert page.badges == [WORKER_BADGES[WorkerState(state)].word]
     reported = [getattr(worker, moment).isoformat(timespec="milliseconds")] if moment else []
     assert [each["datetime"] for each in page.answers["why"].all("time")] == reported
+    frozen = f"If process {worker.pid} on {worker.hostname} still exists, it is frozen"
+    assert (frozen in page.answers["next"].text) == (state in ("late", "gone"))
 
 
 def test_it_shows_what_it_works_on_and_what_it_did(viewer: Client) -> None:
