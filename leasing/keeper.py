@@ -92,8 +92,8 @@ class Request:
 class Keeper:
     """Renews holds until they are discarded or lost. Every process has one: ``keeper``.
 
-    ``clock`` and ``threads`` are for tests: without threads, ``renew_due`` and
-    ``declare_lost`` are called by hand.
+    ``clock`` and ``threads`` are for tests: without threads, ``renew_due``, ``declare_lost``,
+    ``cut_off`` and ``write_notes`` are called by hand.
     """
 
     def __init__(self, clock: Callable[[], float] = holder_clock, threads: bool = True) -> None:
@@ -313,7 +313,7 @@ class Keeper:
         for store in stores:
             store.close()
 
-    def _write_notes(self) -> bool:
+    def write_notes(self) -> bool:
         """Write the waiting entries of the ledger, until a renewal is due. Return False if the
         database did not accept them."""
         return self._notes.write(
@@ -393,7 +393,7 @@ class Keeper:
         try:
             while self._wait_for_work(stopped):
                 self._try(stopped, self._renew_and_note)
-            self._write_notes()
+            self.write_notes()
         finally:
             self._close_stores()
             close_connections()
@@ -401,7 +401,7 @@ class Keeper:
     def _renew_and_note(self) -> None:
         self.renew_due()
         if self.clock() >= self._notes.due_at:
-            self._write_notes()
+            self.write_notes()
 
     def _try(self, stopped: threading.Event, work: Callable[[], object]) -> None:
         """Do the ``work`` of one of the threads, and start the other again if it has ended."""

@@ -29,6 +29,7 @@ from tests.fixtures import (
 )
 from tests.leasing.support import (
     OFTEN,
+    ByHand,
     FakeClock,
     FakeStore,
     Hanging,
@@ -97,6 +98,11 @@ def database_clock(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
 def clock() -> FakeClock:
     """The holder's clock, moved by hand."""
     return FakeClock()
+
+
+@pytest.fixture
+def hand() -> ByHand:
+    return ByHand()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -14,6 +14,7 @@ from unittest.mock import patch
 from django.db import connection, connections, transaction
 from django.test import override_settings
 
+from leasing.exceptions import LeaseLost
 from leasing.functions import after, next_token
 from leasing.hold import Hold
 from leasing.keeper import Keeper
@@ -355,8 +356,59 @@ def hold_of(
     return Hold(store, acquire, on_lost=on_lost, keeper=keeper)
 
 
+class ByHand:
+    """A keeper that does nothing by itself, its clock, and its store: the test moves all three."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.keeper = Keeper(clock=self.clock, threads=False)
+        self.store = FakeStore()
+        #: The holds that were reported lost.
+        self.reported: list[Hold] = []
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    def hold(self, key: Any = 1, ttl: float = 30, store: FakeStore | None = None) -> Hold:
+        """A hold, not yet entered, whose loss goes to ``reported``."""
+        return hold_of(store or self.store, self.keeper, key, ttl, self.reported.append)
+
+    def enter(self, *keys: Any, ttl: float = 30, store: FakeStore | None = None) -> list[Hold]:
+        return [self.hold(key, ttl, store).__enter__() for key in keys or (1,)]
+
+    def after(self, seconds: float = 10) -> None:
+        """Let time pass in which nothing runs, and do then what the keeper's threads would do."""
+        self.clock.advance(seconds)
+        if any(term.due_at <= self.now for term in self.keeper.holds):
+            self.keeper.renew_due()
+        self.keeper.declare_lost()
+
+    def slowly(self, seconds: float) -> Callable[[Mapping[Any, uuid.UUID]], Renewals]:
+        """An answer that takes so long."""
+
+        def answer(grants: Mapping[Any, uuid.UUID]) -> Renewals:
+            self.clock.advance(seconds)
+            return FakeStore.renew_all(grants)
+
+        return answer
+
+    def lose(self, hold: Hold) -> None:
+        """Have the store answer that the hold is lost."""
+        before, self.store.answer = self.store.answer, self.store.lose_all
+        try:
+            with suppress(LeaseLost):
+                hold.renew()
+        finally:
+            self.store.answer = before
+
+
 def row_hold(
-    keeper: Keeper, resource: str = "crane:1", ttl: float = 30.0, on_lost: Any = None
+    keeper: Keeper,
+    resource: str = "crane:1",
+    ttl: float = 30.0,
+    on_lost: Any = None,
+    kind: type[RowStore] = RowStore,
 ) -> Hold:
     """A hold on a row of the database that ``keeper`` renews, not yet entered."""
 
@@ -366,7 +418,7 @@ def row_hold(
         grant.sent_at = sent_at
         return grant
 
-    return Hold(RowStore(Lease, "default"), at_once(acquire), on_lost=on_lost, keeper=keeper)
+    return Hold(kind(Lease, "default"), at_once(acquire), on_lost=on_lost, keeper=keeper)
 
 
 def enter(store: FakeStore, keeper: Keeper, *keys: Any, **options: Any) -> list[Hold]:

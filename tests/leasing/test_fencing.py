@@ -479,7 +479,7 @@ def test_a_bare_tokens_refusal_is_noted_though_its_caller_rolls_back(
         rows(report).fenced(19).update(text="late")
     assert not LeaseEvent.objects.exists()
 
-    notes._write_notes()
+    notes.write_notes()
 
     assert LeaseEvent.objects.get().kind == "refused"
 
@@ -507,7 +507,7 @@ def test_a_refused_write_is_noted_though_its_caller_rolls_back(notes: Keeper, se
         Author.objects.create(name="rolled back")
         rows(report).fenced(late).update(text="late")
     assert events("report:1") == ["acquired"]
-    notes._write_notes()
+    notes.write_notes()
 
     assert events("report:1") == ["acquired", "refused"]
     assert not Author.objects.exists()

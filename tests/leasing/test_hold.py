@@ -1,37 +1,48 @@
-"""Taking a hold and giving it back. Clock and store are moved by hand."""
+"""Taking a hold, its trust, its loss, and giving it back. Clock and store are moved by hand."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from django.test import override_settings
 
-from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.exceptions import LeaseError, LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.hold.trust import margin
-from leasing.keeper import Keeper
 from leasing.models import Lease
-from tests.leasing.support import FakeClock, FakeStore, far_away, granted, hold_of
+from leasing.store import Grant, Renewals
+from tests.leasing.support import ByHand, FakeStore, at_once, far_away, granted, hold_of
 from tests.logs import logged
+
+Grants = Mapping[Any, uuid.UUID]
+
+
+@pytest.fixture
+def hold(hand: ByHand) -> Hold:
+    """A hold for 30 s, not yet entered."""
+    return hand.hold()
+
 
 # Entering
 
 
 def test_inside_the_block_the_hold_is_valid_and_shows_its_grant(hold: Hold) -> None:
+    assert not hold.valid and not hold.lost
+    with pytest.raises(RuntimeError, match="enter the hold first"):
+        _ = hold.fencing_token
     with hold as entered:
         assert entered is hold
-        assert hold.valid
+        assert hold.valid and not hold.lost
         hold.ensure()
         assert (hold.holder, hold.resource, hold.fencing_token) == ("me", "crane:1", 7)
         assert hold.expires_at == far_away()
-        assert not hold.lost.is_set()
-
-
-def test_what_was_never_entered_shows_nothing(hold: Hold) -> None:
-    assert not hold.valid
-    with pytest.raises(RuntimeError, match="enter the hold first"):
-        _ = hold.fencing_token
+        with pytest.raises(RuntimeError, match="already in use"):
+            hold.__enter__()
 
 
 def test_a_hold_shows_what_its_holder_may_use_and_nothing_else() -> None:
@@ -43,194 +54,356 @@ def test_a_hold_shows_what_its_holder_may_use_and_nothing_else() -> None:
 
 
 def test_its_repr_says_who_holds_what_and_for_how_long_but_not_the_proof(
-    hold: Hold, clock: FakeClock
+    hold: Hold, hand: ByHand
 ) -> None:
-    with hold:
-        clock.advance(9.4)
-        assert repr(hold) == "<Hold crane:1: holder me, token 7, held, 20.0 s left>"
-        assert str(hold.grant_id) not in f"{hold!r} {hold}"
-
-    assert repr(hold) == "<Hold crane:1: holder me, token 7, released>"
-
-
-def test_the_repr_of_a_hold_that_is_lost_says_why(hold: Hold, clock: FakeClock) -> None:
-    with pytest.raises(LeaseLost), hold:
-        clock.advance(60)  # the watchdog has not looked yet
-        assert repr(hold) == (
-            "<Hold crane:1: holder me, token 7, lost: it was not renewed in time>"
-        )
-        hold._held.mark_lost("thief has held it")
-        assert repr(hold).endswith("lost: thief has held it>")
-
-
-def test_what_has_no_term_yet_says_so() -> None:
+    me = "<Hold crane:1: holder me, token 7,"
     assert repr(Lease.objects.hold("crane:1")) == "<Hold crane:1: not entered>"
-
-
-def test_the_event_of_a_loss_is_true_once_it_is_lost(hold: Hold) -> None:
-    assert not hold.lost
+    with hold:
+        hand.clock.advance(9.4)
+        assert repr(hold) == f"{me} held, 20.0 s left>"
+        assert str(hold.grant_id) not in f"{hold!r} {hold}"
+    assert repr(hold) == f"{me} released>"
     with pytest.raises(LeaseLost), hold:
-        assert not hold.lost
-        hold._held.mark_lost("thief has held it")
-        assert hold.lost and hold.lost.wait(0)
+        hand.clock.advance(60)  # the watchdog has not looked yet
+        assert repr(hold) == f"{me} lost: it was not renewed in time>"
+    with pytest.raises(LeaseLost), hold:
+        hand.lose(hold)
+        assert repr(hold) == f"{me} lost: thief has held it>"
 
 
-def test_a_hold_in_use_cannot_be_entered_again(hold: Hold) -> None:
-    with hold, pytest.raises(RuntimeError, match="already in use"):
-        hold.__enter__()
-
-
-def test_a_hold_that_was_adopted_cannot_be_entered(store: FakeStore, manual_keeper: Keeper) -> None:
-    adopted = Hold(store, keeper=manual_keeper)
-    adopted._begin_term(granted(sent_at=manual_keeper.clock())).keep()
-
-    assert adopted.valid
-    with pytest.raises(RuntimeError):
-        adopted.__enter__()
-
-
-def test_a_hold_can_be_entered_again_after_it_was_left(hold: Hold, store: FakeStore) -> None:
+def test_a_hold_can_be_entered_again_after_it_was_left(hold: Hold, hand: ByHand) -> None:
     with hold:
         first = hold.grant_id
     with hold:
         assert hold.valid
         assert hold.grant_id != first
 
-    assert len(store.released) == 2
+    assert len(hand.store.released) == 2
 
 
-def test_a_refused_acquisition_is_raised_and_nothing_is_held(
-    store: FakeStore, manual_keeper: Keeper
-) -> None:
+def test_a_refused_acquisition_is_raised_and_nothing_is_held(hand: ByHand) -> None:
     def acquire() -> Any:
         raise LeaseHeld("crane:1", "bob", far_away())
 
-    refused = Hold(store, acquire, keeper=manual_keeper)
+    refused = Hold(hand.store, acquire, keeper=hand.keeper)
     with pytest.raises(LeaseHeld), refused:
         pytest.fail("the body must not run")
 
-    assert not manual_keeper._holds
+    assert not hand.keeper.holds
     assert not refused.valid
 
 
 # Leaving
 
 
-def test_leaving_the_block_gives_the_lease_back_once(hold: Hold, store: FakeStore) -> None:
+def test_leaving_the_block_releases_the_lease_once(hold: Hold, hand: ByHand) -> None:
     with hold:
         pass
+    assert len(hand.store.released) == 1
+    assert not hold.valid and not hold.lost
 
-    assert len(store.released) == 1
-    assert not hold.valid
-    assert not hold.lost.is_set()
+    with pytest.raises(ZeroDivisionError), hold:
+        raise ZeroDivisionError
+    assert len(hand.store.released) == 2
 
 
-def test_the_error_of_the_body_is_raised_and_the_lease_given_back(
-    hold: Hold, store: FakeStore
+@pytest.mark.parametrize("reason", ["thief has held it", "it was not renewed in time"])
+def test_leaving_a_lost_hold_raises_unless_the_body_failed(
+    reason: str, hold: Hold, hand: ByHand
 ) -> None:
+    def lose() -> None:
+        if reason == "thief has held it":
+            hand.lose(hold)
+        else:
+            hand.clock.advance(30)  # which nobody has found yet
+
+    with pytest.raises(LeaseLost, match=f"crane:1 was lost: {reason}"), hold:
+        lose()
     with pytest.raises(ZeroDivisionError), hold:
+        lose()
         raise ZeroDivisionError
+    with hold:
+        lose()
+        with pytest.raises(LeaseLost, match=reason):
+            hold.release()  # and is left in peace then
 
-    assert len(store.released) == 1
-
-
-def test_leaving_a_lost_hold_raises(hold: Hold, store: FakeStore) -> None:
-    with pytest.raises(LeaseLost, match="crane:1 was lost: thief has held it"), hold:
-        hold._held.mark_lost("thief has held it")
-
-    assert store.released == []
+    assert hand.store.released == []
 
 
-def test_leaving_a_hold_that_nobody_yet_found_lost_raises(hold: Hold, clock: FakeClock) -> None:
-    with pytest.raises(LeaseLost, match="not renewed in time"), hold:
-        clock.advance(30)
-
-
-def test_the_error_of_the_body_wins_over_the_loss(hold: Hold) -> None:
-    with pytest.raises(ZeroDivisionError), hold:
-        hold._held.mark_lost("thief has held it")
-        raise ZeroDivisionError
-
-
-def test_a_loss_that_only_the_release_finds_is_raised(hold: Hold, store: FakeStore) -> None:
-    store.release_error = LeaseLost("crane:1", "it was revoked")
+def test_a_loss_that_only_the_release_finds_is_raised_and_reported_once(
+    hold: Hold, hand: ByHand
+) -> None:
+    hand.store.release_error = LeaseLost("crane:1", "it was revoked")
 
     with pytest.raises(LeaseLost, match="it was revoked"), hold:
         pass
 
+    assert hold.lost and not hold.valid
+    with pytest.raises(LeaseLost, match="it was revoked"):
+        hold.release()
+    assert hand.reported == [hold]
 
-def test_a_release_that_fails_is_logged_and_not_raised(
-    hold: Hold, store: FakeStore, caplog: pytest.LogCaptureFixture
+
+def test_a_release_that_fails_is_logged_and_can_be_tried_again(
+    hold: Hold, hand: ByHand, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The work was done while the lease was held."""
-    store.release_error = ConnectionError("the database is away")
-
+    hand.store.release_error = ConnectionError("the database is away")
     with caplog.at_level(logging.WARNING, "leasing"), hold:
         pass
 
     assert logged(caplog, resource="crane:1", error="the database is away") == ["lease.unreleased"]
     assert not hold.valid
+    assert "not released yet" in repr(hold)
+    with pytest.raises(ConnectionError):
+        hold.release()
+    assert hand.store.released == []
+
+    hand.store.release_error = None
+    hold.release()
+    hold.release()
+    assert len(hand.store.released) == 1
 
 
-def test_a_lost_hold_that_is_caught_inside_can_be_left_in_peace(hold: Hold) -> None:
-    with hold:
-        hold._held.mark_lost("thief has held it")
-        with pytest.raises(LeaseLost):
-            hold.release()
-
-
-# Giving back by hand
-
-
-def test_a_release_by_hand_ends_the_term(
-    hold: Hold, store: FakeStore, manual_keeper: Keeper
-) -> None:
+def test_a_release_by_hand_ends_the_term_and_loses_nothing(hold: Hold, hand: ByHand) -> None:
     with hold:
         hold.release()
-        assert not hold.valid
-        hold.release()
-
-    assert len(store.released) == 1
-    assert not manual_keeper._holds
-
-
-def test_after_a_release_the_hold_is_over_but_nothing_was_lost(
-    store: FakeStore, manual_keeper: Keeper
-) -> None:
-    reported: list[Hold] = []
-    hold = hold_of(store, manual_keeper, on_lost=reported.append)
-    with hold:
+        assert not hold.valid and not hold.lost
         hold.release()
         with pytest.raises(LeaseLost, match="it was released"):
             hold.ensure()
         with pytest.raises(LeaseLost):
             hold.renew()
 
-    assert (reported, store.losses) == ([], [])
-    assert not hold.lost.is_set()
+    assert len(hand.store.released) == 1
+    assert not hand.keeper.holds
+    assert (hand.reported, hand.store.losses) == ([], [])
 
 
-def test_a_hold_that_was_left_is_not_given_back(hold: Hold, store: FakeStore) -> None:
-    with hold:
-        hold._held.abandon()
-
-    assert store.released == []
-
-
-def test_a_hold_that_settles_is_renewed_but_not_told_of_its_end(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+def test_an_end_that_is_expected_is_renewed_until_then_and_is_no_loss(
+    hold: Hold, hand: ByHand
 ) -> None:
-    reported: list[Hold] = []
-    hold = hold_of(store, manual_keeper, on_lost=reported.append)
     hold.__enter__()
-    hold._held.expect_end()
-    clock.advance(11)
-    manual_keeper.renew_due()
-    assert hold.trusted_until == clock.now + 30 - margin(30)
+    (term,) = hand.keeper.holds
+    term.expect_end()
+    hand.after(11)
+    assert hold.trusted_until == hand.now + 30 - margin(30)
 
-    store.answer = store.lose_all
-    clock.advance(11)
-    manual_keeper.renew_due()
+    hand.store.answer = hand.store.lose_all
+    hand.after(12)
 
     assert not hold.valid
-    assert (reported, store.losses) == ([], [])
+    assert (hand.reported, hand.store.losses) == ([], [])
+
+
+# Trust counts from before the request (C1)
+
+
+def test_a_hold_is_trusted_until_the_ttl_after_the_request_less_the_margin(
+    hold: Hold, hand: ByHand
+) -> None:
+    sent_at = hand.now
+    with pytest.raises(LeaseLost), hold:
+        assert hold.trusted_until == sent_at + 30 - 0.6
+        hand.clock.now = hold.trusted_until - 0.001
+        assert hold.valid
+        hand.clock.now = hold.trusted_until
+        assert not hold.valid
+
+
+@pytest.mark.parametrize("way", ["acquired", "renewed by the keeper", "renewed by hand"])
+def test_the_time_that_an_answer_took_is_not_trusted(way: str, hand: ByHand) -> None:
+    def acquire() -> Grant:
+        grant = granted(ttl=30, sent_at=hand.now)
+        if way == "acquired":
+            hand.clock.advance(4)
+        return grant
+
+    sent_at = hand.now
+    with Hold(hand.store, at_once(acquire), keeper=hand.keeper) as hold:
+        hand.store.answer = hand.slowly(4)
+        if way != "acquired":
+            sent_at += 12
+            hand.clock.advance(12)
+            if way == "renewed by hand":
+                hold.renew()
+            else:
+                hand.keeper.renew_due()
+
+        assert hold.trusted_until == sent_at + 30 - margin(30)
+
+
+@pytest.mark.parametrize(("ttl", "expected"), [(1, 0.2), (10, 0.2), (30, 0.6), (3600, 72)])
+def test_the_margin_is_a_round_trip_or_two_percent(ttl: float, expected: float) -> None:
+    assert margin(ttl) == pytest.approx(expected)
+
+
+def test_the_margin_can_be_configured_but_takes_no_more_than_a_third_of_the_ttl() -> None:
+    with override_settings(LEASING={"MARGIN": 3}):
+        assert (margin(30), margin(3)) == (3, 1)
+
+
+@pytest.mark.parametrize(("every", "expected"), [(None, 10), (3, 3), (100, 15)])
+def test_holds_are_renewed_every_third_of_the_ttl_or_as_configured_but_twice_at_least(
+    hold: Hold, every: float | None, expected: float
+) -> None:
+    with override_settings(LEASING={"RENEW_EVERY": every}), hold:
+        assert hold.interval == expected
+
+
+def test_ensure_raises_and_loses_the_hold_when_its_trust_has_run_out(
+    hold: Hold, hand: ByHand
+) -> None:
+    assert issubclass(LeaseLost, LeaseError)
+    with pytest.raises(LeaseLost, match="crane:1 was lost: it was not renewed in time"), hold:
+        hand.clock.advance(30)
+        with pytest.raises(LeaseLost):
+            hold.ensure()
+        assert hold.lost
+        assert hand.reported == [hold]
+
+
+# Renewing by hand
+
+
+def test_a_renewal_by_hand_extends_the_trust_and_puts_the_next_one_off(
+    hold: Hold, hand: ByHand
+) -> None:
+    with hold:
+        hand.clock.advance(5)
+        hold.renew()
+        assert hold.trusted_until == hand.now + 30 - margin(30)
+        assert hand.store.calls == [{1: hold.grant_id}]
+
+        hand.after(7)  # it was due after ten seconds at first
+        assert len(hand.store.calls) == 1
+        hand.after(5)
+        assert len(hand.store.calls) == 2
+
+
+def test_a_renewal_by_hand_raises_what_was_lost(hold: Hold, hand: ByHand) -> None:
+    hand.store.answer = hand.store.lose_all
+    with pytest.raises(LeaseLost), hold:
+        for _ in range(2):
+            with pytest.raises(LeaseLost, match="thief has held it"):
+                hold.renew()
+        assert hold.lost
+
+    assert len(hand.store.calls) == 1, "what is lost is not renewed"
+
+
+@pytest.mark.parametrize("answer", ["fail", "all_busy"])
+def test_a_renewal_by_hand_that_is_not_granted_extends_nothing_and_is_no_loss(
+    answer: str, hold: Hold, hand: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand.store.answer = getattr(hand.store, answer)
+    with hold:
+        trusted_until = hold.trusted_until
+        hand.clock.advance(1)
+        if answer == "fail":
+            with pytest.raises(ConnectionError):
+                hold.renew()
+        else:
+            hold.renew()
+
+        assert hold.trusted_until == trusted_until
+        assert hold.valid
+
+
+# Late answers (C2)
+
+
+@pytest.mark.parametrize("way", ["acquired", "renewed by the keeper", "renewed by hand"])
+def test_an_answer_that_comes_after_the_trust_is_a_loss(way: str, hand: ByHand) -> None:
+    def acquire() -> Grant:
+        grant = granted(ttl=30, sent_at=hand.now)
+        if way == "acquired":
+            hand.clock.advance(31)
+        return grant
+
+    hand.store.answer = hand.slowly(30)
+    late = Hold(hand.store, at_once(acquire), keeper=hand.keeper, on_lost=hand.reported.append)
+    with pytest.raises(LeaseLost, match="not renewed in time"), late:
+        if way == "renewed by hand":
+            with pytest.raises(LeaseLost):
+                late.renew()
+        elif way == "renewed by the keeper":
+            hand.clock.advance(11)
+            hand.keeper.renew_due()
+        if way != "acquired":
+            assert late.lost and hand.reported == [late]
+        assert not late.valid
+
+
+@pytest.mark.parametrize("between", ["renewed", "lost", "forked"])
+def test_an_answer_that_was_overtaken_changes_nothing(
+    between: str, hold: Hold, hand: ByHand
+) -> None:
+    hold.__enter__()
+    hand.clock.advance(12)
+    expected = 0.0
+
+    def overtaken(grants: Grants) -> Renewals:
+        nonlocal expected
+        hand.store.answer = hand.store.renew_all
+        hand.clock.advance(1)
+        if between == "renewed":
+            hold.renew()
+        elif between == "lost":
+            hand.lose(hold)
+        else:
+            hand.keeper.after_fork()
+        expected = hold.trusted_until
+        return FakeStore.renew_all(grants)
+
+    hand.store.answer = overtaken
+    hand.keeper.renew_due()
+
+    assert hold.trusted_until == expected
+    assert hold.valid is (between == "renewed")
+    if between == "forked":
+        assert hold.lost
+        with pytest.raises(LeaseLost, match="fork"):
+            hold.release()
+
+
+# A loss is reported once, to each who should know (C3)
+
+
+def test_a_loss_is_reported_once_however_many_find_it_together(hold: Hold, hand: ByHand) -> None:
+    hold.__enter__()
+    hand.clock.advance(60)
+    start = threading.Barrier(8)
+
+    def find_out() -> None:
+        start.wait()
+        hand.keeper.declare_lost()
+        with pytest.raises(LeaseLost):
+            hold.ensure()
+
+    threads = [threading.Thread(target=find_out) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert hand.reported == [hold]
+    assert hand.store.losses == ["it was not renewed in time"]
+    assert hold.lost.wait(0)
+
+
+def test_the_ledger_hears_of_the_loss_with_or_without_a_callback_and_if_it_fails(
+    hand: ByHand,
+) -> None:
+    def fail(hold: Hold) -> None:
+        raise ZeroDivisionError
+
+    silent = hold_of(hand.store, hand.keeper, on_lost=None)
+    with pytest.raises(LeaseLost), silent:
+        hand.lose(silent)
+    failing = hold_of(hand.store, hand.keeper, on_lost=fail)
+    failing.__enter__()
+    with pytest.raises(ZeroDivisionError):
+        hand.lose(failing)
+
+    assert hand.store.losses == ["thief has held it"] * 2

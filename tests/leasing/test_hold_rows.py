@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -12,6 +14,7 @@ from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
 from leasing.hold import Hold
 from leasing.keeper import Keeper
 from leasing.models import Lease, LeaseEvent
+from leasing.store import Grant
 from leasing.stores.rows import RowStore
 from tasks.models import Task
 from tests.factories import make_lease
@@ -28,7 +31,7 @@ def test_a_hold_acquires_renews_and_releases_its_row(
 ) -> None:
     with row_hold(manual_keeper, ttl=30) as hold:
         lease = Lease.objects.get()
-        assert (hold._held.key, hold.grant_id) == (lease.pk, lease.grant_id)
+        assert hold.grant_id == lease.grant_id
         assert (hold.holder, hold.resource) == (lease.holder, "crane:1")
         assert (hold.fencing_token, hold.expires_at) == (lease.fencing_token, lease.expires_at)
 
@@ -117,10 +120,36 @@ def test_a_loss_is_noted_over_the_keepers_connection_and_signalled_at_once(
     assert details == {"reason": "it was not renewed in time"}
     assert events("crane:1") == ["acquired"]
 
-    manual_keeper._write_notes()
+    manual_keeper.write_notes()
     event = LeaseEvent.objects.get(kind="lost")
     assert (event.grant_id, event.holder) == (hold.grant_id, hold.holder)
     assert event.reason == "it was not renewed in time"
+
+
+def test_who_hears_late_of_a_loss_hears_of_the_term_that_was_lost(
+    manual_keeper: Keeper, clock: FakeClock, sent: Sent
+) -> None:
+    later: list[Callable[[], None]] = []
+
+    class LateStore(RowStore):
+        def lost(self, grant: Grant, reason: str) -> None:
+            later.append(partial(super().lost, grant, reason))
+
+    hold = row_hold(manual_keeper, kind=LateStore)
+    hold.__enter__()
+    grant_id = hold.grant_id
+    Lease.objects.revoke()
+    clock.advance(11)
+    manual_keeper.renew_due()
+    with pytest.raises(LeaseLost):
+        hold.release()
+    hold.__enter__()
+    for report in later:
+        report()
+
+    assert hold.grant_id != grant_id
+    assert [lease.grant_id for name, lease, _ in sent if name == "lost"] == [grant_id]
+    hold.release()
 
 
 def test_holds_of_rows_of_one_model_are_renewed_in_one_statement(
@@ -150,7 +179,6 @@ def test_the_manager_makes_a_hold_with_its_ttl_and_holder() -> None:
     with hold:
         lease = Lease.objects.get()
         assert (lease.holder, lease.ttl) == ("ann", timedelta(seconds=60))
-        hold._held.abandon()
 
 
 def test_a_ttl_out_of_bounds_is_refused_before_the_block() -> None:

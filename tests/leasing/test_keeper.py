@@ -1,74 +1,59 @@
-"""The keeper's renewals, and its handling of the answer. No threads, no time."""
+"""What the keeper renews, when, and what it makes of the answer or of none. No threads, no time."""
 
 from __future__ import annotations
 
+import logging
+import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 from django.test import override_settings
 
+from leasing import keeper as keeper_module
 from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant, detach_all, keep_all
 from leasing.hold.trust import margin
-from leasing.keeper import Keeper
+from leasing.runtime import notes
 from leasing.store import Renewal, Renewals
-from tests.leasing.support import FakeClock, FakeStore, enter, far_away
+from tests.leasing.support import ByHand, FakeStore, far_away, granted, hold_of
+from tests.logs import logged
 
 pytestmark = pytest.mark.usefixtures("without_jitter")
+
+Grants = Mapping[Any, uuid.UUID]
+#: How long a hold for 30 s is trusted after its grant or renewal.
+TRUST = 30 - margin(30)
 
 
 # What is due
 
 
-def test_nothing_is_renewed_before_it_is_due(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    enter(store, manual_keeper, 1, ttl=30)
+def test_what_is_due_is_renewed_and_due_again_an_interval_later(hand: ByHand) -> None:
+    (hold,) = hand.enter()
+    calls = []
+    for seconds in (8.9, 1.1, 8.9, 1.1):
+        hand.after(seconds)
+        calls.append(len(hand.store.calls))
 
-    clock.advance(8.9)
-    manual_keeper.renew_due()
-
-    assert store.calls == []
-
-
-def test_what_is_due_is_renewed_and_due_again_an_interval_later(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    (hold,) = enter(store, manual_keeper, 1, ttl=30)
-
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    assert store.calls == [{1: hold.grant_id}]
-    assert hold._held.due_at == clock.now + 10
-    assert hold.trusted_until == clock.now + 30 - margin(30)
+    assert calls == [0, 1, 1, 2]
+    assert hand.store.calls[0] == {1: hold.grant_id}
+    assert hold.trusted_until == hand.now + TRUST
     assert hold.expires_at == far_away()
+    assert hand.keeper.renewals == 2
 
 
-def test_what_is_nearly_due_rides_along(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    enter(store, manual_keeper, 1, ttl=30)
-    clock.advance(0.9)
-    enter(store, manual_keeper, 2, ttl=30)
-    clock.advance(9.1)
-    manual_keeper.renew_due()
-
-    assert [set(call) for call in store.calls] == [{1, 2}]
-
-
-def test_holds_of_one_store_are_renewed_in_one_call_and_others_apart(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
+def test_what_is_nearly_due_rides_along_but_not_with_another_store(hand: ByHand) -> None:
     other = FakeStore()
-    enter(store, manual_keeper, 1, 2, 3)
-    enter(other, manual_keeper, 1)
+    hand.enter(1, 2)
+    hand.enter(1, store=other)
+    hand.clock.advance(0.9)
+    hand.enter(3)
+    hand.after(9.1)
 
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    assert [set(call) for call in store.calls] == [{1, 2, 3}]
+    assert [set(call) for call in hand.store.calls] == [{1, 2, 3}]
     assert [set(call) for call in other.calls] == [{1}]
 
 
@@ -78,231 +63,477 @@ class MeteredStore(FakeStore):
 
 @pytest.mark.parametrize("kind", [FakeStore, MeteredStore])
 def test_a_metered_store_gets_one_request_an_interval_however_many_holds_come(
-    manual_keeper: Keeper, clock: FakeClock, kind: type[FakeStore]
+    hand: ByHand, kind: type[FakeStore]
 ) -> None:
-    store, other = kind(), FakeStore()
-    began, sent, holds = clock.now, [], 0
+    store, began, sent, holds = kind(), hand.now, [], 0
     with override_settings(LEASING={"JITTER": 0.15}):
-        enter(other, manual_keeper, 1, ttl=2)
-        for moment in range(0, 600, 1):
-            if moment % 3 == 0 and holds < 90:
-                enter(store, manual_keeper, holds, ttl=30)
+        hand.enter(1, ttl=2, store=FakeStore())
+        for moment in range(300):
+            if moment % 3 == 0 and holds < 60:
+                hand.enter(holds, store=store)
                 holds += 1
-            clock.now = began + moment
             before = len(store.calls)
-            manual_keeper.renew_due()
-            manual_keeper.declare_lost()
+            hand.after(began + moment - hand.now)
             sent += [moment] * (len(store.calls) - before)
 
     apart = min(later - earlier for earlier, later in zip(sent, sent[1:], strict=False))
-    assert (apart >= 10 and len(sent) <= 60) is (kind is MeteredStore)
+    assert (apart >= 10 and len(sent) <= 30) is (kind is MeteredStore)
     assert len(store.losses) == 0
-    assert len(store.calls[-1]) == 90 or kind is FakeStore
+    assert len(store.calls[-1]) == 60 or kind is FakeStore
 
 
-def test_more_than_a_thousand_holds_are_renewed_in_batches(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    holds = enter(store, manual_keeper, *range(2001))
+def test_more_than_a_thousand_holds_are_renewed_in_batches(hand: ByHand) -> None:
+    hand.enter(*range(2001))
 
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    assert [len(call) for call in store.calls] == [1000, 1000, 1]
-    assert {key for call in store.calls for key in call} == set(range(2001))
-    assert all(hold._held.due_at > clock.now for hold in holds)
+    hand.after(10)
+    assert [len(call) for call in hand.store.calls] == [1000, 1000, 1]
+    assert {key for call in hand.store.calls for key in call} == set(range(2001))
+    hand.after(1)
+    assert len(hand.store.calls) == 3
 
 
-def test_two_grants_of_one_key_are_renewed_apart(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
+def test_two_grants_of_one_key_are_renewed_apart(hand: ByHand) -> None:
     """A process that lost a row and won it again may for a moment hold both grants."""
-    old, new = enter(store, manual_keeper, "same", "same")
-    store.answer = lambda grants: Renewals(
+    old, new = hand.enter("same", "same")
+    hand.store.answer = lambda grants: Renewals(
         renewed={k: Renewal(far_away(), 30) for k, g in grants.items() if g == new.grant_id},
         lost={k: "superseded" for k, g in grants.items() if g != new.grant_id},
     )
+    hand.after(10)
 
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    assert store.calls == [{"same": old.grant_id}, {"same": new.grant_id}]
-    assert old.lost.is_set()
-    assert new.valid
+    assert hand.store.calls == [{"same": old.grant_id}, {"same": new.grant_id}]
+    assert old.lost and new.valid
 
 
-def test_a_renewal_may_take_half_of_the_shortest_interval_of_all_that_is_held(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+def test_holds_that_were_granted_together_are_renewed_together_until_they_are_detached(
+    hand: ByHand,
 ) -> None:
-    enter(store, manual_keeper, 1, ttl=30)
-    enter(FakeStore(), manual_keeper, 2, ttl=60)
+    grants = [granted(key, sent_at=hand.now) for key in range(3)]
+    kept = [HeldGrant(hand.store, grant, keeper=hand.keeper) for grant in grants]
+    keep_all(kept)
+    assert all(held.valid and held.trusted_until == hand.now + TRUST for held in kept)
 
-    clock.advance(20)
-    manual_keeper.renew_due()
+    hand.after(15)
+    assert [len(call) for call in hand.store.calls] == [3]
+    detach_all(kept)
+    assert hand.keeper.holds == []
+    hand.after(15)
+    assert len(hand.store.calls) == 1
 
-    assert store.timeouts == [5]
 
-
-def test_renewals_are_spread_by_the_jitter(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
+def test_renewals_are_spread_by_the_jitter(hand: ByHand) -> None:
     with override_settings(LEASING={"JITTER": 0.15}):
-        holds = enter(store, manual_keeper, *range(100), ttl=30)
+        hand.enter(*range(100))
+        renewed: dict[Any, float] = {}
+        began_at, hand.store.answer = hand.now, hand.store.all_busy
+        while hand.now < began_at + 12:
+            hand.after(0.1)
+            for call in hand.store.calls:
+                for key in call:
+                    renewed.setdefault(key, hand.now - began_at)
 
-    after = sorted(hold._held.due_at - clock.now for hold in holds)
-    assert 8.5 <= after[0] < 9.5 < 10.5 < after[-1] <= 11.5
+    after = sorted(renewed.values())
+    assert len(after) == 100
+    assert 7.5 <= after[0] < 9 < 10 < after[-1] <= 11.6
 
 
-def test_who_hurries_while_a_renewal_is_under_way_is_renewed_once_more(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    (hold,) = enter(store, manual_keeper, 1, ttl=30)
+def test_who_hurries_while_a_renewal_is_under_way_is_renewed_once_more(hand: ByHand) -> None:
+    hand.enter()
+    (term,) = hand.keeper.holds
 
-    def renew_meanwhile(grants: Mapping[Any, uuid.UUID]) -> Renewals:
-        clock.advance(0.1)
-        manual_keeper.renew_now(hold._held)
+    def renew_meanwhile(grants: Grants) -> Renewals:
+        hand.clock.advance(0.1)
+        hand.keeper.renew_now(term)
         return FakeStore.renew_all(grants)
 
-    store.answer = renew_meanwhile
-    clock.advance(10)
-    manual_keeper.renew_due()
-    store.answer = FakeStore.renew_all
-
-    assert hold._held.due_at == clock.now
-    manual_keeper.renew_due()
-    assert len(store.calls) == 2
-    assert hold._held.due_at == clock.now + 10
+    hand.store.answer = renew_meanwhile
+    hand.after(10)
+    hand.store.answer = FakeStore.renew_all
+    for seconds, calls in ((0, 2), (8.9, 2), (1.1, 3)):
+        hand.after(seconds)
+        assert len(hand.store.calls) == calls
 
 
-def test_what_was_discarded_is_not_renewed(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+# The answer
+
+
+def test_a_loss_that_the_store_answers_has_its_reason_and_concerns_nobody_else(
+    hand: ByHand,
 ) -> None:
-    (hold,) = enter(store, manual_keeper, 1)
-    manual_keeper.discard(hold._held)
-
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    assert store.calls == []
-
-
-# What comes back
-
-
-def test_the_time_that_the_answer_took_is_not_trusted(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    (hold,) = enter(store, manual_keeper, 1, ttl=30)
-
-    def answer_slowly(grants: Mapping[Any, uuid.UUID]) -> Renewals:
-        clock.advance(4)
-        return FakeStore.renew_all(grants)
-
-    store.answer = answer_slowly
-    clock.advance(10)
-    sent_at = clock.now
-    manual_keeper.renew_due()
-
-    assert hold.trusted_until == sent_at + 30 - margin(30)
-
-
-def test_what_the_store_says_is_lost_is_lost_with_its_reason(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    lost, kept = enter(store, manual_keeper, 1, 2)
-    store.answer = lambda grants: Renewals(
+    lost, kept = hand.enter(1, 2)
+    hand.store.answer = lambda grants: Renewals(
         renewed={2: Renewal(far_away(), 30)}, lost={1: "thief has held it"}
     )
+    hand.after(10)
 
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    assert lost.lost.is_set()
-    assert store.losses == ["thief has held it"]
+    assert hand.reported == [lost]
+    assert hand.store.losses == ["thief has held it"]
     assert kept.valid
-    assert manual_keeper.holds == [kept._held]
+    hand.after(10)
+    assert set(hand.store.calls[-1]) == {2}
 
 
-def test_busy_rows_are_tried_again_shortly_and_are_not_trusted_longer(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    (hold,) = enter(store, manual_keeper, 1, ttl=30)
+def test_busy_rows_are_tried_again_shortly_and_are_not_trusted_longer(hand: ByHand) -> None:
+    (hold,) = hand.enter()
     trusted_until = hold.trusted_until
-    store.answer = store.all_busy
+    hand.store.answer = hand.store.all_busy
 
-    clock.advance(10)
-    manual_keeper.renew_due()
-
-    assert clock.now + 0.2 <= hold._held.due_at <= clock.now + 0.5
+    hand.after(10)
+    hand.after(0.1)
+    assert len(hand.store.calls) == 1
+    hand.after(0.4)
+    assert len(hand.store.calls) == 2
     assert hold.trusted_until == trusted_until
-    assert not hold.lost.is_set()
-    assert not manual_keeper.draining
+    assert not hand.keeper.draining
 
-    store.answer = store.renew_all
-    clock.now = hold._held.due_at
-    manual_keeper.renew_due()
-    assert hold.trusted_until == clock.now + 30 - margin(30)
+    while hand.now < trusted_until - 0.1:
+        hand.after(0.1)
+        assert hold.valid
+    hand.after(0.1)
+    assert hold.lost
 
 
-def test_a_row_that_stays_busy_is_lost_when_its_trust_ends(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+@pytest.mark.parametrize("answer", [FakeStore.lose_all, FakeStore.renew_all])
+@pytest.mark.parametrize("enters_again", [True, False])
+def test_an_answer_to_a_term_that_ended_meanwhile_is_neither_loss_nor_trust_of_the_next(
+    answer: Callable[[Grants], Renewals], enters_again: bool, hand: ByHand
 ) -> None:
-    (hold,) = enter(store, manual_keeper, 1, ttl=30)
-    store.answer = store.all_busy
+    (hold,) = hand.enter()
+    trusted_until = 0.0
 
-    while clock.now < hold.trusted_until:
-        clock.advance(0.1)
-        manual_keeper.renew_due()
-        assert not hold.lost.is_set()
-        if clock.now >= hold.trusted_until:
-            break
-    manual_keeper.declare_lost()
-
-    assert hold.lost.is_set()
-
-
-def test_an_answer_to_a_term_that_was_released_meanwhile_is_no_loss(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
-) -> None:
-    reported: list[Hold] = []
-    (hold,) = enter(store, manual_keeper, 1, on_lost=reported.append)
-
-    def released_meanwhile(grants: Mapping[Any, uuid.UUID]) -> Renewals:
+    def left_meanwhile(grants: Grants) -> Renewals:
+        nonlocal trusted_until
         hold.release()
-        return FakeStore.lose_all(grants)
+        if enters_again:
+            hold.__enter__()
+        trusted_until = hold.trusted_until
+        hand.clock.advance(1)
+        return answer(grants)
 
-    store.answer = released_meanwhile
-    clock.advance(10)
-    manual_keeper.renew_due()
+    hand.store.answer = left_meanwhile
+    hand.after(10)
 
-    assert reported == []
-    assert not hold.lost.is_set()
+    assert hold.trusted_until == trusted_until
+    assert hold.valid is enters_again
+    assert not hold.lost and hand.reported == []
 
 
-def test_an_answer_to_the_term_before_does_not_end_the_next_one(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+# Renewals that fail
+
+
+def moments_of_calls(hand: ByHand, seconds: float, step: float = 0.01) -> list[float]:
+    """When the store was called in the next ``seconds``, from their beginning."""
+    began_at, moments = hand.now, []
+    while hand.now < began_at + seconds:
+        before = len(hand.store.calls)
+        hand.after(step)
+        moments += [hand.now - began_at] * (len(hand.store.calls) - before)
+    return moments
+
+
+def test_a_failed_renewal_is_tried_again_ever_later_but_twice_in_an_interval(
+    hand: ByHand, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A hold may be left and entered again while a renewal of its last term is under way."""
-    (hold,) = enter(store, manual_keeper, 1)
+    (hold,) = hand.enter(ttl=300)
+    hand.store.answer = hand.store.fail
+    trusted_until = hold.trusted_until
+    hand.after(100)
+    reported = r"Renewal failed; will retry in about 0\.[12] s: the database is away"
+    assert re.search(reported, caplog.text)
+    assert hand.keeper.draining
 
-    def left_and_entered_again(grants: Mapping[Any, uuid.UUID]) -> Renewals:
-        hold.__exit__(None, None, None)
-        hold.__enter__()
-        return FakeStore.lose_all(grants)
+    tries = [0.0, *moments_of_calls(hand, 180, step=0.1)]
+    pauses = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
 
-    store.answer = left_and_entered_again
-    clock.advance(10)
-    manual_keeper.renew_due()
+    assert 25 < max(pauses) <= 51
+    assert pauses[3] <= 4 + 2.1
+    assert hold.valid and hold.trusted_until == trusted_until
+    assert len(logged(caplog)) == 1, "an outage has one warning"
+
+
+def test_the_first_try_after_a_failure_comes_within_two_tenths_of_a_second(hand: ByHand) -> None:
+    hand.enter()
+    hand.store.answer = hand.store.fail
+    hand.after(10)
+
+    first, *_ = moments_of_calls(hand, 1)
+    assert 0.1 <= first <= 0.2 + 0.02 * 10 + 0.01
+
+
+def test_the_keeper_drains_from_the_first_failure_until_a_success(
+    hand: ByHand, caplog: pytest.LogCaptureFixture
+) -> None:
+    fine = FakeStore()
+    hand.enter()
+    (other,) = hand.enter(store=fine)
+    assert not hand.keeper.draining
+
+    hand.store.answer = hand.store.fail
+    hand.after(10)
+    assert hand.keeper.draining
+    assert other.trusted_until == hand.now + TRUST, "another store is renewed as ever"
+
+    hand.store.answer = hand.store.renew_all
+    with caplog.at_level(logging.INFO, "leasing.keeper"):
+        hand.after(1)
+    assert not hand.keeper.draining
+    assert "keeper.renewals_resumed" in logged(caplog)
+
+
+def fails(hand: ByHand, leave: Callable[[], None], grants: Grants) -> Renewals:
+    leave()
+    return FakeStore.fail(grants)
+
+
+def is_slow(hand: ByHand, leave: Callable[[], None], grants: Grants) -> Renewals:
+    leave()
+    hand.clock.advance(5.1)
+    return FakeStore.renew_all(grants)
+
+
+@pytest.mark.parametrize("answer", [fails, is_slow])
+@pytest.mark.parametrize("leaves", ["before the answer", "after it"])
+def test_a_failure_of_what_nobody_holds_any_more_keeps_nobody_from_work(
+    answer: Callable[..., Renewals], leaves: str, hand: ByHand
+) -> None:
+    """Nobody would renew anything, and so find out that renewals succeed."""
+    (hold,) = hand.enter()
+    hand.enter(2, store=FakeStore())
+    leave = hold.release if leaves == "before the answer" else bool
+    hand.store.answer = partial(answer, hand, leave)
+    hand.after(11)
+    if leaves == "after it":
+        assert hand.keeper.draining
+        hold.release()
+
+    assert hand.store.calls and not hand.keeper.draining
+
+
+@pytest.mark.parametrize("error", [ValueError("no proof"), SystemExit()], ids=repr)
+def test_a_proof_that_raises_ends_its_own_hold_and_no_other(
+    error: BaseException, hand: ByHand, caplog: pytest.LogCaptureFixture
+) -> None:
+    def prove() -> bool:
+        raise error
+
+    grant = granted("doubted", 30, hand.now)
+    doubted = HeldGrant(hand.store, grant, proof=prove, keeper=hand.keeper)
+    doubted.keep()
+    (other,) = hand.enter()
+    hand.after(10)
+
+    assert doubted.is_lost
+    assert other.trusted_until == hand.now + TRUST
+    assert [set(call) for call in hand.store.calls] == [{1}]
+    assert "keeper.proof_failed" in logged(caplog, key="doubted")
+
+
+# Trust that runs out
+
+
+def test_a_hold_is_declared_lost_when_its_trust_has_run_out_and_not_before(hand: ByHand) -> None:
+    (hold,) = hand.enter()
+
+    hand.clock.now = hold.trusted_until - 0.001
+    hand.keeper.declare_lost()
+    assert hand.reported == []
+
+    hand.clock.now = hold.trusted_until
+    for _ in range(2):
+        hand.keeper.declare_lost()
+    assert hand.reported == [hold]
+    assert hand.store.losses == ["it was not renewed in time"]
+    assert not hand.keeper.holds
+
+
+def test_a_renewal_after_the_trust_ran_out_comes_too_late(hand: ByHand) -> None:
+    """The process was not scheduled: the first step afterwards must not revive the hold."""
+    (hold,) = hand.enter()
+    hand.after(60)
+
+    assert hold.lost
+
+
+def test_a_callback_that_enters_holds_harms_nobody(hand: ByHand) -> None:
+    def start_again(lost: Hold) -> None:
+        hand.enter(3)
+
+    hold_of(hand.store, hand.keeper, 1, on_lost=start_again).__enter__()
+    (second,) = hand.enter(2)
+    hand.clock.advance(60)
+    hand.keeper.declare_lost()
+
+    assert second.lost
+    assert [term.key for term in hand.keeper.holds] == [3]
+
+
+# Requests that hang
+
+
+def hanging(hand: ByHand, step: float) -> Callable[[Grants], Renewals]:
+    """An answer that never comes: the keeper looks every ``step`` seconds until it is cut off."""
+
+    def answer(grants: Grants) -> Renewals:
+        while not hand.store.aborted:
+            hand.clock.advance(step)
+            hand.keeper.cut_off()
+        raise ConnectionError("cut off")
+
+    return answer
+
+
+def test_a_request_that_outlasts_its_limit_is_cut_off_once(hand: ByHand) -> None:
+    hand.enter()
+
+    def hang(grants: Grants) -> Renewals:
+        for seconds, times in ((7.4, 0), (0.2, 1), (10, 1)):
+            hand.clock.advance(seconds)
+            hand.keeper.cut_off()
+            assert hand.store.aborted == times
+            assert hand.keeper.draining == bool(times)
+        raise ConnectionError("cut off")
+
+    hand.store.answer = hang
+    hand.clock.advance(12)
+    hand.keeper.renew_due()
+    hand.keeper.cut_off()
+
+    assert hand.store.aborted == 1
+    assert hand.keeper.draining, "the failure itself has opened the breaker"
+
+
+def test_each_hold_has_the_limit_of_its_own_interval(hand: ByHand) -> None:
+    for key, ttl in ((1, 1), (2, 9), (3, 10)):
+        hand.enter(key, ttl=ttl)
+    for term in hand.keeper.holds:
+        hand.keeper.renew_now(term)
+    hand.after(0)
+
+    assert [list(call) for call in hand.store.calls] == [[1], [2, 3]]
+    assert hand.store.timeouts == [keeper_module.SHORTEST_LIMIT, 1.5]
+
+
+def test_a_hold_lasts_on_a_slow_database_whatever_short_ones_come_beside_it(hand: ByHand) -> None:
+    (hold,) = hand.enter("long", ttl=9)
+
+    def answer_slowly(grants: Grants) -> Renewals:
+        limit = hand.store.timeouts[-1]
+        hand.clock.advance(min(limit, 0.4))
+        if limit < 0.4:
+            raise ConnectionError("it took too long")
+        return FakeStore.renew_all(grants)
+
+    hand.store.answer = answer_slowly
+    ends_at = hand.now + 60
+    while hand.now < ends_at:
+        hand.enter(hand.now, ttl=1)
+        while len(hand.keeper.holds) > 1:
+            hand.after(0.02)
 
     assert hold.valid
 
 
-def test_renewals_that_were_granted_are_counted(
-    store: FakeStore, manual_keeper: Keeper, clock: FakeClock
+def test_a_request_that_hangs_gives_way_to_the_last_chance_of_a_shorter_hold(
+    hand: ByHand,
 ) -> None:
-    enter(store, manual_keeper, 2, ttl=30)
-    for _ in range(2):
-        clock.advance(10)
-        manual_keeper.renew_due()
+    hand.enter(ttl=9)
+    hand.clock.advance(3)
+    (short,) = hand.enter(ttl=1, store=FakeStore())
+    began_at = hand.now
 
-    assert manual_keeper.renewals == 2
+    hand.store.answer = hanging(hand, 0.01)
+    hand.keeper.renew_due()
+    assert hand.now - began_at < 0.5 < 1.5 * keeper_module.CUT_OFF
+    hand.after(max(0.0, began_at + 0.334 - hand.now))
+
+    assert short.valid
+    assert short.trusted_until > hand.now + 0.5
+
+
+@pytest.mark.parametrize("why_not", ["it had its chance", "it is not due", "its own renewals fail"])
+def test_a_request_gives_way_to_nobody_whom_that_would_not_help(why_not: str, hand: ByHand) -> None:
+    other = FakeStore()
+    hand.enter(ttl=9)
+    # Trusted for 0.8 s, due after a third of one, and of use until 0.425 s.
+    hand.clock.advance(2.5 if why_not == "it had its chance" else 3)
+    margin = 0.33 if why_not == "it is not due" else None
+    with override_settings(LEASING={"JITTER": 0, "MARGIN": margin}):
+        hand.enter(ttl=1, store=other)
+    hand.clock.now += 0.5 if why_not == "it had its chance" else 0
+    if why_not == "its own renewals fail":
+        other.answer = other.fail
+        hand.keeper.renew_now(hand.keeper.holds[-1])
+    else:
+        other.answer = other.all_busy
+    began_at = hand.now
+
+    hand.store.answer = hanging(hand, 0.1)
+    hand.keeper.renew_due()
+
+    assert hand.now - began_at >= 1.5 * keeper_module.CUT_OFF
+
+
+# Notes
+
+
+def test_notes_wait_while_a_renewal_is_due(hand: ByHand) -> None:
+    hand.enter()
+    written: list[int] = []
+
+    def slow(number: int) -> None:
+        hand.clock.advance(6)
+        written.append(number)
+
+    for number in range(5):
+        hand.keeper.soon(partial(slow, number))
+
+    assert hand.keeper.write_notes()
+    assert written == [0, 1]
+    hand.keeper.renew_due()
+    hand.keeper.write_notes()
+    assert written == [0, 1, 2, 3]
+
+
+def test_a_note_that_fails_waits_with_all_behind_it_and_is_tried_again(
+    hand: ByHand, caplog: pytest.LogCaptureFixture
+) -> None:
+    written: list[str] = []
+    errors = [ConnectionError("the database is away")]
+
+    def first() -> None:
+        if errors:
+            raise errors.pop()
+        written.append("first")
+
+    hand.keeper.soon(first)
+    hand.keeper.soon(lambda: written.append("second"))
+
+    assert not hand.keeper.write_notes()
+    assert written == []
+    assert "keeper.note_waits" in logged(caplog, error="the database is away")
+    assert hand.keeper.write_notes()
+    assert hand.keeper.write_notes()
+    assert written == ["first", "second"]
+
+
+def test_of_too_many_notes_the_oldest_give_way(hand: ByHand) -> None:
+    written: list[int] = []
+    for number in range(notes.MAX_NOTES + 10):
+        hand.keeper.soon(partial(written.append, number))
+    hand.keeper.write_notes()
+
+    assert written == [*range(10, notes.MAX_NOTES + 10)]
+
+
+def test_a_note_that_hangs_is_cut_off_too(hand: ByHand) -> None:
+    aborted: list[bool] = []
+
+    def hang() -> None:
+        hand.clock.advance(notes.NOTE_LIMIT * keeper_module.CUT_OFF)
+        hand.keeper.cut_off()
+
+    hand.keeper.soon(hang, lambda: aborted.append(True))
+    hand.keeper.write_notes()
+
+    assert aborted == [True]
+    assert not hand.keeper.draining

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,14 @@ from leasing.keeper import Keeper, keeper
 from leasing.models import Lease
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.stores.rows import RowStore
+from tests.conftest import Spawn
 from tests.factories import make_lease
 from tests.leasing.support import OFTEN, PATIENCE, OtherSession, events, usurp
 from tests.logs import logged
+from tests.plugin import DATABASE
 from tests.processes import wait_for
+from tests.proxy import Proxy
+from tests.races.test_losing import socket_folder
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("often")]
 
@@ -192,3 +197,92 @@ def test_a_row_that_another_session_has_locked_is_renewed_as_soon_as_it_is_free(
 
         other_session.commit()
         wait_for(lambda: renewals("crane:1") > while_locked)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="there is no network to SQLite")
+def test_a_hold_outlives_a_connection_whose_answers_never_come(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = socket_folder(request.config.stash[DATABASE].url)
+    if not folder:
+        pytest.skip("the server that was given has no socket here")
+    proxy = Proxy(tmp_path, Path(folder))
+    lease = Lease.objects.acquire("crane:1", ttl=3)
+    Lease.objects.release(lease)
+
+    def renewals() -> int:
+        return Lease.objects.get(pk=lease.pk).renewals
+
+    # For connections that are still to be made: that of the keeper.
+    monkeypatch.setitem(connections.settings["default"], "HOST", str(proxy.folder))
+    often = override_settings(LEASING={"JITTER": 0, "RENEW_EVERY": 1})
+    with often, Lease.objects.hold("crane:1", ttl=30) as hold:
+        wait_for(lambda: renewals() >= 1)
+        caplog.clear()
+        proxy.swallow_so_far()
+        # It drains for moments only, which a loaded machine may look away for: the log stays.
+        wait_for(lambda: "keeper.cut_off" in logged(caplog))
+        count = renewals()
+        wait_for(lambda: renewals() > count)
+        wait_for(lambda: not keeper.draining)
+        hold.ensure()
+    keeper.stop()
+    proxy.close()
+
+
+def test_at_its_end_a_process_gives_back_what_its_threads_still_hold(spawn: Any) -> None:
+    code = (
+        "import django, threading; django.setup()\n"
+        "from functools import partial\n"
+        "from leasing.keeper import keeper\n"
+        f"keeper.stop = partial(keeper.stop, {PATIENCE})\n"
+        "from leasing.models import Lease\n"
+        "def hold_of(name):\n"
+        "    return Lease.objects.hold(name, on_lost=lambda hold: print('told'))\n"
+        "hold = hold_of('main')\n"
+        "hold.__enter__()\n"
+        "entered = threading.Event()\n"
+        "def work():\n"
+        "    with hold_of('thread'):\n"
+        "        entered.set()\n"
+        "        threading.Event().wait()\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "entered.wait()\n"
+    )
+    process = spawn(["-W", "ignore::ResourceWarning", "-c", code])
+    assert process.wait(30) == 0
+
+    released = Lease.objects.filter(released_at__isnull=False).order_by("resource")
+    assert [lease.resource for lease in released] == ["main", "thread"], process.output
+    assert "reported" not in process.output
+
+
+WEIGHED = """
+import django; django.setup()
+
+import gc, logging, tracemalloc
+from leasing.models import Lease
+
+logging.disable(logging.CRITICAL)
+names = [f"crane:{number}" for number in range(40)]
+holds = [None] * len(names)
+Lease.objects.hold("warm").__enter__()
+gc.collect()
+tracemalloc.start()
+before = tracemalloc.get_traced_memory()[0]
+for number, name in enumerate(names):
+    holds[number] = Lease.objects.hold(name).__enter__()
+gc.collect()
+print((tracemalloc.get_traced_memory()[0] - before) / len(names))
+"""
+
+
+def test_a_hold_weighs_less_than_two_kibibytes(spawn: Spawn) -> None:
+    # In a process of its own: what other tests have left behind would be counted too.
+    process = spawn(["-c", WEIGHED])
+    assert process.wait(60) == 0, process.output
+    weight = float(process.output)
+    assert weight < 2048 * 1.35, "its row and a share of what grows by steps included"

@@ -168,7 +168,7 @@ def test_a_refused_block_is_noted_though_it_is_rolled_back(notes: Keeper) -> Non
         with pytest.raises(LeaseLost), hold.still_mine():
             pytest.fail("the body must not run")
         assert "refused" not in events("crane:1")
-        notes._write_notes()
+        notes.write_notes()
 
     assert events("crane:1") == ["acquired", "revoked", "refused"]
 

@@ -130,7 +130,7 @@ def test_a_refusal_is_noted_although_the_caller_rolls_back(notes: Keeper) -> Non
     with pytest.raises(LeaseLost), transaction.atomic():
         Lease.objects.release(lease)
     assert events("crane:1") == ["acquired"]
-    notes._write_notes()
+    notes.write_notes()
 
     assert events("crane:1") == ["acquired", "refused"]
 

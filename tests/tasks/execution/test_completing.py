@@ -92,7 +92,7 @@ def test_when_the_task_is_another_s_by_then_nothing_is_written(
             raise
 
     task = run_task(handler)
-    notes._write_notes()
+    notes.write_notes()
 
     assert lost == ["it was recovered and waits for another attempt"]
     assert (task.status, written()) == (TaskStatus.READY, 0)

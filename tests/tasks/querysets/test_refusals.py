@@ -186,7 +186,7 @@ def test_a_rollback_by_the_caller_does_not_erase_the_note(lost: Task, notes: Kee
         Task.objects.complete(lost)
     assert refusals(lost) == [""]
 
-    notes._write_notes()
+    notes.write_notes()
     assert refusals(lost) == ["complete"]
 
 
