@@ -233,6 +233,7 @@ def test_a_hold_outlives_a_connection_whose_answers_never_come(
     proxy.close()
 
 
+@pytest.mark.slow
 def test_at_its_end_a_process_gives_back_what_its_threads_still_hold(spawn: Any) -> None:
     code = (
         "import django, threading; django.setup()\n"
@@ -280,6 +281,7 @@ print((tracemalloc.get_traced_memory()[0] - before) / len(names))
 """
 
 
+@pytest.mark.slow
 def test_a_hold_weighs_less_than_two_kibibytes(spawn: Spawn) -> None:
     # In a process of its own: what other tests have left behind would be counted too.
     process = spawn(["-c", WEIGHED])

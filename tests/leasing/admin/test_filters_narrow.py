@@ -21,6 +21,7 @@ def shown(client: Client, url: str) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_a_choice_of_a_filter_shows_some_of_the_rows_and_no_others(admin_client: Client) -> None:
     reading.make_rows()
     narrowing = set()

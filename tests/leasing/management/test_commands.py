@@ -423,6 +423,7 @@ def pid_of(notes: Path) -> int:
     return int(notes.read_text().split()[2])
 
 
+@pytest.mark.slow
 @in_earnest
 def test_a_command_runs_while_this_leads_and_ends_with_its_code(
     spawn: Spawn, notes_of: Path
@@ -476,6 +477,7 @@ def test_a_leader_that_is_killed_takes_its_command_along(spawn: Spawn, notes_of:
     assert Lease.objects.active().exists()
 
 
+@pytest.mark.slow
 @in_earnest
 def test_the_command_of_a_leader_that_is_paused_does_not_outlive_its_term(
     spawn: Spawn, notes_of: Path

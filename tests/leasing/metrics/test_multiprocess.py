@@ -38,6 +38,7 @@ release(1)
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_counts_its_own_work_alone(
     tmp_path: Path,
     process_env: dict[str, str],

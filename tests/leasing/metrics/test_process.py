@@ -335,6 +335,7 @@ def test_a_port_without_the_client_library_is_refused(monkeypatch: pytest.Monkey
         call_command("run_recovery", "--metrics-port", "0")
 
 
+@pytest.mark.slow
 def test_the_packages_do_without_the_client_library() -> None:
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"

@@ -82,6 +82,7 @@ def test_the_examples_pass_under_djangos_own_runner(tmp_path: Path) -> None:
     assert "Ran 2 tests" in printed
 
 
+@pytest.mark.slow
 def test_a_project_without_django_is_left_alone(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

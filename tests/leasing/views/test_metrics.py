@@ -216,6 +216,7 @@ Counter("leasing_releases_total", "Here.", ["model"]).labels("leasing.lease").in
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_token")
 def test_what_the_processes_of_a_server_count_is_summed_up(
     tmp_path: Path, process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(JSON)
 def test_a_secret_never_comes_through(value: Any) -> None:
