@@ -186,7 +186,7 @@ def test_an_end_that_is_expected_is_renewed_until_then_and_is_no_loss(
     hold.__enter__()
     (term,) = hand.keeper.holds
     term.expect_end()
-    hand.after(11)
+    hand.after(12)
     assert hold.trusted_until == hand.now + 30 - margin(30)
 
     hand.store.answer = hand.store.lose_all
@@ -328,7 +328,7 @@ def test_an_answer_that_comes_after_the_trust_is_a_loss(way: str, hand: ByHand) 
             with pytest.raises(LeaseLost):
                 late.renew()
         elif way == "renewed by the keeper":
-            hand.clock.advance(11)
+            hand.clock.advance(12)
             hand.keeper.renew_due()
         if way != "acquired":
             assert late.lost and hand.reported == [late]
