@@ -37,10 +37,14 @@ if TYPE_CHECKING:
 
 #: Texts of attempts that were lost with their worker: its parent saw it die, or it was silent.
 DIED, SILENT = "its worker ", "did not renew its lease in time"
-LOST_WITH_WORKER = Q(outcome="lost") & (Q(error__startswith=DIED) | Q(error__contains=SILENT))
+#: The begin of the text of a revocation, which goes on with words of an operator.
+REVOKED = "revoked by "
+LOST_WITH_WORKER = Q(outcome="lost") & (
+    Q(error__startswith=DIED) | Q(error__contains=SILENT) & ~Q(error__startswith=REVOKED)
+)
 #: The number of workers that a task is lost with until it is suspected of their deaths.
 SUSPECTED_FROM = 3
-#: The newest of such attempts that are searched for what was lost with a worker.
+#: The newest lost attempts that are searched for what was lost with a worker.
 SUSPECTS_READ = 500
 #: Rows that one recovery transaction takes.
 SWEEP_BATCH = 100
@@ -71,7 +75,7 @@ def recover_stalled(rows: TaskRows, limit: int) -> int:
 
 def revoke(rows: TaskRows, reason: str, by: str) -> int:
     """Take all running tasks of ``rows``."""
-    text = f"revoked by {by or 'an operator'}" + (f": {reason}" if reason else "")
+    text = f"{REVOKED}{by or 'an operator'}" + (f": {reason}" if reason else "")
     return take_from_holders(
         rows, TaskRows.running, None, lambda task: text, "revoked", backs_off=False
     )
@@ -218,7 +222,7 @@ def take_from_holders(
 
 def is_lost_with_worker(error: str) -> bool:
     """Return True if ``error`` is that of an attempt, or a task, that was lost with its worker."""
-    return error.startswith(DIED) or SILENT in error
+    return error.startswith(DIED) or (SILENT in error and not error.startswith(REVOKED))
 
 
 def _spared(rows: TaskRows, taking: dict[int, Task], why: Callable[[Task], str]) -> dict[int, str]:
@@ -234,15 +238,19 @@ def _spared(rows: TaskRows, taking: dict[int, Task], why: Callable[[Task], str])
     doomed = [task for task in doomed if is_lost_with_worker(why(task))]
     if not doomed:
         return {}
-    lost = attempt_model()._default_manager.using(rows.db).filter(LOST_WITH_WORKER)
-    before = lost.order_by("-pk").values_list("task", "holder", "ended_at")[:SUSPECTS_READ]
+    attempts = attempt_model()._default_manager.using(rows.db)
+    # The newest of every loss, by their index: rarer ones might be searched for in all of them.
+    newest = attempts.filter(outcome="lost").order_by("-pk")
+    before = newest.values_list("task", "holder", "ended_at", "error")[:SUSPECTS_READ]
     holders = {task.holder for task in doomed}
     held = rows._everything().running().filter(holder__in=holders)
     # What is held is being lost now, and has no record of that.
-    beside = [*before, *held.values_list("pk", "holder", DbNow())]
+    beside = [each for *each, error in before if is_lost_with_worker(error)]
+    beside += held.values_list("pk", "holder", DbNow())
     times = Counter(held.values_list("pk", flat=True))
     keys = {key for key, holder, _ in beside if holder in holders}
-    times.update(lost.filter(task__in=keys).values_list("task", flat=True))
+    lost = attempts.filter(LOST_WITH_WORKER, task__in=keys)
+    times.update(lost.values_list("task", flat=True))
     found: dict[int, str] = {}
     for task in doomed:
         with_it = {

@@ -8,6 +8,8 @@ import pytest
 
 from leasing.functions import after
 from tasks.models import Task, TaskStatus
+from tasks.querysets import recovery
+from tasks.querysets.recovery import is_lost_with_worker
 from tests.factories import claimed, make_task
 from tests.leasing.support import expire
 from tests.tasks.support import make_due
@@ -142,3 +144,38 @@ def test_two_that_spare_each_other_come_to_an_end() -> None:
 
     assert deaths == 6
     assert {state(task) for task in both} == {(TaskStatus.FAILED, 3)}
+
+
+def test_what_an_operator_took_is_not_lost_with_its_worker_whatever_the_reason() -> None:
+    killer, task = make_task(max_attempts=50), victim()
+    for number in range(2):
+        make_due(killer)
+        claimed(killer, f"bob-{number}")
+        Task.objects.filter(pk=killer.pk).revoke("bob did not renew its lease in time")
+
+    lost_with("ann", killer, task)
+
+    assert state(task) == (TaskStatus.FAILED, 3)
+    revoked = killer.attempt_set.values_list("error", flat=True)[0]
+    assert not is_lost_with_worker(revoked)
+
+
+def test_losses_of_another_kind_are_not_searched_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Among a million of them, whose texts would all be read."""
+    killer, task = suspect(), victim()
+    make_due(task)
+    mine = claimed(task, "ann")
+    lost_with("ann", killer)
+    other = make_task(max_attempts=50)
+    for _ in range(2):
+        make_due(other)
+        claimed(other, "eve")
+        Task.objects.filter(pk=other.pk).revoke()
+    monkeypatch.setattr(recovery, "SUSPECTS_READ", 2)
+
+    expire(mine)
+    Task.objects.recover()
+
+    assert state(task) == (TaskStatus.FAILED, 3)
