@@ -312,16 +312,18 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         unmarked = Q(wanted_until=None) | Q(
             wanted_until__lt=after(timedelta(seconds=2 * MAX_PAUSE))
         )
-        mark: dict[str, Any] = {"wanted_until": after(timedelta(seconds=4 * MAX_PAUSE))}
         if by:
             unmarked |= Q(wanted_by="")
-            mark["wanted_by"] = by
         waited_for = self._everything().filter(unmarked, resource=resource)
         if not waited_for.exists():
             return
         with durable(self.db):
             if self._lock_at_once(resource=resource):
-                waited_for.update(**mark)
+                # A campaign names nobody: a caller that still waits names itself at its next try,
+                # and one that is gone would be named for as long as the campaign lasts.
+                waited_for.update(
+                    wanted_until=after(timedelta(seconds=4 * MAX_PAUSE)), wanted_by=by
+                )
 
     def _lock_at_once(self, **key: Any) -> bool:
         """Lock the row with ``key`` unless somebody else has locked it, so that no caller waits

@@ -607,6 +607,9 @@ def test_the_mark_names_one_who_waits_but_no_campaign_until_the_next_grant() -> 
     assert [named(by) for by in ("", "ann", "bob", "")] == ["", "ann", "ann", "ann"]
     mark(lease, MAX_PAUSE)
     assert named("bob") == "bob"
+    mark(lease, MAX_PAUSE)
+    # The caller may be gone, and nobody else would take its name away while the campaign lasts.
+    assert named("") == ""
     with pytest.raises(LeaseTimeout):
         Lease.objects.acquire("crane:1", holder="cid", wait=0.01)
     Lease.objects.release(lease)
