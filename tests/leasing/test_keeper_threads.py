@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from django.test import override_settings
 from leasing import keeper as leasing_keeper
 from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
+from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import Keeper
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.threads import replaced
@@ -23,6 +25,7 @@ from tests.leasing.support import (
     FakeClock,
     FakeStore,
     Hanging,
+    granted,
     have_ended,
     hold_of,
 )
@@ -347,10 +350,27 @@ def test_a_hold_wakes_threads_that_sleep_beside_a_longer_one(
             wait_for(lambda: store.aborted)
             hanging.let_go.set()
             short.release()
-        with override_settings(LEASING={"RENEW_EVERY": 1e4, "JITTER": 0, "MARGIN": 1}):
-            short = hold_of(store, live_keeper, "short", ttl=0.3).__enter__()
-            store.answer = store.all_busy
-            assert short.lost.wait(PATIENCE)
+
+
+def test_a_hold_that_nobody_renews_is_lost_in_time_though_the_watchdog_slept(
+    store: FakeStore,
+) -> None:
+    looks: list[str] = []
+
+    def clock() -> float:
+        looks.append(threading.current_thread().name)
+        return holder_clock()
+
+    keeper = Keeper(clock=clock)
+    keeper.start()
+    # It looks at the clock under the lock, and leaves that when it sleeps.
+    wait_for(lambda: "leasing-watchdog" in looks)
+    held = HeldGrant(store, granted(), keeper=keeper)
+    held.due_at = math.inf
+    held.resume(holder_clock() + 0.01)
+
+    assert held.loss.wait(PATIENCE)
+    keeper.stop()
 
 
 @pytest.mark.parametrize("beside_a_long_one", [False, True])
