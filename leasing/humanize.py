@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -85,6 +86,11 @@ def plural(count: int, one: str, many: str | None = None) -> str:
         many: The noun in the plural; ``one`` with an s by default.
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def in_a_row(names: Sequence[str]) -> str:
+    """Return ``names``, of which there are some, in a sentence: ``a, b and c``."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 class Moment(NamedTuple):

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import islice
+from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
 from django.utils import timezone
 
+from leasing.db.row_locks import RowLock
 from leasing.diagnosis.base import SEVERITIES
 from leasing.functions import EPOCH
-from leasing.humanize import TIME, Moment, Sentence, plural, span
+from leasing.humanize import TIME, Moment, Sentence, in_a_row, plural, span
 from leasing.web.counts import Capped
 from tasks.dashboard.queue_rows import QueueLine
 from tasks.dashboard.schedule_status import ScheduleStatus
-from tasks.dashboard.troubles import Deaths, Failures, LongRun, Silent
+from tasks.dashboard.troubles import Deaths, Failures, LongRun, Silent, slots_by_kind
+from tasks.dashboard.worker_rows import if_frozen
 from tasks.diagnosis.reasons import WAITS, Reason
 from tasks.diagnosis.slots import KINDS
 from tasks.diagnosis.waiting import missing_handler
 from tasks.maintenance.invariants import Unknown
-from tasks.models import Schedule
+from tasks.models import Queue, Schedule
 
 #: For how long a desired state may go unacknowledged before somebody is called.
 PATIENCE = timedelta(seconds=10)
@@ -40,6 +44,22 @@ FRESH = timedelta(hours=1)
 WAITS_LONG = timedelta(minutes=5)
 
 
+class Place(NamedTuple):
+    """Where a need is met: a view, the words of the link to it, its query, and the key of the row
+    that it shows; None: it shows a list."""
+
+    view: str
+    link: str
+    query: str = ""
+    key: int | str | None = None
+
+
+GENERATOR: Final = Place("leasing_tasks:generator", "Generator")
+QUEUES: Final = Place("leasing_tasks:queues", "Queues")
+SCHEDULES: Final = Place("leasing_tasks:schedules", "Schedules")
+WORKERS: Final = Place("leasing_tasks:workers", "Workers")
+
+
 @dataclass(frozen=True)
 class Figures:
     """The figures of the overview, all read at one time; None is a figure that could not be
@@ -52,8 +72,8 @@ class Figures:
     failed: Capped | None = None
     #: Stuck for longer than recovery takes.
     overdue: Capped | None = None
-    #: Of late tasks whose rows a session has locked: their ids, the session, and how to end it.
-    locks: list[tuple[list[int], Sentence, str]] = field(default_factory=list)
+    #: The ids of late tasks whose rows a session has locked, by its lock.
+    locks: dict[RowLock, list[int]] = field(default_factory=dict)
     #: The newest failed tasks by handler and error, and the attempts that fail in a row.
     failures: list[Failures] = field(default_factory=list)
     failing: list[Failures] = field(default_factory=list)
@@ -66,10 +86,9 @@ class Figures:
     wanted: list[tuple[str, Sentence]] = field(default_factory=list)
     #: Why tasks wait that have been due for longer than WAITS, the longest first.
     reasons: list[Reason] = field(default_factory=list)
-    #: The time for which the longest-waiting task has been due, where nothing is paused.
-    longest_wait: timedelta | None = field(default=None, compare=False)
-    #: The queue of that task.
-    longest_wait_in: str = ""
+    #: Since when the task has been due that has waited longest where nothing is paused, and its
+    #: queue.
+    oldest: tuple[datetime, str] | None = field(default=None, compare=False)
     #: Queues that stand still, and queues that nobody serves although something waits there.
     paused: list[QueueLine] = field(default_factory=list)
     unserved: list[QueueLine] = field(default_factory=list)
@@ -107,13 +126,9 @@ class Need:
     severity: str
     headline: str
     detail: str
-    view: str
-    link: str
-    query: str = ""
-    #: The key of the row that ``view`` shows; None: it shows a list.
-    key: int | str | None = None
+    place: Place
     #: A queue that one may want to pause.
-    queue: str = ""
+    pausable: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,363 +143,313 @@ class Health:
 def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
     """Judge ``figures``; the gravest need comes first. ``unread`` names the parts that could not
     be read, which nobody can call well."""
-    found: list[Need | None] = [
-        _unread(unread),
-        *[_locked(*each) for each in figures.locks[:NAMED]],
-        _stuck(figures),
-        _workers(figures, unread),
-        *[_unserved(line) for line in figures.unserved if figures.workers],
-        *[_unpublished(line) for line in figures.unpublished],
-        _unknown(figures),
-        _deaths(figures),
-        _vanished(figures),
-        *[_failing(each) for each in figures.failing[:NAMED]],
-        *[_long_run(each, figures.now) for each in figures.long_runs[:NAMED]],
-        *[_paused(line) for line in figures.paused if line.ready],
-        *[_paused_schedule(*each) for each in figures.paused_schedules],
-        _more_paused(figures),
-        _failed(figures),
-        *[_wanted(*each) for each in figures.wanted],
+    found = [
+        *_unread(unread),
+        *_stuck(figures),
+        *_workers(figures, unread),
+        *_running(figures),
+        *_paused(figures),
+        *_failed(figures),
         *_waiting(figures),
-        _schedules(figures),
-        _generator(figures),
+        *_overdue(figures),
     ]
-    needs = sorted(
-        [need for need in found if need is not None],
-        key=lambda need: -SEVERITIES.index(need.severity),
-    )
+    needs = sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
     if not needs:
         return Health("ok", f"No issues. {_at_work(figures)}")
-    count = len(needs)
-    sentence = "1 issue needs attention." if count == 1 else f"{count} issues need attention."
+    sentence = f"{plural(len(needs), 'issue needs', 'issues need')} attention."
     return Health(needs[0].severity, sentence, needs)
 
 
-def _unread(parts: Sequence[str]) -> Need | None:
-    if not parts:
-        return None
-    return Need(
-        "unread",
-        "warning",
-        f"Could not read: {_and(parts)}.",
-        "These parts are missing here and may hide issues. The log of the web process says why.",
-        "leasing_tasks:overview",
-        "Try again",
-    )
+def _unread(parts: Sequence[str]) -> Iterator[Need]:
+    if parts:
+        yield Need(
+            "unread",
+            "warning",
+            f"Could not read: {in_a_row(parts)}.",
+            "These parts are missing here and may hide issues. The log of the web process says "
+            "why.",
+            Place("leasing_tasks:overview", "Try again"),
+        )
 
 
-def _unserved(line: QueueLine) -> Need:
-    return Need(
-        "unserved",
-        "critical",
-        f"No worker serves the queue {line.name}; {_waiting_tasks(line.ready)}.",
-        "The running workers serve other queues. Start one for this queue: "
-        f"manage.py run_worker --queue {line.name}.",
-        "leasing_tasks:queues",
-        "Queues",
-    )
+def _stuck(figures: Figures) -> Iterator[Need]:
+    for lock, keys in islice(figures.locks.items(), NAMED):
+        rows = f"The rows of {len(keys)} tasks are locked by "
+        if len(keys) == 1:
+            rows = f"The row of task:{keys[0]} is locked by "
+        yield Need(
+            "row_locked",
+            "critical",
+            Sentence(figures.now, rows, *lock.parts, "."),
+            "Neither renewal nor recovery can proceed until that transaction ends. To end it: "
+            + lock.remedy,
+            _page_of_task(keys[0]),
+        )
+    # What a sweep is about to find is no news, as long as somebody sweeps.
+    code, stuck = "stuck", figures.overdue
+    heals = "Recovery is late: the page of each task says what is in the way."
+    if not figures.sweepers:
+        code, stuck = "no_recoverer", figures.stuck
+        heals = (
+            "This will not recover automatically: no running worker recovers tasks. Start one: "
+            "manage.py run_worker."
+        )
+    if stuck and stuck.value > sum(map(len, figures.locks.values())):
+        headline = f"{_count(stuck, 'task is', 'tasks are')} stuck: lease expired, or no progress."
+        yield Need(code, "critical", headline, heals, Place("leasing_tasks:stuck", "Stuck tasks"))
 
 
-def _unpublished(line: QueueLine) -> Need:
-    return Need(
-        "unpublished",
-        "critical",
-        f"No relay publishes the queue {line.name}; {_waiting_tasks(line.ready)}.",
-        "Only Celery workers serve it, and no relay was seen recently. Start one: "
-        "manage.py run_relay.",
-        "leasing_tasks:workers",
-        "Workers",
-    )
+def _workers(figures: Figures, unread: Sequence[str]) -> Iterator[Need]:
+    if not (figures.workers or "workers" in unread or _held_remotely(figures)):
+        code, severity = "no_worker", "critical"
+        headline = f"No workers are running; {_waiting_tasks(figures.ready or Capped(0))}."
+        detail = (
+            "Tasks wait until one is started: manage.py run_worker. Remote workers are seen only "
+            "while they hold tasks."
+        )
+        if not figures.running and not _is_due(figures):
+            code, severity = "nobody_works", "info"
+            headline = "No workers are running. No tasks are waiting for one."
+            detail = "Start a worker: manage.py run_worker."
+        yield Need(code, severity, headline, detail, WORKERS)
+    for line in figures.unserved if figures.workers else []:
+        yield Need(
+            "unserved",
+            "critical",
+            f"No worker serves the queue {line.name}; {_waiting_tasks(line.ready)}.",
+            "The running workers serve other queues. Start one for this queue: "
+            f"manage.py run_worker --queue {line.name}.",
+            QUEUES,
+        )
+    for line in figures.unpublished:
+        yield Need(
+            "unpublished",
+            "critical",
+            f"No relay publishes the queue {line.name}; {_waiting_tasks(line.ready)}.",
+            "Only Celery workers serve it, and no relay was seen recently. Start one: "
+            "manage.py run_relay.",
+            WORKERS,
+        )
+    if figures.unknown:
+        yield _unknown(figures.unknown)
+    if figures.deaths:
+        yield _dying(figures.deaths, figures.now)
+    if figures.gone:
+        yield _gone(figures.gone, figures)
+    elif figures.late:
+        yield _late(figures.late, figures)
 
 
-def _unknown(figures: Figures) -> Need | None:
-    if not figures.unknown:
-        return None
-    count = sum(unknown.count for unknown in figures.unknown.values())
-    tasks = _tasks(Capped(count), "waits", "wait")
-    name = min(figures.unknown)
-    more = len(figures.unknown) - 1
+def _unknown(unknown: dict[str, Unknown]) -> Need:
+    count = Capped(sum(each.count for each in unknown.values()))
+    tasks = _count(count, "task waits", "tasks wait")
+    name, more = min(unknown), len(unknown) - 1
     others = f" and {plural(more, 'other name')}" if more else ""
     return Need(
         "unknown_task",
         "critical",
         f"{tasks} for a handler that no worker has: {name}{others}.",
-        missing_handler(name, are_older=figures.unknown[name].are_older),
-        "leasing_tasks:list",
-        "These tasks",
-        f"?{urlencode({'name': name})}",
+        missing_handler(name, are_older=unknown[name].are_older),
+        _tasks_with("These tasks", name=name),
     )
 
 
-def _vanished(figures: Figures) -> Need | None:
-    if gone := figures.gone:
-        its = "its" if len(gone.names) == 1 else "their"
-        detail = f"Other workers take over {its} tasks when the leases expire."
-        if not figures.sweepers:
-            detail = f"No running worker recovers {its} tasks. Start one: manage.py run_worker."
-        return Need(
-            "gone",
-            "warning",
-            f"{_named(gone.names)} stopped sending heartbeats without shutting down.",
-            f"{detail} {_frozen(gone, figures)}",
-            "leasing_tasks:workers",
-            "Gone workers",
-            "?state=gone",
-        )
-    if late := figures.late:
-        one = len(late.names) == 1
-        headline = f"{_named(late.names)} {'is' if one else 'are'} late"
-        if late.until:
-            held = plural(late.held, "task that stands still", "tasks that stand still")
-            until = timezone.localtime(late.until).strftime(TIME)
-            headline += f" and {'holds' if one else 'hold'} {held}, until {until} at most"
-        return Need(
-            "late",
-            "warning" if late.held and figures.ready else "info",
-            f"{headline}.",
-            f"A heartbeat is overdue. {_frozen(late, figures)}",
-            "leasing_tasks:workers",
-            "Workers",
-        )
-    return None
+def _dying(deaths: Deaths, now: datetime) -> Need:
+    were = "was" if len(deaths.workers) == 1 else "were"
+    replaced = f"{_named(deaths.workers)} {were} replaced {deaths.count} times in "
+    lasted = Moment(deaths.first_at, lasts=True)
+    headline = Sentence(now, replaced, lasted, " without having stopped.")
+    place, detail = WORKERS, "No task was running each time: see how they ended, on their pages."
+    if deaths.suspects:
+        place = _page_of_task(deaths.suspects[0][0])
+        often = "each time" if deaths.times >= deaths.count else f"{deaths.times} times"
+        tasks = ", ".join(f"task:{key} {name}" for key, name in deaths.suspects[:NAMED])
+        detail = f"Running {often}: {tasks}. It may be the cause: cancel it, or fix its handler."
+    return Need("workers_die", "critical", headline, detail, place)
+
+
+def _gone(gone: Silent, figures: Figures) -> Need:
+    its = "its" if len(gone.workers) == 1 else "their"
+    recovery = f"Other workers take over {its} tasks when the leases expire."
+    if not figures.sweepers:
+        recovery = f"No running worker recovers {its} tasks. Start one: manage.py run_worker."
+    return Need(
+        "gone",
+        "warning",
+        f"{_named(gone.names)} stopped sending heartbeats without shutting down.",
+        f"{recovery} {_frozen(gone, figures)}",
+        Place("leasing_tasks:workers", "Gone workers", "?state=gone"),
+    )
+
+
+def _late(late: Silent, figures: Figures) -> Need:
+    are, hold = ("is", "holds") if len(late.workers) == 1 else ("are", "hold")
+    headline = f"{_named(late.names)} {are} late"
+    if late.until:
+        held = plural(late.held, "task that stands still", "tasks that stand still")
+        until = timezone.localtime(late.until).strftime(TIME)
+        headline += f" and {hold} {held}, until {until} at most"
+    severity = "warning" if late.held and figures.ready else "info"
+    detail = f"A heartbeat is overdue. {_frozen(late, figures)}"
+    return Need("late", severity, f"{headline}.", detail, WORKERS)
 
 
 def _frozen(silent: Silent, figures: Figures) -> str:
+    slots = slots_by_kind(silent.workers)
     kinds = [
         f"{count:,} of {plural(figures.slots[kind], *KINDS[kind][:2])}"
-        for kind, count in silent.slots.items()
+        for kind, count in slots.items()
     ]
-    missing = f"{_and(kinds)} are missing." if kinds else ""
-    if len(silent.names) > NAMED:
-        return f"{missing} Processes that still exist are frozen: end them."
-    exists = f"{_and(silent.processes)} still exist{'s' * (len(silent.names) == 1)}"
-    return (
-        f"{missing} If {exists}, it is frozen: end it, a supervisor restarts only what has ended."
+    are = "is" if slots.total() == 1 else "are"
+    missing = f"{in_a_row(kinds)} {are} missing. " if kinds else ""
+    if len(silent.workers) > NAMED:
+        return f"{missing}Processes that still exist are frozen: end them."
+    return missing + if_frozen(silent.workers)
+
+
+def _running(figures: Figures) -> Iterator[Need]:
+    for each in figures.failing[:NAMED]:
+        yield Need(
+            "failing",
+            "warning",
+            f"{each.count} of {each.attempts} attempts of {each.name} in the last minute failed "
+            "with the same error.",
+            f"{each.error} · Retries continue, and each of them uses up an attempt.",
+            _page_of_task(each.task),
+            pausable=each.queue,
+        )
+    for run in figures.long_runs[:NAMED]:
+        more, name = run.count - 1, run.use.name
+        one, many = f"more task of {name} runs", f"more tasks of {name} run"
+        others = f" {plural(more, one, many)} long too." if more else ""
+        task = f"task:{run.task} has been running for "
+        yield Need(
+            "running_long",
+            "warning",
+            Sentence(figures.now, task, Moment(run.since, lasts=True), f"; {run.use.usually}."),
+            f"It ends when its handler returns. If that hangs, cancel the task.{others}",
+            _page_of_task(run.task),
+        )
+
+
+def _paused(figures: Figures) -> Iterator[Need]:
+    for line in figures.paused:
+        if line.ready and (queue := line.queue):
+            why = f" Reason: {queue.reason}" if queue.reason else ""
+            yield Need(
+                "paused",
+                "info",
+                f"The queue {line.name} is paused{_by(queue)}; {_waiting_tasks(line.ready)}.",
+                f"Its tasks are not claimed until someone resumes it.{why}",
+                QUEUES,
+            )
+    for row, status in figures.paused_schedules:
+        skipped = _count(status.skipped, "due time was", "due times were")
+        skipped = f"; {skipped} skipped" if status.skipped else ""
+        headline = f"The schedule {row.name} is paused{_by(row)}{skipped}."
+        yield Need("paused_schedule", "info", headline, status.why, SCHEDULES)
+    if more := figures.more_paused_schedules:
+        headline = f"{_count(more, 'more schedule is', 'more schedules are')} paused."
+        detail = "The list says who paused each of them, and why."
+        yield Need("paused_schedules", "info", headline, detail, SCHEDULES)
+
+
+def _failed(figures: Figures) -> Iterator[Need]:
+    if not figures.failed:
+        return
+    detail: list[str | Moment] = []
+    for each in figures.failures[:NAMED]:
+        detail += [f"{each.count} {each.name}: {each.error}, the last ", Moment(each.at), " · "]
+    if (more := len(figures.failures) - NAMED) > 0:
+        detail.append(f"{plural(more, 'more error')} · ")
+    detail.append("A failed task stays failed until someone retries or discards it.")
+    is_fresh = any(figures.now - each.at < FRESH for each in figures.failures)
+    yield Need(
+        "failed",
+        "warning" if is_fresh else "info",
+        f"{_count(figures.failed, 'task has', 'tasks have')} failed.",
+        Sentence(figures.now, *detail),
+        _tasks_with("Failed tasks", state="failed"),
     )
 
 
-def _deaths(figures: Figures) -> Need | None:
-    deaths, now = figures.deaths, figures.now
-    if deaths is None:
-        return None
-    were = "was" if len(deaths.workers) == 1 else "were"
-    headline = Sentence(
-        now,
-        f"{_named(deaths.workers)} {were} replaced {deaths.count} times in ",
-        Moment(deaths.first_at, lasts=True),
-        " without having stopped.",
+def _waiting(figures: Figures) -> Iterator[Need]:
+    detail = (
+        "The waiting program goes on when the holder releases the lease or loses it: end the "
+        "holder's program, or revoke the lease on its page."
     )
-    if not deaths.suspects:
-        detail = "No task was running each time: see how they ended, on their pages."
-        link = ("leasing_tasks:workers", "Workers")
-        return Need("workers_die", "critical", headline, detail, *link)
-    often = "each time" if deaths.times >= deaths.count else f"{deaths.times} times"
-    tasks = ", ".join(f"task:{key} {name}" for key, name in deaths.suspects[:NAMED])
-    key, _ = deaths.suspects[0]
-    detail = f"Running {often}: {tasks}. It may be the cause: cancel it, or mend its handler."
-    link = ("leasing_tasks:detail", f"task:{key}")
-    return Need("workers_die", "critical", headline, detail, *link, key=key)
-
-
-def _failing(found: Failures) -> Need:
-    return Need(
-        "failing",
-        "warning",
-        f"{found.count} of {found.attempts} attempts of {found.name} in the last minute failed "
-        "with the same error.",
-        f"{found.error} · Retries go on and spend attempts.",
-        "leasing_tasks:detail",
-        f"task:{found.task}",
-        key=found.task,
-        queue=found.queue,
-    )
-
-
-def _long_run(run: LongRun, now: datetime) -> Need:
-    more = run.count - 1
-    others = f" {plural(more, 'more task')} of {run.use.name} run for long." if more else ""
-    ran = f"task:{run.task} has been running for ", Moment(run.since, lasts=True)
-    return Need(
-        "running_long",
-        "warning",
-        Sentence(now, *ran, f"; {run.use.usually}."),
-        f"It ends when its handler returns. If that hangs, cancel the task.{others}",
-        "leasing_tasks:detail",
-        f"task:{run.task}",
-        key=run.task,
-    )
-
-
-def _paused(line: QueueLine) -> Need:
-    queue = line.queue
-    by = f" by {queue.paused_by}" if queue and queue.paused_by else ""
-    why = f" Reason: {queue.reason}" if queue and queue.reason else ""
-    return Need(
-        "paused",
-        "info",
-        f"The queue {line.name} is paused{by}; {_waiting_tasks(line.ready)}.",
-        f"Its tasks are not claimed until someone resumes it.{why}",
-        "leasing_tasks:queues",
-        "Queues",
-    )
-
-
-def _paused_schedule(schedule: Schedule, status: ScheduleStatus) -> Need:
-    by = f" by {schedule.paused_by}" if schedule.paused_by else ""
-    count = status.skipped
-    were = "1 due time was" if count.value == 1 else f"{count} due times were"
-    return Need(
-        "paused_schedule",
-        "info",
-        f"The schedule {schedule.name} is paused{by}{f'; {were} skipped' if count else ''}.",
-        status.why,
-        "leasing_tasks:schedules",
-        "Schedules",
-    )
-
-
-def _more_paused(figures: Figures) -> Need | None:
-    count = figures.more_paused_schedules
-    if not count:
-        return None
-    return Need(
-        "paused_schedules",
-        "info",
-        "1 more schedule is paused." if count.value == 1 else f"{count} more schedules are paused.",
-        "Each is listed with who paused it and why.",
-        "leasing_tasks:schedules",
-        "Schedules",
-    )
-
-
-def _wanted(lease_id: str, sentence: Sentence) -> Need:
-    return Need(
-        "lease_wanted",
-        "warning",
-        sentence,
-        "Whoever waits goes on when the holder releases it or loses it: end the holder's program, "
-        "or revoke the lease on its page.",
-        "leasing:detail",
-        "Lease",
-        key=lease_id,
-    )
-
-
-def _waiting(figures: Figures) -> list[Need]:
-    wait = figures.longest_wait
-    if wait is None or wait <= WAITS:
-        return []
+    for lease_id, sentence in figures.wanted:
+        place = Place("leasing:detail", "Lease", key=lease_id)
+        yield Need("lease_wanted", "warning", sentence, detail, place)
+    if figures.oldest is None or figures.now - figures.oldest[0] <= WAITS:
+        return
     # Those without a handler are named apart.
     named = [each for each in figures.reasons if each.diagnosis.code != "unknown_task"]
-    found = [
-        Need(
-            "waits_long",
-            "warning" if reason.wait > WAITS_LONG else "info",
-            reason.sentence,
-            reason.diagnosis.next,
-            *_in_the_way(reason),
-        )
-        for reason in named[:NAMED]
-        if reason.wait > WAITS
+    found: list[tuple[timedelta, str, str, Place]] = [
+        (figures.now - each.since, each.sentence, each.diagnosis.next, _in_the_way(each))
+        for each in named[:NAMED]
+        if figures.now - each.since > WAITS
     ]
-    where = figures.longest_wait_in
-    oldest = f"The oldest task in the queue {where} has been due for {span(wait)}."
-    next_ = "Workers serve the queue. The task's page says what it waits for."
-    severity = "warning" if wait > WAITS_LONG else "info"
-    unexplained = Need("waits_long", severity, oldest, next_, "leasing_tasks:queues", "Queues")
-    return found or [unexplained]
+    if not found:
+        wait, queue = figures.now - figures.oldest[0], figures.oldest[1]
+        oldest = f"The oldest task in the queue {queue} has been due for {span(wait)}."
+        next_ = "Workers serve the queue. The task's page says what it waits for."
+        found = [(wait, oldest, next_, QUEUES)]
+    for wait, headline, next_, place in found:
+        severity = "warning" if wait > WAITS_LONG else "info"
+        yield Need("waits_long", severity, headline, next_, place)
 
 
-def _in_the_way(reason: Reason) -> tuple[str, str, str, int | None]:
-    """Return where the tasks are that tasks wait for: the view, its link, its query, its key."""
+def _overdue(figures: Figures) -> Iterator[Need]:
+    if count := figures.overdue_schedules:
+        yield Need(
+            "overdue_schedule",
+            "warning",
+            f"{_count(count, 'schedule is', 'schedules are')} overdue.",
+            "No running worker has the handler, or enqueueing fails: see the workers' logs.",
+            SCHEDULES,
+        )
+    if (unheard := figures.start_unheard) and unheard > PATIENCE:
+        yield Need(
+            "start_unheard",
+            "warning",
+            f"The generator was started {span(unheard)} ago but is not running.",
+            "No generator process has picked it up. Start one: manage.py run_generator.",
+            GENERATOR,
+        )
+    if (unheard := figures.stop_unheard) and unheard > PATIENCE:
+        yield Need(
+            "stop_unheard",
+            "warning",
+            f"The generator was stopped {span(unheard)} ago, but its holder has not acknowledged "
+            "it.",
+            "Nothing is generated in the meantime: every batch checks first.",
+            GENERATOR,
+        )
+
+
+def _page_of_task(key: int) -> Place:
+    return Place("leasing_tasks:detail", f"task:{key}", key=key)
+
+
+def _tasks_with(link: str, **filters: str) -> Place:
+    return Place("leasing_tasks:list", link, f"?{urlencode(filters)}")
+
+
+def _in_the_way(reason: Reason) -> Place:
+    """Return where the tasks are that tasks wait for."""
     if task := getattr(reason.diagnosis, "holder", None):
-        return "leasing_tasks:detail", f"task:{task}", "", task
+        return _page_of_task(task)
     if handler := getattr(reason.diagnosis, "handler", ""):
-        query = {"state": "running", "name": handler}
-        return "leasing_tasks:list", "Tasks in the way", f"?{urlencode(query)}", None
-    query = {"state": "ready", "queue": reason.queue}
-    return "leasing_tasks:list", "Waiting tasks", f"?{urlencode(query)}", None
-
-
-def _schedules(figures: Figures) -> Need | None:
-    count = figures.overdue_schedules
-    if not count:
-        return None
-    return Need(
-        "overdue_schedule",
-        "warning",
-        "1 schedule is overdue." if count.value == 1 else f"{count} schedules are overdue.",
-        "No running worker has its handler, or enqueueing fails: see the workers' logs.",
-        "leasing_tasks:schedules",
-        "Schedules",
-    )
+        return _tasks_with("Tasks in the way", state="running", name=handler)
+    return _tasks_with("Waiting tasks", state="ready", queue=reason.queue)
 
 
 def _at_work(figures: Figures) -> str:
-    doing = _tasks(figures.running, "running", "running") if figures.running else "No tasks running"
+    running = figures.running
+    doing = _count(running, "task running", "tasks running") if running else "No tasks running"
     where = plural(figures.workers, "worker") if figures.workers else "remote workers"
     return f"{doing} on {where}, {figures.ready or 'none'} waiting."
-
-
-def _locked(keys: list[int], session: Sentence, remedy: str) -> Need:
-    rows = f"The rows of {len(keys)} tasks are locked by "
-    if len(keys) == 1:
-        rows = f"The row of task:{keys[0]} is locked by "
-    return Need(
-        "row_locked",
-        "critical",
-        Sentence(session.now, rows, *session.parts, "."),
-        "Neither renewal nor recovery can proceed until that transaction ends. To end it: "
-        + remedy,
-        "leasing_tasks:detail",
-        f"task:{keys[0]}",
-        key=keys[0],
-    )
-
-
-def _stuck(figures: Figures) -> Need | None:
-    # What a sweep is about to find is no news, as long as somebody sweeps.
-    stuck = figures.overdue if figures.sweepers else figures.stuck
-    if not stuck or stuck.value <= sum(len(keys) for keys, *_ in figures.locks):
-        return None
-    heals = (
-        "Recovery should have taken it by now: its page says what is in the way."
-        if figures.sweepers and stuck.value == 1
-        else "Recovery should have taken them by now: their pages say what is in the way."
-        if figures.sweepers
-        else "This will not recover automatically: no running worker recovers tasks. Start one: "
-        "manage.py run_worker."
-    )
-    headline = f"{_tasks(stuck, 'is', 'are')} stuck: lease expired, or no progress."
-    code = "stuck" if figures.sweepers else "no_recoverer"
-    return Need(code, "critical", headline, heals, "leasing_tasks:stuck", "Stuck tasks")
-
-
-def _workers(figures: Figures, unread: Sequence[str]) -> Need | None:
-    if figures.workers:
-        return None
-    if "workers" in unread:
-        return None
-    if _held_remotely(figures):
-        return None
-    if not figures.running and not _is_due(figures):
-        return Need(
-            "nobody_works",
-            "info",
-            "No workers are running. No tasks are waiting for one.",
-            "Start a worker: manage.py run_worker.",
-            "leasing_tasks:workers",
-            "Workers",
-        )
-    return Need(
-        "no_worker",
-        "critical",
-        f"No workers are running; {_waiting_tasks(figures.ready or Capped(0))}.",
-        "Tasks wait until one is started: manage.py run_worker. Remote workers are seen only "
-        "while they hold tasks.",
-        "leasing_tasks:workers",
-        "Workers",
-    )
 
 
 def _is_due(figures: Figures) -> bool:
@@ -501,63 +466,19 @@ def _held_remotely(figures: Figures) -> bool:
     return figures.running.value > figures.stuck.value
 
 
-def _failed(figures: Figures) -> Need | None:
-    if not figures.failed:
-        return None
-    detail: list[str | Moment] = []
-    for each in figures.failures[:NAMED]:
-        detail += [f"{each.count} {each.name}: {each.error}, the last ", Moment(each.at), " · "]
-    if more := len(figures.failures) - NAMED:
-        detail += [f"{plural(more, 'more error')} · "] * (more > 0)
-    stays = "A failed task stays failed until someone retries or discards it."
-    is_fresh = any(figures.now - each.at < FRESH for each in figures.failures)
-    return Need(
-        "failed",
-        "warning" if is_fresh else "info",
-        f"{_tasks(figures.failed, 'has', 'have')} failed.",
-        Sentence(figures.now, *detail, stays),
-        "leasing_tasks:list",
-        "Failed tasks",
-        "?state=failed",
-    )
-
-
-def _generator(figures: Figures) -> Need | None:
-    if figures.start_unheard is not None and figures.start_unheard > PATIENCE:
-        return Need(
-            "start_unheard",
-            "warning",
-            f"The generator was started {span(figures.start_unheard)} ago but is not running.",
-            "No generator process has picked it up. Start one: manage.py run_generator.",
-            "leasing_tasks:generator",
-            "Generator",
-        )
-    if figures.stop_unheard is not None and figures.stop_unheard > PATIENCE:
-        return Need(
-            "stop_unheard",
-            "warning",
-            f"The generator was stopped {span(figures.stop_unheard)} ago, but its holder has "
-            "not acknowledged it.",
-            "Nothing is generated in the meantime: every batch checks first.",
-            "leasing_tasks:generator",
-            "Generator",
-        )
-    return None
+def _by(row: Queue | Schedule) -> str:
+    return f" by {row.paused_by}" if row.paused_by else ""
 
 
 def _named(workers: Sequence[str]) -> str:
     if len(workers) > NAMED:
         return f"{len(workers)} workers"
-    return f"Worker{'s' * (len(workers) > 1)} {_and(workers)}"
+    return f"Worker{'s' * (len(workers) > 1)} {in_a_row(workers)}"
+
+
+def _count(count: Capped, one: str, many: str) -> str:
+    return f"1 {one}" if count.value == 1 else f"{count} {many}"
 
 
 def _waiting_tasks(count: Capped) -> str:
-    return _tasks(count, "is waiting", "are waiting")
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def _tasks(count: Capped, one: str, many: str) -> str:
-    return f"1 task {one}" if count.value == 1 else f"{count} tasks {many}"
+    return _count(count, "task is waiting", "tasks are waiting")

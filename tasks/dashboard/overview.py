@@ -145,7 +145,6 @@ def _figures(
     present = _present(workers)
     lines = queues.lines if queues else []
     counts = count_often("overview", _tallies)
-    oldest = queues.oldest if queues else None
     return Figures(
         running=counts["running"]["all"],
         stuck=counts["running"]["stuck"],
@@ -153,8 +152,7 @@ def _figures(
         overdue=counts["running"]["overdue"],
         ready=queues.ready if queues else None,
         scheduled=queues.scheduled if queues else None,
-        longest_wait=now - oldest[0] if oldest else None,
-        longest_wait_in=oldest[1] if oldest else "",
+        oldest=queues.oldest if queues else None,
         wanted=_wanted(now),
         reasons=sorted((why for line in lines for why in line.reasons), key=lambda why: why.since),
         paused=[line for line in lines if line.is_paused],
@@ -177,7 +175,7 @@ def _figures(
         overdue_schedules=counts["schedules"]["overdue"],
         **_paused_schedules(now),
         unknown=_unknown(queues, fresh=fresh),
-        locks=_locks(now),
+        locks=_locks(),
         **_desired(status, now),
     )
 
@@ -190,13 +188,13 @@ def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, Unknown]:
     return shared("unknown tasks", UnknownName().by_name, fresh=fresh, seconds=UNKNOWN_FOR)
 
 
-def _locks(now: datetime) -> list[tuple[list[int], Sentence, str]]:
+def _locks() -> dict[RowLock, list[int]]:
     half = ExpressionWrapper(DbNow() + F("ttl") / 2, output_field=DateTimeField())
     late = Task.objects.home().running().filter(expires_at__lt=half).order_by()
     found: defaultdict[RowLock, list[int]] = defaultdict(list)
     for key, lock in row_locks(late[:LATE_READ]).items():
         found[lock].append(key)
-    return [(keys, Sentence(now, *lock.parts), lock.remedy) for lock, keys in found.items()]
+    return found
 
 
 def _wanted(now: datetime) -> list[tuple[str, Sentence]]:

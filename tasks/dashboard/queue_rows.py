@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -103,10 +104,7 @@ def read_queues(
     known = {queue.name: queue for queue in Queue.objects.home()[:QUEUES_SHOWN]}
     if workers is None:
         workers = Worker.objects.home().present().only("queues")
-    serving: dict[str, int] = {}
-    for worker in workers:
-        for name in worker.queues:
-            serving[name] = serving.get(name, 0) + 1
+    serving = Counter(name for worker in workers for name in worker.queues)
     running: dict[str, int] = dict(query_rows((_running, using), _running))
     is_deep = count_of("waiting", fresh=fresh).value > COUNT_CAP
     counted_at = None
@@ -121,13 +119,14 @@ def read_queues(
         QueueLine(
             name,
             known.get(name),
-            Capped(depths.get(name, Depth()).ready),
-            Capped(depths.get(name, Depth()).scheduled),
+            Capped(depth.ready),
+            Capped(depth.scheduled),
             running.get(name, 0),
-            depths.get(name, Depth()).due_since,
-            serving.get(name, 0),
+            depth.due_since,
+            serving[name],
         )
         for name in names
+        for depth in [depths.get(name, Depth())]
     ]
     late = (now or database_now(using)) - WAITS
     if waiting := [name for since, name in _waiting_longest(lines) if since < late]:

@@ -71,15 +71,15 @@ class Deaths:
 
 @dataclass(frozen=True)
 class Silent:
-    """Workers that are late or gone, and the tasks that they hold."""
+    """Workers that are late or gone, and the number and the latest deadline of their tasks."""
 
-    names: list[str]
-    #: The process of each: "process 27177 on vm".
-    processes: list[str]
-    #: The numbers of their slots by kind.
-    slots: Counter[str]
+    workers: Sequence[Worker]
     held: int = 0
     until: datetime | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [worker.name for worker in self.workers]
 
 
 def long_runs(now: datetime) -> list[LongRun]:
@@ -107,12 +107,10 @@ def failed_tasks() -> list[Failures]:
 def failing(now: datetime) -> list[Failures]:
     """Return the handlers of whose attempts in the last minute at least half failed with one
     error, the most first."""
-    attempts: Any = TaskAttempt.objects.home()
     since = now - FAILING_WITHIN
-    newest = Subquery(attempts.order_by("-pk").values("pk")[:1])
-    late = attempts.filter(pk__gt=newest - READ, ended_at__gte=since)
     rows = (
-        late.filter(outcome=AttemptOutcome.FAILED)
+        _newest_attempts(since)
+        .filter(outcome=AttemptOutcome.FAILED)
         .order_by("-pk")
         .values_list("task__name", Left("error", ERROR_SHOWN), "task", "task__queue", "ended_at")
     )
@@ -173,15 +171,11 @@ def deaths(workers: Iterable[Worker], now: datetime) -> Deaths | None:
 
 
 def silent(workers: Sequence[Worker]) -> Silent | None:
-    """Return ``workers``, which are late or gone, with the number of tasks that they hold and the
-    latest deadline of those; None of none."""
+    """Return ``workers``, which are late or gone, with what they hold; None of none."""
     if not workers:
         return None
-    names = [worker.name for worker in workers]
-    held = Task.objects.home().running().unexpired().filter(holder__in=names)
-    found = held.order_by().aggregate(held=Count("pk"), until=Max("expires_at"))
-    processes = [f"process {worker.pid} on {worker.hostname}" for worker in workers]
-    return Silent(names, processes, slots_by_kind(workers), **found)
+    held = Task.objects.home().running().unexpired().filter(holder__in=[w.name for w in workers])
+    return Silent(workers, **held.order_by().aggregate(held=Count("pk"), until=Max("expires_at")))
 
 
 def slots_by_kind(workers: Iterable[Worker]) -> Counter[str]:

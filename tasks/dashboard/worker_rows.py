@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 from django.urls import reverse
 
+from leasing.humanize import in_a_row
 from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import Task, TaskAttempt, Worker, WorkerState
 from tasks.models.worker import ProcessEnd
@@ -245,3 +246,15 @@ def past_of(worker: Worker) -> Past:
 def _of(worker: Worker, rows: Any) -> list[int]:
     latest = rows.values_list("pk", "holder")[:LOOKED_THROUGH]
     return [pk for pk, holder in latest if holder == worker.name][:REMEMBERED]
+
+
+def if_frozen(workers: Sequence[Worker]) -> str:
+    """Return what to do if ``workers``, which are late or gone, are frozen."""
+    processes = in_a_row([f"process {worker.pid} on {worker.hostname}" for worker in workers])
+    exist, they, them = "exist", "they are", "them"
+    if len(workers) == 1:
+        exist, they, them = "exists", "it is", "it"
+    return (
+        f"If {processes} still {exist}, {they} frozen: end {them}, since a supervisor restarts "
+        "only what has ended."
+    )

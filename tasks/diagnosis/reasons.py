@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -30,27 +31,21 @@ class Reason:
     queue: str
     #: The diagnosis of one of them.
     diagnosis: Diagnosis
-    #: The number of them.
-    count: Capped
-    #: Since when the first of them has been due, and for how long.
+    #: Since when the first of them has been due.
     since: datetime
-    wait: timedelta = field(compare=False)
     #: The reason in words, with their number and the time.
     sentence: Sentence
 
 
-def reasons(queues: Iterable[str], *, fresh: bool = True) -> dict[str, list[Reason]]:
+def reasons(queues: Sequence[str], *, fresh: bool = True) -> dict[str, list[Reason]]:
     """Return why tasks wait, by queue, the longest first: of EXPLAINED of ``queues``.
 
     Args:
         queues: Names of queues.
         fresh: False if the workers and what they hold may be those of another poll.
     """
-    names = list(queues)[:EXPLAINED]
-    if not names:
-        return {}
     around = look_around(fresh=fresh)
-    return {name: reasons_in(name, around) for name in names}
+    return {name: reasons_in(name, around) for name in queues[:EXPLAINED]}
 
 
 def reasons_in(queue: str, around: Surroundings) -> list[Reason]:
@@ -60,26 +55,25 @@ def reasons_in(queue: str, around: Surroundings) -> list[Reason]:
     columns = "name", "concurrency_key", "concurrency_limit", "scheduled_at", "created_at"
     read = list(rows.order_by("kind", *CLAIM_ORDER).values_list(*columns)[: LOOKED_AT + 1])
     firsts: dict[tuple[Any, ...], Task] = {}
-    counts: dict[tuple[Any, ...], int] = {}
+    counts = Counter[tuple[Any, ...]]()
     for name, key, limit, due_at, created_at in read:
         if due_at > around.now:
             continue
         group = name, key if around.keys[key] else "", limit
-        if (first := firsts.get(group)) is None:
+        if group not in firsts:
             terms = {"concurrency_key": key, "concurrency_limit": limit, "created_at": created_at}
-            first = firsts[group] = Task(name=name, queue=queue, scheduled_at=due_at, **terms)
-        first.scheduled_at = min(first.scheduled_at, due_at)
-        counts[group] = counts.get(group, 0) + 1
+            firsts[group] = Task(name=name, queue=queue, scheduled_at=due_at, **terms)
+        firsts[group].scheduled_at = min(firsts[group].scheduled_at, due_at)
+        counts[group] += 1
     around = replace(around, key_holders=holders_of_keys(firsts.values(), around))
-    found: dict[str, tuple[Diagnosis, int, datetime]] = {}
+    alike: defaultdict[str, list[tuple[Diagnosis, int, datetime]]] = defaultdict(list)
     for group, first in firsts.items():
         diagnosis = waiting(first, around.now, around)
-        _, others, since = found.get(diagnosis.headline, (None, 0, first.scheduled_at))
-        since = min(since, first.scheduled_at)
-        found[diagnosis.headline] = diagnosis, others + counts[group], since
-    told = []
-    for diagnosis, number, since in found.values():
-        count = Capped(number, LOOKED_AT, more=len(read) > LOOKED_AT)
+        alike[diagnosis.headline].append((diagnosis, counts[group], first.scheduled_at))
+    found = []
+    for each in alike.values():
+        diagnosis, since = each[-1][0], min(due_at for *_, due_at in each)
+        count = Capped(sum(number for _, number, _ in each), LOOKED_AT, len(read) > LOOKED_AT)
         sentence = many(diagnosis, around.now, count, since)
-        told.append(Reason(queue, diagnosis, count, since, around.now - since, sentence))
-    return sorted(told, key=lambda reason: reason.since)
+        found.append(Reason(queue, diagnosis, since, sentence))
+    return sorted(found, key=lambda reason: reason.since)

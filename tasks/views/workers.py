@@ -50,10 +50,7 @@ def _next(worker: Worker, state: WorkerState) -> str:
         return "Nothing. Its parent has handed back its tasks."
     next_ = NEXT_IN_FLEET.get(state, NEXT[state]) if worker.fleet else NEXT[state]
     if state in (WorkerState.LATE, WorkerState.GONE):
-        next_ += (
-            f" If process {worker.pid} on {worker.hostname} still exists, it is frozen: end it, a "
-            "supervisor restarts only what has ended."
-        )
+        next_ += f" {worker_rows.if_frozen([worker])}"
     return next_
 
 
