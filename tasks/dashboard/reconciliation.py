@@ -36,7 +36,6 @@ BADGES: Final = {
     OPEN: Badge("open", "warn", "alert", "▲"),
     PERHAPS_TWICE: Badge("perhaps twice", "crit", "swap", "⇄"),
 }
-KEY_COLUMNS: Final[Mapping[Any, str]] = {Task: "idempotency_key", OnceKey: "key"}
 KEYS: Final = [
     *plain("source", "key"),
     Column("id", lambda row: row.lease_id),
@@ -93,14 +92,7 @@ def _found(rows: Any, source: str, is_open: Q, is_twice: Q, **columns: Any) -> A
     return rows.annotate(source=Value(source), finding=finding, **columns)
 
 
-def wanted_of(rows: Any, key: str) -> Any:
-    """Return those of ``rows`` with the key that is wanted; all if it is empty."""
-    return rows.filter(**{KEY_COLUMNS[rows.model]: key}) if key else rows
-
-
-def counts(sources: Iterable[Any], key: str) -> dict[str, Capped]:
+def counts(sources: Iterable[Any]) -> dict[str, Capped]:
     """Return the number of keys in each of LISTS; one statement counts the newest of them."""
-    found = count_together(
-        {rows.model: Tally(wanted_of(rows, key).order_by("-pk"), LISTS) for rows in sources}
-    )
+    found = count_together({rows.model: Tally(rows.order_by("-pk"), LISTS) for rows in sources})
     return {name: sum((each[name] for each in found.values()), Capped(0)) for name in LISTS}

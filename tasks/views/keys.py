@@ -16,52 +16,41 @@ from leasing.web.polling import answer, read_list
 from tasks.dashboard import reconciliation
 from tasks.dashboard.forms import KeyFilter
 
-VIEW, TEMPLATE = "leasing_tasks.view_task", "leasing_tasks/keys.html"
+VIEW, VIEW_ONCE = "leasing_tasks.view_task", "leasing.view_lease"
+TEMPLATE = "leasing_tasks/keys.html"
 
 
 @page(VIEW)
 def key_list(request: HttpRequest) -> HttpResponse:
     """Keys that are open or perhaps done twice, or all, the newest first."""
     form = KeyFilter(request.GET)
-    sources = _sources(request)
 
     def read(now: datetime) -> dict[str, Any]:
         wanted = form.cleaned_data
         search = reconciliation.LISTS[wanted["state"]] or None
-        return {
-            "filter": wanted,
-            "address": urlencode({"state": wanted["state"], "q": wanted["q"]}),
-            "sections": [
-                (
-                    title,
-                    found,
-                    [(row, reconciliation.BADGES.get(row.finding)) for row in found.rows],
-                )
-                for title, rows in sources.items()
-                for found in [
-                    page_of(
-                        reconciliation.wanted_of(rows, wanted["q"]), wanted["at"], search=search
-                    )
-                ]
-            ],
-        }
+        sections = []
+        for title, rows in _sources(request, wanted["q"]).items():
+            found = page_of(rows, wanted["at"], search=search)
+            marked = [(row, reconciliation.BADGES.get(row.finding)) for row in found.rows]
+            sections.append((title, found, marked))
+        address = urlencode({"state": wanted["state"], "q": wanted["q"]})
+        return {"filter": wanted, "address": address, "sections": sections}
 
     def count() -> dict[str, Any]:
-        counts = reconciliation.counts(sources.values(), form.cleaned_data["q"])
-        current = form.cleaned_data["state"]
-        return {
-            "tabs": [
-                {
-                    "state": name,
-                    "label": label,
-                    "count": counts[name],
-                    "is_current": name == current,
-                }
-                for name, label in KeyFilter.STATES
-            ]
-        }
+        wanted = form.cleaned_data
+        counts = reconciliation.counts(_sources(request, wanted["q"]).values())
+        tabs = [
+            {
+                "state": name,
+                "label": label,
+                "count": counts[name],
+                "is_current": name == wanted["state"],
+            }
+            for name, label in KeyFilter.STATES
+        ]
+        return {"tabs": tabs}
 
-    reading = read_list(request, form, read, count, apart=len(sources))
+    reading = read_list(request, form, read, count, apart=request.user.has_perm(VIEW_ONCE))
     return answer(request, TEMPLATE, {"form": form}, reading)
 
 
@@ -73,16 +62,15 @@ def key_export(request: HttpRequest, form: str) -> HttpResponseBase:
         return answer(request, TEMPLATE, {"form": asked})
     wanted = asked.cleaned_data
     search = reconciliation.LISTS[wanted["state"]] or None
-    chunks = chain.from_iterable(
-        chunks_of(reconciliation.wanted_of(rows, wanted["q"]), search=search)
-        for rows in _sources(request).values()
-    )
+    sources = _sources(request, wanted["q"]).values()
+    chunks = chain.from_iterable(chunks_of(rows, search=search) for rows in sources)
     return export(request, chunks, reconciliation.KEYS, form, f"keys-{wanted['state']}")
 
 
-def _sources(request: HttpRequest) -> dict[str, Any]:
-    """Return the keys that the user may see, by the titles of their lists."""
+def _sources(request: HttpRequest, key: str) -> dict[str, Any]:
+    """Return the keys that the user may see, by the titles of their lists: of ``key`` alone unless
+    that is empty."""
     sources = {"Keys of enqueues": reconciliation.enqueued()}
-    if request.user.has_perm("leasing.view_lease"):
+    if request.user.has_perm(VIEW_ONCE):
         sources["Keys of once"] = reconciliation.done_once()
-    return sources
+    return {title: rows.filter(key=key) if key else rows for title, rows in sources.items()}
