@@ -118,7 +118,6 @@ def look_around(
     tasks = list(tasks)
     around = shared("surroundings", _everyone, fresh=fresh)
     now = now or database_now(leasing_settings.DATABASE)
-    put_off = _put_off([task for task in tasks if _may_be_put_off(task, now)])
     held = {
         each.name for each in tasks if each.status == TaskStatus.RUNNING and each.expires_at > now
     }
@@ -127,7 +126,7 @@ def look_around(
         around,
         now=now,
         losses=_losses(tasks),
-        put_off=put_off,
+        put_off=_put_off(tasks, now),
         usual=usual(held, now),
         key_holders=holders_of_keys(tasks, around),
         key_waiters=_key_waiters(tasks),
@@ -224,18 +223,19 @@ def _losses(tasks: Iterable[Task]) -> dict[int, list[tuple[str, bool]]]:
     return {key: holders for key, holders in found.items() if len(holders) >= FLAPS}
 
 
-def _may_be_put_off(task: Task, now: datetime) -> bool:
-    is_later = task.status == TaskStatus.READY and task.scheduled_at > now
-    return is_later and task.grants > task.attempts  # a claim was not counted
-
-
-def _put_off(tasks: list[Task]) -> dict[int, str]:
-    """Return why the latest attempt of each of ``tasks`` put it off."""
-    if not tasks:
+def _put_off(tasks: list[Task], now: datetime) -> dict[int, str]:
+    """Return why the latest attempt of each of ``tasks`` that is scheduled for later put it off,
+    which counted no claim."""
+    later = [
+        task.pk
+        for task in tasks
+        if task.status == TaskStatus.READY and task.scheduled_at > now
+        if task.grants > task.attempts
+    ]
+    if not later:
         return {}
-    attempts = TaskAttempt.objects.home().filter(task__in=[task.pk for task in tasks])
-    latest: dict[int, tuple[str, str]] = {}
-    rows = attempts.order_by("-pk").values_list("task", "outcome", "error")
-    for key, outcome, error in rows[:MAX_ATTEMPTS_READ]:
-        latest.setdefault(key, (outcome, error))
+    attempts = TaskAttempt.objects.home().filter(task__in=later).order_by("-pk")
+    latest: dict[int, list[str]] = {}
+    for key, *end in attempts.values_list("task", "outcome", "error")[:MAX_ATTEMPTS_READ]:
+        latest.setdefault(key, end)
     return {key: why for key, (outcome, why) in latest.items() if outcome in _PUT_OFF and why}
