@@ -12,7 +12,8 @@ from tasks.diagnosis.unclaimed import diagnosed
 from tasks.models import Task
 
 START_A_RELAY = (
-    "It waits until a relay (manage.py run_relay) or a worker (manage.py run_worker) is started."
+    "Its tasks wait until a relay (manage.py run_relay) or a worker (manage.py run_worker) is "
+    "started."
 )
 
 
@@ -29,7 +30,7 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
             f"Only Celery workers serve the queue {task.queue}, and its tasks are not published to "
             "them: TASK_QUEUE['CELERY_QUEUES'] does not list it."
         )
-        next_ = "It waits until the queue is listed, or a worker serves it: manage.py run_worker."
+        next_ = "Its tasks wait until it is listed, or a worker serves it: manage.py run_worker."
         until = "The queue is published or served."
         return diagnosed("no_worker", "critical", headline, next_, until, facts)
     if task.has_message:
@@ -44,8 +45,8 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
     headline = "Due, but not yet published to the Celery broker."
     window = task_settings.CELERY_WINDOW
     next_ = (
-        f"The relay publishes it at its next poll, or when it is among the first {window:,} of its "
-        "queue. If that does not happen, check the relay's log: the broker may be down."
+        f"At each poll the relay publishes due tasks, the first {window:,} of a queue. If that "
+        "does not happen, check the relay's log: the broker may be down."
     )
     return diagnosed("unpublished", "info", headline, next_, "The relay publishes it.", facts)
 

@@ -99,8 +99,8 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     able = [worker for worker in serving if task.name in worker.handlers]
     if not serving and task.queue in around.held_queues:
         headline = "Due. Remote workers hold tasks of its queue."
-        next_ = "One of them claims it as soon as it has a free slot."
-        why: Sequence[str] = ("only remote workers serve it, and none of them has claimed them",)
+        next_ = "A remote worker claims tasks when it has free slots."
+        why: Sequence[str] = ("only remote workers serve it, and none claims more tasks",)
         until = "A free slot."
         return Waiting("due", "ok", headline, next_, until=until, facts=facts, for_=for_, why=why)
     if not serving:
@@ -109,7 +109,7 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         if task.queue not in task_settings.CELERY_QUEUES:
             or_celery = ""
         next_ = (
-            "It waits until such a worker is started: manage.py run_worker --queue "
+            "Its tasks wait until such a worker is started: manage.py run_worker --queue "
             f"{task.queue}{or_celery}."
         )
         until = "A worker serves the queue."
@@ -121,7 +121,7 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     awake = [worker for worker in able if around.is_live(worker.name)]
     if not awake:
         headline = "No worker that can run it is sending heartbeats."
-        next_ = "It starts when one recovers, or another is started: manage.py run_worker."
+        next_ = "Tasks start when one recovers, or another is started: manage.py run_worker."
         return diagnosed("no_worker", "warning", headline, next_, "A worker is back.", facts)
     by_message = all(worker.role == WorkerRole.CELERY for worker in awake)
     if by_message and (found := unpublished(task, around, facts)):
@@ -133,8 +133,8 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if by_message:
         return published(task, now, facts)
     headline = "Due. A worker has a free slot for it."
-    next_ = "It is claimed at the next poll."
-    why, until = ("a worker has a free slot, but has not claimed them",), "The next poll."
+    next_ = "The worker claims due tasks at its next poll."
+    why, until = ("a worker has a free slot, but claims nothing",), "The next poll."
     return Waiting("due", "ok", headline, next_, until=until, facts=facts, for_=for_, why=why)
 
 
@@ -250,13 +250,13 @@ def _saturated(
     if blocked := sum(each.blocked for each in slots):
         why.append(f"{separator}{blocked:,} blocked by handlers whose tasks have ended")
     next_ = (
-        "It starts when a slot becomes free; tasks of higher priority go first. To run more at a "
-        f"time, start another worker, or give each more {many} ({option})."
+        "Tasks start as slots become free, those of higher priority first. To run more at a time, "
+        f"start another worker, or give each worker more {many} ({option})."
     )
     if blocked:
         next_ += (
-            " A blocked slot is free when its handler returns, or its worker is restarted: see "
-            "the timeouts in the worker's log."
+            " A blocked slot becomes free when its handler returns, or its worker is restarted: "
+            "see the timeouts in the worker's log."
         )
     headline = Sentence(now, f"Waits{for_}: ", *why, ".")
     return Waiting(
@@ -294,7 +294,7 @@ def _key_held(
         "key_held",
         "info",
         headline,
-        "It starts in its turn, when one of those tasks ends or is recovered.",
+        "Waiting tasks start in turn, as those that hold the key end or are recovered.",
         who=f"Nobody. Its key is held by {named}.",
         until="One of those tasks ends.",
         facts=facts,
@@ -310,7 +310,7 @@ def _paused(queue: Queue, facts: list[tuple[str, str]]) -> Diagnosis:
     if queue.reason:
         facts.append(("Reason", queue.reason))
     headline = f"The queue {queue.name} is paused" + (f": {queue.reason}" if queue.reason else ".")
-    next_ = "It waits until someone resumes the queue."
+    next_ = "Its tasks wait until someone resumes it."
     until = "Someone resumes the queue."
     actions = [RESUME, RESCHEDULE, CANCEL]
     return diagnosed("queue_paused", "warning", headline, next_, until, facts, actions)

@@ -208,7 +208,7 @@ def test_there_are_issues_once_a_task_has_been_due_for_long(
     assert is_well(page) == (not tones)
     if tones:
         told = need(page, "waits_long").one(".loud").text
-        assert "1 task waits in the queue default for " in told and "claimed them" in told
+        assert "1 task waits in the queue default for " in told and "claims" in told
 
 
 def test_tasks_that_no_worker_knows_are_a_problem_while_they_are_put_off(viewer: Client) -> None:

@@ -96,8 +96,8 @@ def unclaimed() -> str:
     of_ann()
     waiting(1)
     return (
-        "1 task waits in the queue default for 1 min 40 s: a worker has a free slot, but has not "
-        "claimed them."
+        "1 task waits in the queue default for 1 min 40 s: a worker has a free slot, but claims "
+        "nothing."
     )
 
 
