@@ -17,6 +17,7 @@ from leasing.dashboard.forms import (
 from leasing.validation.moments import check_moment
 from tasks.conf import task_settings
 from tasks.dashboard.listing import STATES
+from tasks.dashboard.reconciliation import LISTS
 from tasks.querysets.base import PRIORITIES
 
 _UNKNOWN_STATE = {"invalid_choice": "Unknown state “%(value)s”. Choose one of the tabs."}
@@ -46,12 +47,7 @@ class StateFilter(PageFilter):
 class KeyFilter(StateFilter):
     """Choose keys by what a reconciliation finds of them, or one key."""
 
-    STATES = (
-        ("findings", "Findings"),
-        ("open", "Open"),
-        ("perhaps_twice", "Perhaps twice"),
-        ("all", "All"),
-    )
+    STATES = tuple((name, name.replace("_", " ").capitalize()) for name in LISTS)
 
     q = forms.CharField(max_length=200, required=False, label="Key")
 

@@ -11,7 +11,7 @@ from django.db.models import Count, Min, Q
 from leasing.conf import leasing_settings
 from leasing.db.questions import query_rows
 from leasing.functions import DbNow
-from tasks.maintenance.invariants import GIVEN_BACK, PutOff, UnknownName
+from tasks.maintenance.invariants import GIVEN_BACK, UnknownName
 from tasks.models import Task, TaskStatus
 
 
@@ -23,11 +23,6 @@ class Depth:
     scheduled: int = 0
     due_since: datetime | None = None
 
-    def with_put_off(self, tasks: PutOff) -> Depth:
-        """Return the depth with ``tasks`` among those that are due."""
-        since = min(filter(None, (self.due_since, tasks.since)))
-        return Depth(self.ready + tasks.later, self.scheduled - tasks.later, since)
-
 
 def count_depths() -> dict[str, Depth]:
     """Return the depth of each queue in which tasks wait. Those that no worker has a handler for
@@ -36,8 +31,10 @@ def count_depths() -> dict[str, Depth]:
     depths = {queue: Depth(*figures) for queue, *figures, _ in read}
     if any(given_back for *_, given_back in read):
         for queue, tasks in UnknownName().put_off().items():
-            if queue in depths:  # or its first task has come since
-                depths[queue] = depths[queue].with_put_off(tasks)
+            if depth := depths.get(queue):  # or its first task has come since
+                since = min(filter(None, (depth.due_since, tasks.since)))
+                now, later = depth.ready + tasks.later, depth.scheduled - tasks.later
+                depths[queue] = Depth(now, later, since)
     return depths
 
 
