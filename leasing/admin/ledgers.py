@@ -11,6 +11,7 @@ from django.utils.safestring import SafeString
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.links import badge_column, column, json_column, link, short, short_column
 from leasing.models import AuditEntry, LeaseEvent
+from leasing.runtime.labels import label
 from leasing.web import navigation
 from leasing.web.badges import badge_of_entry, badge_of_event
 
@@ -33,7 +34,9 @@ class LeaseEventAdmin(ReadOnlyAdmin):
     )
 
     badge = badge_column(lambda event: badge_of_event(event.kind), "event")
-    leased = column("resource", lambda event: _row(event.model, event.key, short(event.resource)))
+    leased = column(
+        "resource", lambda event: _row(event.model, event.key, short(label(event.resource)))
+    )
     held_by = short_column("holder")
     why = short_column("reason")
 

@@ -6,6 +6,7 @@ from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
 from leasing import audit
+from leasing.dashboard.lease_lists import is_internal
 from leasing.diagnosis.lease import explain
 from leasing.diagnosis.ttl import History, TooFewSamples, history_of_lease, readers, suggest
 from leasing.humanize import ago, plural, stamp, until
@@ -70,7 +71,8 @@ class Command(SubcommandsCommand):
             leases = leases.filter(grants=0)
         elif options["state"]:
             leases = getattr(leases, options["state"])()
-        rows = list(leases.with_state().order_by("resource"))
+        # An application's before those that workers hold for their own services.
+        rows = sorted(leases.with_state().order_by("resource"), key=is_internal)
         head = ("RESOURCE", "STATE", "HOLDER", "UNTIL", "TOKEN")
         table = [head, *(_columns(lease) for lease in rows)]
         none = f"No lease is {options['state']}." if options["state"] else "No leases."

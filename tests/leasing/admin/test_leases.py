@@ -105,6 +105,13 @@ def test_an_event_of_a_model_that_is_gone_still_shows(viewer: Client) -> None:
     assert lease.resource in get(viewer, EVENTS).text
 
 
+def test_an_event_names_a_task_as_pages_and_commands_do(viewer: Client) -> None:
+    resource = "/api/tasks/1203"
+    LeaseEvent(model="leasing_tasks.task", key="1203", resource=resource, kind="lost").save()
+    text = get(viewer, EVENTS).text
+    assert "task:1203" in text and resource not in text
+
+
 def test_the_search_finds_exact_names_and_ids_only(viewer: Client) -> None:
     one, two = make_lease(resource="berth one"), make_lease(resource="berth one more")
     assert len(get(viewer, f"{LEASES}?q=berth+one").rows) == 1

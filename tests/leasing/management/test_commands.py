@@ -65,6 +65,7 @@ def test_the_list_is_a_table_in_the_order_of_names(
     make_lease(resource="crane:2", holder="bob", ttl=30)
     make_lease(resource="crane:10", holder="ann", state="expired")
     make_lease(resource="a free one", state="free")
+    make_lease(resource="leasing_tasks.recovery", holder="bob", ttl=30)  # a worker's own
     lease = make_lease(resource="released", holder="cyd", state="released")
     database_clock.advance(7)
 
@@ -82,6 +83,7 @@ def test_the_list_is_a_table_in_the_order_of_names(
         ["crane:10", "expired", "ann", ["8 s"], token],
         ["crane:2", "active", "bob", ["23 s"], token],
         ["released", "released", "cyd", ["7 s"], token],
+        ["leasing_tasks.recovery", "active", "bob", ["23 s"], token],
     ]
 
 
