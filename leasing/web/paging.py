@@ -7,9 +7,9 @@ time and says so; its next page goes on from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic
+from typing import Any, Generic
 
 from django.db import models
 from django.db.models import Q
@@ -21,6 +21,11 @@ from leasing.web.keyset import Record, rows_from
 PAGE_SIZE = 50
 #: Among how many rows one page of a search looks.
 REACH = 10_000
+#: The same of a search that reads what it searches.
+READING_REACH = 1_000
+#: A condition that no index serves, or a function that returns it for the rows among which a page
+#: looks: it may read them.
+Search = Q | Callable[[models.QuerySet[Any]], Q]
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ def page_of(
     cursor: Cursor | None,
     size: int = PAGE_SIZE,
     order: Order = NEWEST_FIRST,
-    search: Q | None = None,
+    search: Search | None = None,
     *,
     reach: int | None = None,
 ) -> Page[Record]:
@@ -56,17 +61,18 @@ def page_of(
         size: Rows of a page.
         order: The order of the list.
         search: A condition for the rows; None: all rows.
-        reach: The number of rows among which the search looks; None: REACH.
+        reach: The number of rows among which the search looks; None: REACH or READING_REACH.
     """
-    reach = reach or REACH
+    reach = reach or (READING_REACH if callable(search) else REACH)
     cursor = _of_model(rows.model, cursor)
     backwards = cursor is not None and cursor.side == "newer"
     there, end = rows_from(rows, cursor, order), None
-    if search is None:
+    wanted = condition_of(search, there, reach)
+    if wanted is None:
         found = keyset.nearest(there, order, size + 1)
         places = [cursor_of(row, order) for row in found]
     else:
-        places, end = keyset.search(there, order, search, size + 1, reach)
+        places, end = keyset.search(there, order, wanted, size + 1, reach)
         by = there.query.order_by
         found = list(rows.filter(pk__in=[each.key for each in places]).order_by(*by))
     has_more, places = len(places) > size, places[:size]
@@ -79,6 +85,11 @@ def page_of(
     if backwards:
         return replace(page, newer=replace(end, side="newer").encode())
     return replace(page, older=end.encode())
+
+
+def condition_of(search: Search | None, rows: models.QuerySet[Any], reach: int) -> Q | None:
+    """Return the condition of ``search`` for the next ``reach`` of ``rows``, which are sorted."""
+    return search(rows[:reach]) if callable(search) else search
 
 
 def _of_model(model: type[models.Model], cursor: Cursor | None) -> Cursor | None:
@@ -127,7 +138,7 @@ def cursor_of(row: models.Model, order: Order) -> Cursor:
 def chunks_of(
     rows: models.QuerySet[Record],
     order: Order = NEWEST_FIRST,
-    search: Q | None = None,
+    search: Search | None = None,
     size: int = 500,
 ) -> Iterator[Sequence[Record]]:
     """Yield rows as the pages show them, ``size`` at a time, for an export. Arguments are those of

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -14,13 +14,21 @@ from django.utils.safestring import SafeString
 from leasing.admin.columns import NOTHING, stamped
 from leasing.admin.filters import StateFilter
 from leasing.admin.leases import LeasableAdmin, RevokeAction
-from leasing.admin.links import badge_column, column, json_column, related, short_column, site_url
+from leasing.admin.links import (
+    badge_column,
+    column,
+    json_column,
+    related,
+    short,
+    short_column,
+    site_url,
+)
 from leasing.diagnosis.base import Diagnosis
 from leasing.web.badges import Badge
 from tasks import registry
 from tasks.admin.attempts import VIEW_PAYLOAD, related_to, worker_of
 from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
-from tasks.dashboard.listing import STATES, in_state, moment_of
+from tasks.dashboard.listing import PAYLOAD_START, STATES, in_state, moment_of, short_payload
 from tasks.dashboard.operator_actions import ACTIONS, REVOCATION
 from tasks.diagnosis import explain
 from tasks.models import Queue, ScheduleSlot, Task, TaskAttempt, TaskStep, Worker
@@ -111,6 +119,15 @@ class TaskAdmin(LeasableAdmin):
         ),
     )
 
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Return the columns, with the arguments for those who may see them."""
+        shown = list(super().get_list_display(request))
+        return shown if self._hidden(request) else [*shown, self.arguments]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows = super().get_queryset(request)
+        return rows if self._hidden(request) else rows.annotate(payload_start=PAYLOAD_START)
+
     def _is(self, term: str, name: str) -> Q:
         # Tasks that were stored under a former name of their handler are its tasks too.
         return Q(name__in=registry.all_names(term)) if name == "name" else super()._is(term, name)
@@ -135,6 +152,7 @@ class TaskAdmin(LeasableAdmin):
         ]
 
     called = short_column("name")
+    arguments = column("arguments", lambda task: short(short_payload(task.payload_start)))
     of_id = column("task", lambda task: f"task:{task.pk}", ordering="id")
     badge = badge_column(lambda task: badge_of_task(task, task.now))
     when = column("when", _when)

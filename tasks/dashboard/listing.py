@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import Q
-from django.db.models.functions import Left
+from django.db.models import Q, TextField
+from django.db.models.functions import Cast, Left
 from django.http import Http404
 
 from leasing.humanize import span
@@ -23,6 +24,8 @@ from leasing.web.counts import (
 )
 from leasing.web.cursors import NEWEST_FIRST, Order
 from leasing.web.fingerprint import LEASE_READ
+from leasing.web.masking import masked
+from leasing.web.paging import Search, condition_of
 from tasks import registry
 from tasks.conf import retention
 from tasks.dashboard.exports import readable
@@ -38,9 +41,14 @@ SHOWN: Final = (
 )
 #: Characters of an error that a list shows.
 ERROR_SHOWN: Final = 200
+#: Characters of the JSON of a payload that a list reads: a longer payload is neither shown in
+#: lists nor searched, since the half of a JSON text cannot be masked.
+PAYLOAD_READ: Final = 2000
+PAYLOAD_START: Final = Left(Cast("task_data", TextField()), PAYLOAD_READ + 1)
 #: Children that the page of a task lists.
 CHILDREN_SHOWN: Final = 10
-#: Filters of a list, by their names in its address; ``q`` is an id or the beginning of a name.
+#: Filters of a list, by their names in its address; ``q`` is an id, or the beginning of a name
+#: or a part of the payload.
 FILTERS: Final = ("q", "name", "queue", "holder", "since", "until")
 NOTHING_WANTED: Final = dict.fromkeys(FILTERS, "")
 
@@ -150,10 +158,12 @@ def in_state(state: str, rows: Any = None) -> Any:
             return getattr(rows, state)()
 
 
-def listed(state: str, wanted: Mapping[str, Any]) -> Any:
+def listed(state: str, wanted: Mapping[str, Any], *, sees_payload: bool = False) -> Any:
     """The tasks of the list ``state`` with what a list shows, and no more; the one with the id
-    that is ``wanted``, where it is."""
+    that is ``wanted``, where it is. The payload is not even read for users who may not see it."""
     rows = _by_id(in_state(state), wanted).only(*SHOWN)
+    if sees_payload:
+        rows = rows.annotate(payload_start=PAYLOAD_START)
     if state in ("failed", "retrying"):
         rows = rows.annotate(error_start=Left("last_error", ERROR_SHOWN))
     return rows
@@ -175,7 +185,50 @@ def exported(state: str, wanted: Mapping[str, Any], user: Any) -> Any:
     return readable(_by_id(in_state(state), wanted), user)
 
 
-def search_of(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
+def search_of(wanted: Mapping[str, Any], *, sees_payload: bool = False) -> Search | None:
+    """Return what a list is searched for by the ``wanted`` FILTERS except the id; None when there
+    is none.
+
+    Args:
+        wanted: The cleaned fields of the page's filter form.
+        sees_payload: True if ``q`` is searched for in the payloads too: as the user sees them,
+            who would else spell out a masked secret letter by letter. SQL cannot mask, so the
+            payloads among which a page looks are read.
+    """
+    text = wanted["q"] if id_of(wanted) is None else ""
+    if not (text and sees_payload):
+        return columns_search(wanted)
+    others = columns_search({**wanted, "q": ""}) or Q()
+
+    def search(rows: Any) -> Q:
+        sought = text.casefold()
+        payloads = rows.values_list("pk", PAYLOAD_START)
+        found = [pk for pk, start in payloads if sought in short_payload(start).casefold()]
+        return others & (Q(name__startswith=text) | Q(pk__in=found))
+
+    return search
+
+
+def short_payload(start: str) -> str:
+    """Return the short form of the arguments whose JSON is ``start``, as a list reads it; "…" where
+    that is only a part of them."""
+    return "…" if len(start) > PAYLOAD_READ else short_form(json.loads(start))
+
+
+def short_form(arguments: Any) -> str:
+    """Return ``arguments`` as lists show and search them, ``customer=hooli, lines=[1, 2]``, secrets
+    masked."""
+    shown = masked(arguments)
+    if not isinstance(shown, dict):  # a row that was written past enqueue: its task fails
+        return _as_text(shown)
+    return ", ".join(f"{name}={_as_text(value)}" for name, value in shown.items())
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def columns_search(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
     """Return the condition of the ``wanted`` FILTERS except the id; None when there is none.
 
     ``of_task`` is put before the columns of a task, for rows that have a task and a holder.
@@ -193,17 +246,22 @@ def search_of(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
     return Q(*demands) if demands else None
 
 
-def counts(wanted: Mapping[str, Any]) -> dict[str, Capped]:
-    """Count the tasks of each of TABS that are ``wanted``: one statement."""
-    found = count_together({state.name: tally(state.name, wanted) for state in TABS})
+def counts(wanted: Mapping[str, Any], *, sees_payload: bool = False) -> dict[str, Capped]:
+    """Count the tasks of each of TABS that are ``wanted``: one statement, and one for each tab
+    whose payloads are searched."""
+    tallies = {state.name: tally(state.name, wanted, sees_payload=sees_payload) for state in TABS}
+    found = count_together(tallies)
     return {state: counts["found"] for state, counts in found.items()}
 
 
-def tally(state: str, wanted: Mapping[str, Any] = NOTHING_WANTED) -> Tally:
+def tally(
+    state: str, wanted: Mapping[str, Any] = NOTHING_WANTED, *, sees_payload: bool = False
+) -> Tally:
     """Return what counts the tasks of the list ``state`` that are ``wanted``, as "found"."""
-    rows, search = _by_id(in_state(state), wanted), search_of(wanted)
+    rows = _by_id(in_state(state), wanted).order_by(*STATES[state].order.by)
+    search = search_of(wanted, sees_payload=sees_payload)
     cap = COUNT_CAP if search is None else SEARCH_CAP
-    return Tally(rows.order_by(*STATES[state].order.by), {"found": search or Q()}, cap)
+    return Tally(rows, {"found": condition_of(search, rows, cap + 1) or Q()}, cap)
 
 
 def count_of(state: str, *, fresh: bool) -> Capped:

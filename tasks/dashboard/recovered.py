@@ -48,4 +48,4 @@ def exported(wanted: Mapping[str, Any]) -> Any:
 def search_of(wanted: Mapping[str, Any]) -> Q | None:
     """Return the condition of the ``wanted`` filters except the id; None when there is none. The
     holder is that of the attempt, the others are columns of its task."""
-    return listing.search_of(wanted, of_task="task__")
+    return listing.columns_search(wanted, of_task="task__")

@@ -36,15 +36,15 @@ class Picked(Selection):
         return urlencode(self.back if self.wanted is None else self.wanted)
 
 
-def pick(asked: QueryDict) -> Picked:
+def pick(asked: QueryDict, *, sees_payload: bool = False) -> Picked:
     """Return the tasks that were ticked in a list or, with ``scope=all``, those that match its
-    filter."""
+    filter, as the list shows them to a user who ``sees_payload``."""
     form = TaskFilter(asked)
     back = asked_for(asked)
     if asked.get("scope") == "all":
         if not form.is_valid():
             return Picked({}, back=back)
-        keys, more = _let_by(form.cleaned_data)
+        keys, more = _let_by(form.cleaned_data, sees_payload)
         return Picked(_granted(keys), more, wanted=back)
     ticked = [int(key) for key in asked.getlist("task") if _is_key(key)][:MAX_SELECTED]
     return Picked(_granted(ticked), back=back)
@@ -68,10 +68,10 @@ def asked_for(
     return {name: text for name, text in asked.items() if text.strip()}
 
 
-def _let_by(wanted: Mapping[str, Any]) -> tuple[list[int], bool]:
+def _let_by(wanted: Mapping[str, Any], sees_payload: bool) -> tuple[list[int], bool]:
     """Keys of up to MAX_SELECTED tasks from the top of the list, and whether there may be more."""
     state = listing.STATES[wanted["state"]]
-    search = listing.search_of(wanted)
+    search = listing.search_of(wanted, sees_payload=sees_payload)
     rows = listing.listed(state.name, wanted).only("pk", *filter(None, [state.order.column]))
     keys: list[int] = []
     cursor = None

@@ -6,11 +6,16 @@ from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
+from django.utils.text import Truncator
 
 from leasing.humanize import DATE, TIME, ago, stamp
 from tasks.dashboard.badges import badge_of_task
+from tasks.dashboard.listing import short_form
 from tasks.diagnosis.trace import Event
 from tasks.models import Task, TaskAttempt
+
+#: Characters of the arguments of a task that a list shows.
+ARGUMENTS_SHOWN = 60
 
 
 def facts_of(task: Task) -> dict[str, Any]:
@@ -34,7 +39,8 @@ def columns_of(task: Task, now: datetime) -> tuple[str, ...]:
     holder = task.holder if task.status == "running" else ""
     when = ago(moment, now)
     state = badge_of_task(task, now).word
-    return str(task.pk), state, task.name, task.queue, attempts, when, holder
+    arguments = Truncator(short_form(task.task_data)).chars(ARGUMENTS_SHOWN)
+    return str(task.pk), state, task.name, task.queue, attempts, when, holder, arguments
 
 
 def facts_of_attempt(attempt: TaskAttempt) -> dict[str, Any]:

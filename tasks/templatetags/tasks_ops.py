@@ -15,6 +15,7 @@ from leasing.web.badges import Badge
 from tasks.dashboard.badges import ATTEMPT_BADGES, EVENT_BADGES, badge_of_task, badge_of_worker
 from tasks.dashboard.charts import Chart
 from tasks.dashboard.line_chart import draw, said
+from tasks.dashboard.listing import short_payload
 from tasks.diagnosis.facts import progress_of, progress_words
 from tasks.diagnosis.trace import Event
 from tasks.models import (
@@ -28,6 +29,7 @@ from tasks.models import (
 
 register = template.Library()
 register.filter("said", said)
+register.filter("short_payload", short_payload)
 register.simple_tag(draw, name="drawn")
 
 #: The longest time to an acknowledgement by the process that was holding the lease; a later one

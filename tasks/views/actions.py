@@ -26,6 +26,7 @@ from leasing.web.access import (
     verb,
 )
 from tasks.dashboard import listing, selection
+from tasks.dashboard.exports import VIEW_PAYLOAD
 from tasks.dashboard.operator_actions import ACTIONS, TaskAction
 from tasks.models import Task
 from tasks.views.detail import VIEW, detail
@@ -67,9 +68,8 @@ def bulk(request: HttpRequest, name: str) -> HttpResponseBase:
     def ask(request: HttpRequest) -> HttpResponse:
         if not may(request, chosen.permission):
             raise PermissionDenied(READ_ONLY)
-        return _ask(
-            request, chosen, selection.pick(request.GET), chosen.form_for(listing.tasks(), {})
-        )
+        picked = selection.pick(request.GET, sees_payload=request.user.has_perm(VIEW_PAYLOAD))
+        return _ask(request, chosen, picked, chosen.form_for(listing.tasks(), {}))
 
     def do(request: HttpRequest) -> HttpResponse:
         picked = selection.picked_before(request.POST)

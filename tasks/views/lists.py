@@ -15,7 +15,7 @@ from leasing.web.export import export
 from leasing.web.paging import chunks_of, page_of
 from leasing.web.polling import answer, read_list
 from tasks.dashboard import listing, recovered
-from tasks.dashboard.exports import RECOVERED, TASKS
+from tasks.dashboard.exports import RECOVERED, TASKS, VIEW_PAYLOAD
 from tasks.dashboard.forms import TaskFilter, TaskSearch
 from tasks.dashboard.operator_actions import bulk_actions
 from tasks.dashboard.selection import asked_for
@@ -28,11 +28,14 @@ VIEW = "leasing_tasks.view_task"
 def task_list(request: HttpRequest) -> HttpResponse:
     """Tasks by state, in the order in which that state is of interest."""
     form = TaskFilter(request.GET)
+    if sees_payload := request.user.has_perm(VIEW_PAYLOAD):
+        form.fields["q"].label = "ID, start of name, or argument"
 
     def read(now: datetime) -> dict[str, Any]:
         wanted, asked = form.cleaned_data, asked_for(form.data)
-        state, search = listing.STATES[wanted["state"]], listing.search_of(wanted)
-        rows = listing.listed(state.name, wanted)
+        state = listing.STATES[wanted["state"]]
+        rows = listing.listed(state.name, wanted, sees_payload=sees_payload)
+        search = listing.search_of(wanted, sees_payload=sees_payload)
         return {
             "state": state,
             "filters": _filters(form, ("state", *listing.FILTERS)),
@@ -42,9 +45,12 @@ def task_list(request: HttpRequest) -> HttpResponse:
             "page": page_of(rows, wanted["at"], order=state.order, search=search),
         }
 
-    reading = read_list(request, form, read, lambda: {"tabs": _tabs(form.cleaned_data)})
+    def count() -> dict[str, Any]:
+        return {"tabs": _tabs(form.cleaned_data, sees_payload)}
+
+    reading = read_list(request, form, read, count, apart=sees_payload)
     verbs = bulk_actions(request, form.cleaned_data["state"]) if reading else []
-    context = {"form": form, "verbs": verbs}
+    context = {"form": form, "verbs": verbs, "sees_payload": sees_payload}
     return answer(request, "leasing_tasks/list.html", context, reading)
 
 
@@ -57,7 +63,8 @@ def task_export(request: HttpRequest, form: str) -> HttpResponseBase:
     wanted = asked.cleaned_data
     state = listing.STATES[wanted["state"]]
     rows = listing.exported(state.name, wanted, request.user)
-    chunks = chunks_of(rows, state.order, listing.search_of(wanted))
+    search = listing.search_of(wanted, sees_payload=request.user.has_perm(VIEW_PAYLOAD))
+    chunks = chunks_of(rows, state.order, search)
     return export(request, chunks, TASKS, form, f"tasks-{state.name}")
 
 
@@ -69,7 +76,7 @@ def stuck(request: HttpRequest) -> HttpResponse:
 
     def read(now: datetime) -> dict[str, Any]:
         wanted, asked = form.cleaned_data, asked_for(form.data, listing.FILTERS)
-        search = listing.search_of(wanted)
+        search = listing.columns_search(wanted)
         rows = page_of(listing.diagnosed(wanted), wanted["at"], search=search)
         taken = page_of(recovered.listed(wanted), wanted["at"], search=recovered.search_of(wanted))
         around = look_around(rows.rows, now, fresh=not is_live(request))
@@ -101,8 +108,8 @@ def recovered_export(request: HttpRequest, form: str) -> HttpResponseBase:
     return export(request, chunks, RECOVERED, form, "recovered")
 
 
-def _tabs(wanted: dict[str, Any]) -> list[dict[str, Any]]:
-    counts = listing.counts(wanted)
+def _tabs(wanted: dict[str, Any], sees_payload: bool) -> list[dict[str, Any]]:
+    counts = listing.counts(wanted, sees_payload=sees_payload)
     current = listing.STATES[wanted["state"]]
     return [
         {

@@ -158,7 +158,7 @@ class Command(SubcommandsCommand):
             raise CommandError("--limit must be at least 1.")
         tasks = list(chosen_by(options).order_by("-pk")[: options["limit"]])
         at = now()
-        head = ("ID", "STATE", "NAME", "QUEUE", "ATTEMPTS", "WHEN", "HOLDER")
+        head = ("ID", "STATE", "NAME", "QUEUE", "ATTEMPTS", "WHEN", "HOLDER", "ARGUMENTS")
         table = [head, *(columns_of(task, at) for task in tasks)]
         none = "No task matches." if any(options[each] for each in FILTERS) else "No tasks."
         self.print_list(options, [facts_of(task) for task in tasks], table, none)

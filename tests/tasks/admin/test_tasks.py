@@ -389,7 +389,7 @@ def test_the_history_tells_what_came_by_any_way(operator: Client) -> None:
 
 def test_payload_is_shown_with_permission_alone_and_its_secrets_never(handlers: Handlers) -> None:
     handlers["jobs.echo"] = lambda ctx, **data: None
-    task = make_task(name="jobs.echo", data={"password": "hunter2", "city": "Hamburg"})
+    task = make_task(name="jobs.echo", data={"city": "Hamburg", "password": "hunter2"})
     step = TaskStep.objects.create(
         task=task, name="a", output={"token": "hunter2", "at": "Hamburg"}
     )
@@ -399,6 +399,8 @@ def test_payload_is_shown_with_permission_alone_and_its_secrets_never(handlers: 
         hidden, shown = get(distrusted, url_of(row)).text, get(trusted, url_of(row)).text
         assert "Hamburg" not in hidden and "Hamburg" in shown
         assert "hunter2" not in hidden + shown
+    hidden, shown = (get(client, TASKS).text for client in (distrusted, trusted))
+    assert "Hamburg" not in hidden and "city=Hamburg, password=••••••" in shown
 
 
 def test_the_operators_pages_lead_to_the_admin_whoever_may_go_there(viewer: Client) -> None:

@@ -291,13 +291,16 @@ def test_what_stays_as_it_is_is_told_with_the_reason() -> None:
     assert filtered == "1 task retried. Not changed: 1 not matching the filters\n"
 
 
-def test_a_task_has_the_state_that_the_pages_show() -> None:
+def test_a_task_has_the_state_and_the_arguments_that_the_pages_show() -> None:
     stuck, waiting = make_task(state="stuck"), make_task(state="scheduled")
     stalled = make_task(state="running")
     Task.objects.filter(pk=stalled.pk).update(
         progress_timeout=timedelta(seconds=9), progressed_at=after(timedelta(seconds=-10))
     )
-    states = {row[0]: row[1] for row in cells(said("tasks", "list"))}
+    Task.objects.filter(pk=waiting.pk).update(task_data={"token": "t0p", "customer": "hooli"})
+    listed = cells(said("tasks", "list"))
+    states = {row[0]: row[1] for row in listed}
+    assert {row[0]: row[-1] for row in listed}[str(waiting.pk)] == "token=••••••, customer=hooli"
     assert states[str(waiting.pk)] == "scheduled"
     assert states[str(stuck.pk)] == states[str(stalled.pk)] == "stuck"
     for options in (["--stuck"], ["--state", "stuck"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 from urllib.parse import urlencode
@@ -24,6 +25,10 @@ pytestmark = pytest.mark.django_db
 LIST = "/ops/tasks/"
 
 viewer = client_with("leasing_tasks.view_task")
+reader = client_with(
+    *("leasing_tasks.view_task", "leasing_tasks.view_payload", "leasing_tasks.cancel_task"),
+    name="rita",
+)
 
 
 def found(page: Page) -> list[int]:
@@ -212,6 +217,85 @@ def test_a_search_shows_no_count_that_it_does_not_know(
     monkeypatch.setattr(listing, "SEARCH_CAP", 3)
     page = get(viewer, address(q="sample"))
     assert (page.tabs[""], page.tabs["state=stuck"]) == ("", "0")
+
+
+# Arguments
+
+
+def test_arguments_are_shown_and_searched_by_those_who_may_see_them(
+    reader: Client, handlers: Handlers
+) -> None:
+    handlers["order"] = lambda ctx, **data: None
+    # PostgreSQL has short names first.
+    shop = {"lines": [1, {"sku": "q7"}], "customer": "Hooli & Müller"}
+    task = make_task(name="order", data=shop)
+    make_task(state="failed")
+    page = get(reader, LIST)
+    shown = [each.text for each in page.all(".payload bdi")]
+    assert shown == [
+        "sleep_duration_seconds=1",
+        'lines=[1, {"sku": "q7"}], customer=Hooli & Müller',
+    ]
+    for text in ("hooli", "MÜLLER", "customer=hooli", '"sku": "q7"'):
+        page = get(reader, address(q=text))
+        assert found(page) == keys(task), text
+        assert (page.tabs[""], page.tabs["state=waiting"]) == ("1", "1")
+    assert found(get(reader, address(q="hooli", state="failed"))) == []
+    exported = reader.get("/ops/tasks.json", {"q": "hooli"})
+    assert [each["id"] for each in json.loads(exported.getvalue())] == keys(task)
+    asked = get(reader, f"/ops/tasks/bulk/cancel/?{urlencode({'q': 'hooli', 'scope': 'all'})}")
+    assert f"task:{task.pk}" in asked.text
+
+
+@pytest.mark.parametrize(
+    ("data", "sought", "who"),
+    [
+        ({"customer": "hooli"}, "hooli", "viewer"),
+        ({"customer": "hooli"}, "customer", "viewer"),
+        ({"password": "hunter2"}, "hunter2", "reader"),
+        ({"to": ["Authorization", "hunter2"]}, "hunter2", "reader"),
+        # A text that was cut off cannot be masked.
+        ({"note": "x" * listing.PAYLOAD_READ, "city": "hooli"}, "hooli", "reader"),
+    ],
+)
+def test_a_search_tells_nothing_of_arguments_that_the_user_may_not_see(
+    data: dict[str, object],
+    sought: str,
+    who: str,
+    request: pytest.FixtureRequest,
+    handlers: Handlers,
+) -> None:
+    handlers["order"] = lambda ctx, **data: None
+    client, reader = (request.getfixturevalue(each) for each in (who, "reader"))
+    make_task(name="order", data=data)
+    get(reader, address(q=sought))  # which another user's poll may share
+    page = get(client, address(q=sought))
+    assert found(page) == [] and page.tabs[""] == "0"
+    assert json.loads(client.get("/ops/tasks.json", {"q": sought}).getvalue()) == []
+    assert sought not in get(client, LIST).one("section.card").text
+    assert found(get(client, f"/ops/tasks/stuck/?q={sought}")) == []
+
+
+@pytest.mark.usefixtures("shared_readings")
+def test_polls_of_users_who_see_different_columns_are_not_shared(
+    viewer: Client, reader: Client
+) -> None:
+    task = make_task()
+    for client, ids in ((reader, keys(task)), (viewer, []), (reader, keys(task))):
+        page = Page(client.get(address(q="seconds=1"), headers={"X-Live": "1"}))
+        assert found(page) == ids
+
+
+def test_a_search_in_arguments_reads_so_many_rows_and_goes_on(
+    reader: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paging, "READING_REACH", 4)
+    task = make_task(data={"sleep_duration_seconds": 77})
+    for _ in range(5):
+        make_task()
+    page = get(reader, address(q="=77"))
+    assert found(page) == [] and page.one("p.empty").numbers == [4]
+    assert found(get(reader, page.next)) == keys(task)
 
 
 # What it costs
