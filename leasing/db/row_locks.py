@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db import connections, models
+from django.db import DatabaseError, connections, models, transaction
 
 from leasing.humanize import Moment
 
@@ -53,7 +53,8 @@ class RowLock(NamedTuple):
 
 def row_locks(rows: models.QuerySet[Any]) -> dict[Any, RowLock]:
     """Return the locks on those of ``rows`` that another session has locked for some seconds, by
-    primary key, in one statement. Only PostgreSQL has row locks, and shows them."""
+    primary key, in one statement. Only PostgreSQL has row locks, and shows them: none if it refuses
+    that to the role, or the statement runs for too long."""
     connection = connections[rows.db]
     if connection.vendor != "postgresql":
         return {}
@@ -62,6 +63,9 @@ def row_locks(rows: models.QuerySet[Any]) -> dict[Any, RowLock]:
     query = _QUERY.format(
         key=quote(meta.pk_fields[0].column), table=quote(meta.db_table), rows=keys, short=SHORT
     )
-    with connection.cursor() as cursor:
-        cursor.execute(query, params)
-        return {key: RowLock(*lock) for key, *lock in cursor.fetchall()}
+    try:
+        with transaction.atomic(using=rows.db), connection.cursor() as cursor:
+            cursor.execute(query, params)
+            return {key: RowLock(*lock) for key, *lock in cursor.fetchall()}
+    except DatabaseError:
+        return {}

@@ -7,8 +7,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import F
+from django.test import Client
 
 from leasing.db import row_locks
 from tasks.diagnosis import diagnose
@@ -150,3 +151,24 @@ def test_a_database_without_row_locks_says_nothing() -> None:
 
     assert row_locks.row_locks(Task.objects.filter(pk=late_task().pk)) == {}
     assert diagnose(Task.objects.get()).code == "late"
+
+
+def test_a_page_is_shown_where_the_server_refuses_to_show_locks(
+    session: psycopg.Connection[Any], admin_client: Client
+) -> None:
+    task = late_task()
+    lock(session, task)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE TEMP VIEW pg_locks AS"
+                " SELECT * FROM pg_catalog.pg_locks WHERE 1 / (pid - pid) > 0"
+            )
+            cursor.execute("SET search_path = pg_temp, public, pg_catalog")
+        assert row_locks.row_locks(Task.objects.filter(pk=task.pk)) == {}
+        with transaction.atomic():
+            row_locks.row_locks(Task.objects.filter(pk=task.pk))
+            assert Task.objects.filter(pk=task.pk).exists()
+        assert admin_client.get(OVERVIEW).status_code == 200
+    finally:
+        connection.close()
