@@ -228,9 +228,7 @@ def _runs(slot: Slot, counted: Counted, completed: int) -> None:
         return
     tasks = Task.objects.home().succeeded().filter(slot.holds("processed_at")).order_by()
     step = -(-completed // WAITS)
-    if step > 1:
-        tasks = tasks.annotate(place=F("id") % step).filter(place=0)
-    rows = tasks.filter(acquired_at__isnull=False)
+    rows = _one_in(step, tasks).filter(acquired_at__isnull=False)
     for queue, name, due_at, claimed_at, ended_at in rows.values_list(
         "queue", "name", "scheduled_at", "acquired_at", "processed_at"
     ):
@@ -238,6 +236,14 @@ def _runs(slot: Slot, counted: Counted, completed: int) -> None:
         for kind, length in ("runs", ended_at - claimed_at), ("waits", claimed_at - due_at):
             seconds = max(length.total_seconds(), 0.001)
             handler[kind][str(round(math.log(seconds, Sample.BASE)))] += step
+
+
+def _one_in(step: int, tasks: Any) -> Any:
+    """Return one of each ``step`` of ``tasks``, at another place each time: their handlers, or
+    queues, may take turns."""
+    if step == 1:
+        return tasks
+    return tasks.annotate(place=(F("id") + F("id") / step) % step).filter(place=0)
 
 
 def _handler(counted: Counted, queue: str, name: str) -> dict[str, Any]:
@@ -284,10 +290,8 @@ def _waits(slot: Slot, counted: Counted, claimed: int) -> None:
     waits: defaultdict[str, list[float]] = defaultdict(list)
 
     def read(tasks: Any) -> Any:
-        tasks = tasks.filter(first)
-        if step > 1:
-            tasks = tasks.annotate(place=F("id") % step).filter(place=0)
-        return tasks.values_list("queue", "scheduled_at", "acquired_at")
+        sampled = _one_in(step, tasks.filter(first))
+        return sampled.values_list("queue", "scheduled_at", "acquired_at")
 
     for queue, due_at, claimed_at in _claimed_in(slot, read):
         if due_at <= claimed_at:

@@ -150,6 +150,17 @@ def test_of_many_successes_some_tell_the_durations_evenly(
     assert (sum(handler["runs"].values()), sum(handler["waits"].values())) == (4, 4)
 
 
+def test_handlers_whose_tasks_take_turns_are_all_among_those_that_tell(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "WAITS", 2)
+    for task in [make() for _ in range(2) for make in (make_task, mail)]:
+        Task.objects.complete(run(task), {})
+
+    handlers = counted(clock)["handlers"].values()
+    assert [sum(handler["runs"].values()) for handler in handlers] == [2, 2]
+
+
 def test_what_another_slot_had_is_not_counted_again(clock: Clock) -> None:
     Task.objects.fail(run(make_task()), ValueError("again"))
     Task.objects.complete(run(make_task()), {})
