@@ -30,11 +30,10 @@ def count_depths() -> dict[str, Depth]:
     read = query_rows((_counted, leasing_settings.DATABASE), _counted)
     depths = {queue: Depth(*figures) for queue, *figures, _ in read}
     if any(given_back for *_, given_back in read):
-        for queue, tasks in UnknownName().put_off().items():
+        for queue, (count, first) in UnknownName().put_off().items():
             if depth := depths.get(queue):  # or its first task has come since
-                since = min(filter(None, (depth.due_since, tasks.since)))
-                now, later = depth.ready + tasks.later, depth.scheduled - tasks.later
-                depths[queue] = Depth(now, later, since)
+                since = min(filter(None, (depth.due_since, first)))
+                depths[queue] = Depth(depth.ready + count, depth.scheduled - count, since)
     return depths
 
 

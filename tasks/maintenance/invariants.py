@@ -263,17 +263,6 @@ class Unknown:
         return Unknown(self.count + other.count, self.are_older and other.are_older)
 
 
-@dataclass(frozen=True)
-class PutOff:
-    """Tasks of one queue that workers gave back for lack of a handler: due, but scheduled for the
-    next minute."""
-
-    #: The number of those whose time is yet to come.
-    later: int
-    #: Since when the first of them has been due, or they all.
-    since: datetime
-
-
 #: Tasks that a worker has claimed and given back, and will claim again. Those of a handler that
 #: snoozed them are among them.
 GIVEN_BACK = Q(
@@ -308,19 +297,20 @@ class UnknownName(Invariant):
         most = sorted(found.items(), key=lambda item: -item[1].count)
         return dict(most[:MAX_NAMED])
 
-    def put_off(self) -> dict[str, PutOff]:
-        """Return, by queue, these tasks as far as workers have given them back."""
+    def put_off(self) -> dict[str, tuple[int, datetime]]:
+        """Return, by queue, the number of these tasks that workers have given back and that are
+        scheduled for the next minute, and since when the first that they gave back is due."""
         served = _served()
         # Of one that never began an attempt, the first claim shows since when it was due; its due
         # time moves on with each claim.
         since = Case(When(attempts=0, then=F("started_at")), default=F("acquired_at"))
         rows: Any = _tasks().filter(GIVEN_BACK).order_by().values_list("queue", "name")
         later = Count("pk", filter=Q(scheduled_at__gt=DbNow()))
-        found: dict[str, PutOff] = {}
+        found: dict[str, tuple[int, datetime]] = {}
         for queue, name, count, first in rows.annotate(later=later, since=Min(since)):
             if queue in served and name not in served[queue].names:
-                other = found.get(queue, PutOff(0, first))
-                found[queue] = PutOff(other.later + count, min(other.since, first))
+                others, since_others = found.get(queue, (0, first))
+                found[queue] = others + count, min(since_others, first)
         return found
 
     def _counted(self) -> dict[str, dict[str, Unknown]]:
