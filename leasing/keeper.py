@@ -328,6 +328,9 @@ class Keeper:
         now = self.clock()
         with self._lock:
             over = [hold for hold in self._holds.values() if hold.trusted_until <= now]
+            # One that ended meanwhile does not discard itself: the watchdog would not sleep.
+            for hold in over:
+                del self._holds[id(hold)]
         for hold in over:
             hold.mark_lost(hold.overdue_reason)
 

@@ -16,6 +16,8 @@ from leasing import keeper as keeper_module
 from leasing.hold import Hold
 from leasing.hold.held_grant import HeldGrant, detach_all, keep_all
 from leasing.hold.trust import margin
+from leasing.keeper import Keeper
+from leasing.renewable import Renewable
 from leasing.runtime import notes
 from leasing.store import Renewal, Renewals
 from tests.leasing.support import ByHand, FakeStore, far_away, granted, hold_of
@@ -355,6 +357,25 @@ def test_a_renewal_after_the_trust_ran_out_comes_too_late(hand: ByHand) -> None:
     hand.after(60)
 
     assert hold.lost
+
+
+def test_a_hold_that_was_lost_before_it_was_kept_again_stays_with_the_keeper_no_longer(
+    hand: ByHand,
+) -> None:
+    """Another thread's `ensure` may come between: the watchdog would never sleep again."""
+
+    class Overtaken(Keeper):
+        def add(self, hold: Renewable) -> None:
+            hold.mark_lost("meanwhile")
+            super().add(hold)
+
+    keeper = Overtaken(clock=hand.clock, threads=False)
+    held = HeldGrant(hand.store, granted(sent_at=hand.now), keeper=keeper)
+    held.resume(hand.now)
+    keeper.declare_lost()
+
+    assert held.is_lost and hand.store.losses == ["meanwhile"]
+    assert keeper.holds == []
 
 
 def test_a_callback_that_enters_holds_harms_nobody(hand: ByHand) -> None:
