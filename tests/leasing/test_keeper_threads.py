@@ -17,6 +17,7 @@ from leasing.exceptions import LeaseLost
 from leasing.hold import Hold
 from leasing.hold.held_grant import HeldGrant
 from leasing.keeper import Keeper
+from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.threads import replaced
 from tests.leasing.support import (
@@ -394,6 +395,31 @@ def test_holds_that_come_and_go_long_before_they_are_due_seldom_wake_the_renewer
 
     assert 0 < looks["leasing-renewer"] < 100
     assert store.calls == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_woken", "slept"),
+    [
+        ([None, 0.5, None, None, 0.5], [False] * 5, [None, 0.5, CHECK_CLOCK_EVERY, None, 0.5]),
+        ([None] * 3, [True, False, False], [None, CHECK_CLOCK_EVERY, None]),
+    ],
+    ids=["after its last work", "after a hold that was gone when it looked"],
+)
+def test_a_thread_lingers_for_one_look(
+    asked: list[float | None], is_woken: list[bool], slept: list[float | None]
+) -> None:
+    waits: list[float | None] = []
+
+    class Waiting(Alarm):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return is_woken[len(waits) - 1]
+
+    alarm = Waiting(threading.RLock())
+    for seconds in asked:
+        alarm.sleep(100.0, seconds)
+
+    assert waits == slept
 
 
 def test_a_jump_of_the_clock_is_noticed_while_the_threads_wait(store: FakeStore) -> None:
