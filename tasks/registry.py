@@ -129,6 +129,7 @@ class Handler:
     #: May be called with a ``Completed`` instead of the row, in the process that stores the end.
     on_end: OnEnd | None = None
     aliases: tuple[str, ...] = ()
+    compensate: str | None = None
 
     #: True if the function is a coroutine function.
     is_async: bool = field(init=False)
@@ -192,6 +193,7 @@ def handler(
     process: bool = False,
     on_end: OnEnd | None = None,
     aliases: Sequence[str] = (),
+    compensate: str | None = None,
 ) -> HandlerDecorator: ...
 
 
@@ -208,6 +210,7 @@ def handler(
     process: bool = False,
     on_end: OnEnd | None = None,
     aliases: Sequence[str] = (),
+    compensate: str | None = None,
     **unknown: object,
 ) -> Any:
     """Register the decorated function as the handler of tasks called ``name``.
@@ -230,6 +233,8 @@ def handler(
         process: True to run it in a child process, for CPU-bound work.
         on_end: Called with each of its tasks that has ended, once the end is stored.
         aliases: Former names of its tasks: it runs what was enqueued under these too.
+        compensate: The name of the task that undoes a task of this one that fails for good: it is
+            enqueued with the same data in the transaction that stores the failure.
         unknown: Options that there are not, such as those of another queue: refused.
 
     Raises TypeError for an unknown option, for a function that takes no context or is a generator,
@@ -244,6 +249,8 @@ def handler(
         return handler()(name)
     if name is not _OWN_NAME:
         check_name(name, "name of the task")
+    if compensate is not None:
+        check_name(compensate, "name of the compensation")
     if max_attempts is not None and not 1 <= max_attempts <= 32767:
         raise ValueError("max_attempts must be a whole number from 1 to 32767.")
     if concurrency_limit is not None and not concurrency_key:
@@ -268,6 +275,7 @@ def handler(
             process,
             on_end,
             _check_aliases(called, aliases),
+            compensate,
         )
         _register(new)
         return with_methods(called, function)

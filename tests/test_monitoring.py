@@ -417,6 +417,10 @@ CASES: dict[str, list[Case]] = {
         Case({"tasks_failed_current": flat(5)}, "90m"),
         Case({"tasks_failed_current": "5+0x40 2+0x200"}, "45m"),
     ],
+    "TasksCompensationFailed": [
+        Case({"tasks_compensations_failed": "0x5 2x200"}, "10m", {}),
+        Case({"tasks_compensations_failed": "2x5 0x200"}, "10m"),
+    ],
     "TasksFailing": [
         Case(
             {

@@ -36,6 +36,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
         *_check_numbers(),
         *_check_backoff(),
         *_check_queues(),
+        *_check_compensations(),
         *_check_housekeeping(),
         *_check_schedules(),
         *_check_generator(),
@@ -96,6 +97,25 @@ def _check_queues() -> Iterator[CheckMessage]:
                 "TASK_QUEUE['QUEUES'].",
                 id="leasing_tasks.E008",
             )
+
+
+def _check_compensations() -> Iterator[CheckMessage]:
+    """A handler's compensation has no handler, has one itself, or does not take its data."""
+    for name in registry.names():
+        known = registry.find(name)
+        if known.compensate is None or known.name != name:
+            continue
+        undo, taken = registry.get(known.compensate), known.parameters
+        if undo is None:
+            reason = "which has no handler"
+        elif undo.compensate is not None:
+            reason = f"which is compensated by {undo.compensate!r} itself: nothing undoes an undo"
+        else:
+            reason = undo.parameters.mismatch(dict.fromkeys(taken.required))
+            reason = reason or undo.parameters.mismatch(dict.fromkeys(taken.accepted))
+        if reason:
+            text = f"The handler {name!r} is compensated by {known.compensate!r}"
+            yield Error(f"{text}: {reason.rstrip('.')}.", id="leasing_tasks.E035")
 
 
 def _check_housekeeping() -> Iterator[CheckMessage]:

@@ -36,7 +36,7 @@ LARGE: Final = ("task_data", "task_output", "last_error", "progress", "checkpoin
 #: Columns that a list shows or derives a task's state from. A poll reads them every two seconds.
 SHOWN: Final = (
     *("id", "name", "queue", "status", "scheduled_at", "processed_at", "attempts", "max_attempts"),
-    *("holder", "acquired_at", "progressed_at", "progress_timeout"),
+    *("holder", "acquired_at", "progressed_at", "progress_timeout", "compensation"),
     *sorted(LEASE_READ),
 )
 #: Characters of an error that a list shows.

@@ -22,6 +22,7 @@ from tasks.models import Task, TaskStatus
 #: Columns that decide whether an action applies to a task.
 STANDING: Final = (
     *("pk", "status", "grants", "cancel_requested_at", "queue", "scheduled_at", "priority"),
+    "compensation",
 )
 
 #: Names of states in reasons.
@@ -50,7 +51,12 @@ class TaskAction(OperatorAction):
         return (
             rows.only(*STANDING)
             .with_state()
-            .annotate(is_without_its_key=rows.is_without_its_key(), is_protected=is_protected(Task))
+            .annotate(
+                is_without_its_key=rows.is_without_its_key(),
+                is_bound=rows.is_bound_by_compensation(),
+                is_needed=rows.is_needed_by_compensation(),
+                is_protected=is_protected(Task),
+            )
         )
 
     def why_not(self, row: Task, said: Said) -> str:
@@ -63,12 +69,17 @@ def _is_asked(task: Task, said: Said) -> str:
     return "already asked to stop" if task.cancel_requested_at else ""
 
 
-def _is_without_its_key(task: Task, said: Said) -> str:
+def _is_bound(task: Task, said: Said) -> str:
+    if getattr(task, "is_bound", False):
+        void = "the task that it undoes was retried or deleted"
+        return void if task.compensation == "" else "its compensation has not succeeded"
     taken = getattr(task, "is_without_its_key", False)
     return "unique key taken by another task" if taken else ""
 
 
 def _is_protected(task: Task, said: Said) -> str:
+    if getattr(task, "is_needed", False):
+        return f"it is {'undone by' if task.compensation else 'the undoing of'} another task"
     return "protected by a row that refers to it" if getattr(task, "is_protected", False) else ""
 
 
@@ -102,7 +113,7 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             "leasing_tasks.retry_task",
             forms.Form,
             lambda rows, said, by: rows.retry(by=by),
-            _is_without_its_key,
+            _is_bound,
             icon="retry",
             past="retried",
             consequence_of_one=RETRY.consequence,

@@ -47,7 +47,7 @@ def diagnose(
     around = around or look_around([task])
     now = now or around.now
     if task.status in TaskStatus.ended():
-        return ended(task)
+        return ended(task, around)
     if is_skewed(now, task.acquired_at, task.renewed_at, task.created_at):
         return skewed(task, now)
     judge = _running if task.status == TaskStatus.RUNNING else _ready

@@ -6,6 +6,7 @@ from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import plural
 from tasks.diagnosis.actions import DISCARD, RETRY
 from tasks.diagnosis.facts import attempt_facts, stamped
+from tasks.diagnosis.surroundings import Surroundings
 from tasks.models import Task
 from tasks.querysets import TaskStatus
 from tasks.querysets.recovery import is_lost_with_worker
@@ -14,7 +15,7 @@ from tasks.querysets.transitions import WITH_PARENT
 OVER = "The task has ended. Nothing else will happen."
 
 
-def ended(task: Task) -> Diagnosis:
+def ended(task: Task, around: Surroundings) -> Diagnosis:
     """Diagnose a task that succeeded, failed or was cancelled."""
     until = f"Ended at {stamped(task.processed_at)}."
     facts = [("Ended", stamped(task.processed_at)), *attempt_facts(task)]
@@ -28,7 +29,7 @@ def ended(task: Task) -> Diagnosis:
         next_ = OVER
     else:
         facts.append(("Last error", task.last_error))
-        next_ = "Nothing until someone retries it."
+        next_ = _after_failure(task, around.undoing.get(task.pk))
         code, severity = "given_up", "critical"
         headline = "Failed: this error is never retried."
         if task.attempts >= task.max_attempts:
@@ -41,6 +42,29 @@ def ended(task: Task) -> Diagnosis:
     return Diagnosis(
         code, severity, headline, next_, until=until, facts=facts, actions=[RETRY, DISCARD]
     )
+
+
+def _after_failure(task: Task, undo: Task | None) -> str:
+    """Return what happens to a failed task, or to what it has done."""
+    if task.compensation == "":
+        undone = f"task:{task.parent_id}" if task.parent_id else "a task that is gone"
+        return f"What {undone} did is undone in part, until someone retries this task."
+    if not task.compensation:
+        return "Nothing until someone retries it."
+    if undo is None:
+        return f"Nothing until someone retries it. Its compensation {task.compensation} is gone."
+    return f"task:{undo.pk} {_UNDO[TaskStatus(undo.status)]}"
+
+
+_UNDO = {
+    TaskStatus.READY: "will undo what it did. Until then it cannot be retried.",
+    TaskStatus.RUNNING: "undoes what it did. Until then it cannot be retried.",
+    TaskStatus.SUCCEEDED: "has undone what it did. A retry begins with the first step again.",
+    TaskStatus.FAILED: "was to undo what it did, and failed. Until someone retries that task and "
+    "it succeeds, this one cannot be retried.",
+    TaskStatus.CANCELLED: "was to undo what it did, and was cancelled. A retry leaves out the "
+    "steps that were done.",
+}
 
 
 def _is_with_parent(task: Task) -> bool:

@@ -22,6 +22,7 @@ from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
 from tasks.parameters import MISMATCH
 from tasks.querysets import TaskStatus
+from tasks.querysets.compensation import key_of
 from tasks.querysets.recovery import is_lost_with_worker
 
 #: The greatest number of workers that are read.
@@ -68,6 +69,8 @@ class Surroundings:
     usual: dict[str, HandlerUse] = field(default_factory=dict)
     #: The sessions that have locked the rows of late tasks, by id.
     locks: dict[int, RowLock] = field(default_factory=dict)
+    #: The compensations of failed tasks, by the ids of these.
+    undoing: dict[int, Task] = field(default_factory=dict)
 
     @property
     def someone_sweeps(self) -> bool:
@@ -107,7 +110,7 @@ def look_around(
     tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
 ) -> Surroundings:
     """Read what ``diagnose`` needs in addition to ``tasks``: four queries, and one each if some of
-    them were claimed often, were postponed, wait for a key, run, run with a key, or are late on
+    them were claimed often, were postponed, wait for a key, run, run with a key, are late on
     PostgreSQL; of handlers that seldom succeed two.
 
     Args:
@@ -131,6 +134,7 @@ def look_around(
         key_holders=holders_of_keys(tasks, around),
         key_waiters=_key_waiters(tasks),
         locks=row_locks(Task.objects.home().filter(pk__in=late)) if late else {},
+        undoing=_undoing(tasks),
     )
 
 
@@ -239,3 +243,13 @@ def _put_off(tasks: list[Task], now: datetime) -> dict[int, str]:
     for key, *end in attempts.values_list("task", "outcome", "error")[:MAX_ATTEMPTS_READ]:
         latest.setdefault(key, end)
     return {key: why for key, (outcome, why) in latest.items() if outcome in _PUT_OFF and why}
+
+
+def _undoing(tasks: list[Task]) -> dict[int, Task]:
+    keys = [
+        key_of(task) for task in tasks if task.status == TaskStatus.FAILED and task.compensation
+    ]
+    if not keys:
+        return {}
+    rows = Task.objects.home().filter(idempotency_key__in=keys).only("status", "parent")
+    return {undo.parent_id: undo for undo in rows if undo.parent_id is not None}

@@ -19,6 +19,7 @@ from tasks.execution.cancellation import Interruption
 from tasks.execution.completing import Completing
 from tasks.execution.progress import Progress
 from tasks.querysets.claimed import ClaimedTask, instance_of
+from tasks.querysets.compensation import Compensated, compensated
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -186,6 +187,18 @@ class Context:
         with self._losing():
             said = self._progress.take()
             return self._rows.finish_step(self.task, name, output, progress=said).output
+
+    def compensated(self) -> Compensated:
+        """Return the failed task that this one compensates, as its handler's ``compensate`` says,
+        and the steps that it has finished, the last first.
+
+        Raises GiveUp if this task compensates none, or none that is still there.
+        """
+        return compensated(self._rows, self.task)
+
+    async def acompensated(self) -> Compensated:
+        """``compensated``, for coroutines."""
+        return await sync_to_async(self.compensated)()
 
     # The end
 

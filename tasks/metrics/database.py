@@ -95,7 +95,11 @@ def _running() -> list[Family]:
 def _failed() -> list[Family]:
     # Both, for the index that has them has both.
     failed = Task.objects.home().failed().filter(processed_at__isnull=False).count()
-    return [Family("tasks_failed_current", "Tasks that failed for good.").add(failed)]
+    undoing = Task.objects.home().failed().filter(compensation="").count()
+    return [
+        Family("tasks_failed_current", "Tasks that failed for good.").add(failed),
+        Family("tasks_compensations_failed", "Of these, compensations.").add(undoing),
+    ]
 
 
 def _workers() -> list[Family]:

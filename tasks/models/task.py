@@ -104,6 +104,9 @@ class Task(Leasable):
         db_index=False,
         related_name="children",
     )
+    #: The name of the task that undoes this one if it fails for good; null: none does. Empty: it is
+    #: itself the compensation of its parent, and nothing undoes it.
+    compensation = models.CharField(max_length=200, null=True, default=None)
     #: The moment at which a relay last took it to publish its key; null: it was not.
     #: Set for tasks of TASK_QUEUE["CELERY_QUEUES"] only.
     published_at = models.DateTimeField(null=True, default=None)
@@ -150,6 +153,7 @@ class Task(Leasable):
         "concurrency_limit",
         "trace_context",
         "parent",
+        "compensation",
     }
 
     writers: ClassVar[Mapping[str, str]] = {
@@ -163,7 +167,7 @@ class Task(Leasable):
         **dict.fromkeys(
             (
                 *("max_attempts", "unique_key", "unique_for", "idempotency_key"),
-                *("concurrency_key", "parent"),
+                *("concurrency_key", "parent", "compensation"),
             ),
             "enqueue sets it",
         ),
@@ -303,6 +307,12 @@ class Task(Leasable):
                 fields=["parent"],
                 name="leasing_tasks_task_children",
                 condition=Q(parent__isnull=False),
+            ),
+            # Compensations, of which those that failed are counted.
+            models.Index(
+                fields=["status"],
+                name="leasing_tasks_task_undo",
+                condition=Q(compensation=""),
             ),
             # One for all ends, each in its order: a task that completes writes to no more.
             models.Index(

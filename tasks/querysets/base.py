@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
 from django.db import connections, models
-from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet
-from django.db.models.functions import Coalesce
+from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet, Value
+from django.db.models.functions import Cast, Coalesce, Concat
 from django.db.models.lookups import LessThanOrEqual
 from django.dispatch import Signal
 
@@ -39,6 +39,9 @@ CLAIM_COLUMNS = ("priority", "scheduled_at", "id")
 
 #: Tasks that someone asked to cancel while they ran.
 CANCEL_REQUESTED = Q(cancel_requested_at__isnull=False)
+#: The beginning of the idempotency keys of compensations, which end in the key of the failed task
+#: and the number of its last attempt.
+COMPENSATION_KEYS = "undo:"
 #: The time for which a child that is enqueued late stops with its parent.
 STOPPED_WITHIN = timedelta(days=1)
 #: Columns that identify a term and its duration.
@@ -58,6 +61,10 @@ class TaskStatus(models.TextChoices):
     def ended(cls) -> list[str]:
         """The states that nothing but an operator's retry leaves."""
         return [cls.SUCCEEDED.value, cls.FAILED.value, cls.CANCELLED.value]
+
+
+#: The states of a compensation that may still undo something, a failed one once it is retried.
+UNDO_OPEN = (TaskStatus.READY, TaskStatus.RUNNING, TaskStatus.FAILED)
 
 
 def is_paused(name: Any) -> Exists:
@@ -129,10 +136,39 @@ class TaskRows(LeasableQuerySet["Task"]):
         is_reported = Exists(own.exclude(outcome="lost"))
         return self.filter(Q(status=TaskStatus.SUCCEEDED) | Q(is_reported))
 
+    def erasable(self) -> Self:
+        """Ended tasks that may be deleted."""
+        return self.ended().filter(~self.is_needed_by_compensation())
+
     def prunable(self, age: timedelta) -> Self:
         """Tasks that ended ``age`` ago or longer, and keep no unique key."""
         free = Q(unique_key=None) | Q(unique_until__lte=DbNow())
-        return self.ended().filter(free, processed_at__lte=after(-age))
+        return self.erasable().filter(free, processed_at__lte=after(-age))
+
+    def is_needed_by_compensation(self) -> Q:
+        """The condition of a task whose deletion would lose what is to be undone, or that it was
+        undone: a failed one while its compensation is open, and a compensation that has succeeded
+        while its parent is there."""
+        succeeded = Q(compensation="", status=TaskStatus.SUCCEEDED, parent__isnull=False)
+        return succeeded | self._is_compensated(UNDO_OPEN)
+
+    def is_undone(self) -> Q:
+        """The condition of a failed task whose compensation has succeeded."""
+        return self._is_compensated([TaskStatus.SUCCEEDED])
+
+    def _is_compensated(self, statuses: Sequence[str]) -> Q:
+        # Failed: the attempts of one that waits or was cancelled may be those of its life before.
+        key = _compensation_key(OuterRef("pk"), OuterRef("attempts"))
+        undoing = self.home()._everything().filter(idempotency_key=key, status__in=statuses)
+        return Q(status=TaskStatus.FAILED) & Q(Exists(undoing))
+
+    def is_bound_by_compensation(self) -> Q:
+        """The condition of a task that cannot be retried now: its compensation is open, or it is a
+        compensation, and its parent has been retried or is gone."""
+        parents = self.home()._everything().filter(pk=OuterRef("parent"), status=TaskStatus.FAILED)
+        undone = parents.annotate(key=_compensation_key(F("pk"), F("attempts")))
+        is_void = Q(compensation="") & ~Q(Exists(undone.filter(key=OuterRef("idempotency_key"))))
+        return self._is_compensated(UNDO_OPEN) | is_void
 
     def is_without_its_key(self) -> Q:
         """The condition of a task that cannot be retried now: another has its unique key."""
@@ -243,6 +279,16 @@ def check_between(value: int, lowest: int, highest: int, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
         raise ValueError(f"The {what} must be a whole number from {lowest} to {highest}.")
     return value
+
+
+def _compensation_key(task: Any, attempts: Any) -> Concat:
+    """The idempotency key of the compensation of a ``task`` that failed after ``attempts``."""
+    parts = Value(COMPENSATION_KEYS), _text(task), Value(":"), _text(attempts)
+    return Concat(*parts, output_field=models.CharField())
+
+
+def _text(number: Any) -> Cast:
+    return Cast(number, models.CharField())
 
 
 def _idle_at() -> Any:

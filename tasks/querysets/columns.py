@@ -14,7 +14,13 @@ from tasks.conf import task_settings
 from tasks.delays import check_interval, check_limit
 from tasks.payload import check_arguments, dumped_data
 from tasks.producer import ManyOptions, Parent
-from tasks.querysets.base import PRIORITIES, TaskRows, check_between, check_queue
+from tasks.querysets.base import (
+    COMPENSATION_KEYS,
+    PRIORITIES,
+    TaskRows,
+    check_between,
+    check_queue,
+)
 from tasks.querysets.unique import OnDuplicate, UniqueFor, lifetime
 from tasks.registry import Handler
 
@@ -104,6 +110,8 @@ def new_tasks(
         ),
         **_start(scheduled_at, delay),
     }
+    if handler.compensate is not None:
+        columns["compensation"] = handler.compensate
     if parent is not None:
         columns["parent_id"] = _parent_key(rows, parent)
     return NewTasks(handler, columns, concurrency_key, concurrency_limit)
@@ -146,6 +154,11 @@ def _keys(
             # Sent again it would meet no row of its own, and so replace once more.
             raise ValueError("An idempotency_key requires on_duplicate='skip'.")
         keys["idempotency_key"] = check_name(idempotency_key, "idempotency key")
+        if idempotency_key.startswith(COMPENSATION_KEYS):
+            raise ValueError(
+                f"Idempotency keys that begin with {COMPENSATION_KEYS!r} are reserved for"
+                f" compensations: {idempotency_key!r}."
+            )
     if unique_key is not None:
         keys["unique_key"] = keys["enqueued_key"] = check_name(unique_key, "unique key")
         keys |= lifetime(unique_for)

@@ -40,6 +40,7 @@ REPLACED = (
     "concurrency_key",
     "concurrency_limit",
     "parent_id",
+    "compensation",
 )
 
 

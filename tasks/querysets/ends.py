@@ -22,6 +22,7 @@ from tasks import registry, signals
 from tasks.exceptions import NotSerializable, Snooze
 from tasks.notifier import notify
 from tasks.payload import OUTPUT, check_json, is_same_json
+from tasks.querysets import compensation
 from tasks.querysets.base import (
     CANCEL_REQUESTED,
     TaskRows,
@@ -241,6 +242,7 @@ def _fail(rows: TaskRows, locked: Locked[Failure], *, unexpired: bool) -> TaskSi
 
     failed = _written(rows, locked, count, is_so)
     _note(rows, [failure.attempt for _, failure in failed])
+    compensation.store(rows, [task for task, _ in failed])
     for task, failure in failed:
         task.raised = failure.raised
     return [

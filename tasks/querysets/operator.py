@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import IntegrityError, transaction
-from django.db.models import F, Q
+from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest
 from django.dispatch import Signal
 
@@ -33,6 +33,7 @@ from tasks.querysets.base import (
     TaskStatus,
     check_between,
     check_queue,
+    step_model,
 )
 from tasks.querysets.transitions import cancellation, closing, known_kind, with_parent
 from tasks.querysets.unique import key_once_retried
@@ -81,7 +82,8 @@ def _cancel(rows: TaskRows, keys: list[int], *, by: str, text: str) -> tuple[lis
 
 def retry(rows: TaskRows, by: str) -> int:
     """Set those that failed or were cancelled ready again. Returns how many."""
-    over = Q(status__in=[TaskStatus.FAILED, TaskStatus.CANCELLED]) & ~rows.is_without_its_key()
+    over = Q(status__in=[TaskStatus.FAILED, TaskStatus.CANCELLED])
+    over &= ~rows.is_without_its_key() & ~rows.is_bound_by_compensation()
     columns = {
         "status": TaskStatus.READY,
         "scheduled_at": DbNow(),
@@ -91,8 +93,18 @@ def retry(rows: TaskRows, by: str) -> int:
         # It was asked to stop in a life that is over.
         "cancel_requested_at": None,
         "cancel_requested_by": "",
+        "checkpoint": Case(When(rows.is_undone(), then=Value(None)), default=F("checkpoint")),
     }
-    return _make_ready(rows, over, columns, signals.retried, by, _cut_off)
+    return _make_ready(rows, over, columns, signals.retried, by, _forget_undone, _cut_off)
+
+
+def _forget_undone(chosen: TaskRows) -> None:
+    """Delete the steps of those that were undone. All compensations stay locked, so that nobody
+    retries one at the same time."""
+    undoing = chosen._everything().filter(compensation="", parent__in=chosen.values("pk"))
+    list(lock(undoing.order_by("pk")).values_list("pk"))
+    steps = step_model()._default_manager.using(chosen.db)
+    steps.filter(task__in=chosen.filter(chosen.is_undone()).values("pk")).delete()
 
 
 def _cut_off(ready: TaskRows) -> None:
@@ -128,12 +140,15 @@ def _make_ready(
     columns: dict[str, Any],
     signal: Signal,
     by: str,
+    first: Callable[[TaskRows], object] = lambda chosen: None,
     then: Callable[[TaskRows], object] = lambda ready: None,
 ) -> int:
-    """Update those among ``rows`` that meet ``demand``, which are ready ``then``."""
+    """Update those among ``rows`` that meet ``demand``: ``first`` is called with them while they
+    are locked, and ``then`` with those that are ready."""
     rows, changed = rows._of_one_table(), 0
 
     def write(keys: list[int]) -> tuple[int, list[Task]]:
+        first(rows._everything().filter(demand, pk__in=keys))
         done = _write_ready(rows, keys, demand, columns)
         ready = rows._everything().filter(pk__in=keys, status=TaskStatus.READY)
         if done:
@@ -179,7 +194,7 @@ def _batch_by_batch(rows: TaskRows, write: Callable[[list[int]], Written]) -> It
 def discard(rows: TaskRows, by: str) -> int:
     """Delete those that have ended. Returns how many."""
     rows, last, discarded = rows._of_one_table(), 0, 0
-    ended = unprotected(rows.ended()).only("name", "queue", "status").order_by("pk")
+    ended = unprotected(rows.erasable()).only("name", "queue", "status").order_by("pk")
     delete = partial(_delete, rows)
     while True:
         left = ended.filter(pk__gt=last)

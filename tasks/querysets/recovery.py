@@ -19,6 +19,7 @@ from leasing.runtime.clock import clock
 from tasks import signals
 from tasks.conf import task_settings
 from tasks.notifier import notify
+from tasks.querysets import compensation
 from tasks.querysets.base import (
     CANCEL_REQUESTED,
     TERM,
@@ -200,6 +201,7 @@ def take_from_holders(
         )
         texts = {task.pk: reason(task) + spared.get(task.pk, "") for task in tasks}
         _note_taken(rows, tasks, before, texts)
+        compensation.store(rows, tasks)
     for task in tasks:
         old = before[task.pk]
         rows._tell(

@@ -10,8 +10,9 @@ from typing import Any
 from leasing.exceptions import LeaseLost
 from tasks.exceptions import TaskCancelled
 from tasks.execution.completing import Completing
-from tasks.models import Task
+from tasks.models import Task, TaskStep
 from tasks.payload import OUTPUT, check_json
+from tasks.querysets.compensation import Compensated
 
 
 class FakeContext:
@@ -24,6 +25,8 @@ class FakeContext:
         fencing_token: The token of this grant, as the handler sees it.
         state: The checkpoint that the handler finds.
         steps: The outputs of the steps that an earlier attempt has done, by name.
+        compensates: The outputs of the steps that the task to be compensated has done, by name, in
+            the order in which they were done.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class FakeContext:
         fencing_token: int = 1,
         state: Any = None,
         steps: dict[str, Any] | None = None,
+        compensates: dict[str, Any] | None = None,
     ) -> None:
         # With a key that no row has: a handler may name the task as a parent.
         self.task = Task(id=0, attempts=attempt, fencing_token=fencing_token, checkpoint=state)
@@ -44,6 +48,7 @@ class FakeContext:
         self.checkpoints: list[Any] = []
         #: The output of each step that was done.
         self.steps = dict(steps or {})
+        self._compensates = compensates or {}
         #: Progress that the handler reported, the latest last.
         self.said: list[dict[str, Any]] = []
         #: True if the handler completed the task itself, and its output.
@@ -114,6 +119,15 @@ class FakeContext:
             self.ensure()
             self._finish(name, function(*args, **kwargs))
         return self.steps[name]
+
+    def compensated(self) -> Compensated:
+        """Return an unsaved task, and the steps of ``compensates``, the last first."""
+        done = [TaskStep(name=name, output=each) for name, each in self._compensates.items()]
+        return Compensated(Task(id=0), done[::-1])
+
+    async def acompensated(self) -> Compensated:
+        """``compensated``, for coroutines."""
+        return self.compensated()
 
     def completing(self, output: Any = None) -> Completing:
         """A block of the handler's, without a transaction."""

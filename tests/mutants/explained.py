@@ -211,9 +211,6 @@ EXPLAINED: dict[str, str] = {
     "tasks.querysets.worker._take_portably: request.left >= 0 for request.left > 0": (
         "None is left to claim: the slice is empty, and the database is not asked."
     ),
-    "tasks.querysets.base.TaskRows.prunable: without .ended()": (
-        "A constraint of the table says it: what has not ended has no processed_at."
-    ),
     "leasing.querysets.lease.LeaseQuerySet._announce_free: lease.wanted_until and "
     "lease.wanted_until > lease.released_at for lease.wanted_until and lease.released_at and "
     "(lease.wanted_until > lease.released_at)": (

@@ -9,6 +9,7 @@ import pytest
 from django.core.checks import run_checks
 from pytest_django import Settings
 
+from tasks import registry
 from tasks.checks.settings import check_settings
 from tests.tasks.support import Handlers
 
@@ -41,6 +42,50 @@ def test_a_full_set_is_in_order(settings: Settings) -> None:
         ANSWER_TIMEOUT=0.5,
         HANDLER_ANSWER_TIMEOUT=None,
     )
+
+
+@pytest.mark.usefixtures("own_handlers")
+@pytest.mark.parametrize(
+    ("compensate", "reason"),
+    [
+        ("unbok", "'unbok': which has no handler."),
+        ("book", "'book': which is compensated by 'book' itself: nothing undoes an undo."),
+        ("again", "'again': which is compensated by 'unbook' itself: nothing undoes an undo."),
+        ("other", "does not take this data: 'hotel' is missing"),
+        ("strict", "does not take this data: 'seats' is missing"),
+        ("narrow", "does not take this data: 'seats' is unknown."),
+        ("unbook", ""),
+        ("any_data", ""),
+    ],
+)
+def test_a_compensation_has_a_handler_that_takes_the_data_and_none_itself(
+    compensate: str, reason: str
+) -> None:
+    @registry.handler("book", compensate=compensate)
+    def book(ctx: Any, trip: int, seats: int = 1) -> None: ...
+
+    @registry.handler("unbook")
+    def unbook(ctx: Any, trip: int, seats: int = 1) -> None: ...
+
+    @registry.handler("any_data")
+    def any_data(ctx: Any, **data: Any) -> None: ...
+
+    @registry.handler("strict")
+    def strict(ctx: Any, trip: int, seats: int) -> None: ...
+
+    @registry.handler("narrow")
+    def narrow(ctx: Any, trip: int) -> None: ...
+
+    @registry.handler("other")
+    def other(ctx: Any, hotel: str, trip: int, seats: int = 1) -> None: ...
+
+    @registry.handler("again", compensate="unbook")
+    def again(ctx: Any, trip: int, seats: int) -> None: ...
+
+    messages = [m for m in check_settings() if compensate in m.msg and "'book' is" in m.msg]
+
+    assert [message.id for message in messages] == ["leasing_tasks.E035"] * bool(reason)
+    assert all(reason in message.msg for message in messages)
 
 
 def test_a_typo_gets_a_suggestion(settings: Settings) -> None:

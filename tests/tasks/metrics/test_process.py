@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from django.db.models import F
 from django.db.models.signals import post_init
 from django.test import Client
 from prometheus_client import CollectorRegistry, generate_latest
@@ -320,6 +321,8 @@ def test_queues_are_counted_in_the_database(settings: Settings) -> None:
     states = ("ready", "ready", "scheduled", "running", "stuck", "succeeded", "failed", "given_up")
     for state in states:
         make_task(state=state)
+    Task.objects.filter(status="failed").order_by().update(compensation=F("name"))
+    Task.objects.filter(status="failed", attempts=F("max_attempts")).update(compensation="")
     first = make_task(queue="mail")
     make_due(first)
     Task.objects.filter(pk=first.pk).update(scheduled_at=after(timedelta(seconds=-90)))
@@ -340,6 +343,7 @@ def test_queues_are_counted_in_the_database(settings: Settings) -> None:
     assert 90 <= count("queue_oldest_ready_age_seconds")[1] < 120
     assert count("queue_oldest_ready_age_seconds")[2] == 0
     assert said.sum("tasks_failed_current") == 2
+    assert said.sum("tasks_compensations_failed") == 1
     assert said.sum("tasks_workers", role="worker", state="live") == 1
     assert said.sum("tasks_recovering_workers") == 1
     # Without tasks a queue has figures all the same: their absence would say nothing.

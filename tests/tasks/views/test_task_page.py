@@ -265,5 +265,9 @@ def test_parent_and_children_lead_to_each_other(viewer: Client) -> None:
     assert url_of(children[-1]) in page.links
     address = url_of(parent)
     assert address in get(viewer, url_of(children[0])).links
+    rows = Task.objects.filter(pk=children[0].pk)
+    for compensation, word in ((None, "Parent"), ("", "Compensates")):
+        rows.update(compensation=compensation)
+        assert word in [term.text for term in get(viewer, url_of(children[0])).all("dt")]
     parent.delete()
     assert address not in get(viewer, url_of(children[0])).links
