@@ -67,12 +67,17 @@ CODE = (
 )
 
 
-def test_a_process_that_was_forked_is_as_a_new_one(spawn: Spawn, spawn_cold: Spawn) -> None:
-    forked, cold = (start(["-c", CODE, "one", "two"]) for start in (spawn, spawn_cold))
+def test_a_process_that_was_forked_is_as_a_new_one(
+    process_env: dict[str, str], spawn_cold: Spawn, tmp_path: Path
+) -> None:
+    args = ["-c", CODE, "one", "two"]
+    cold = spawn_cold(args)
+    with closing(Preloaded(BOUND, ROOT)) as preloaded:
+        assert preloaded.can_start(args, process_env)
+        forked = Warm(args, process_env, tmp_path / "log", preloaded)
 
-    assert (type(forked), type(cold)) == (Warm, Process)
-    assert forked.wait(60) == cold.wait(60) == 1
-    assert forked.output == cold.output == "['-c', 'one', 'two'] __main__ True \nbad luck\n"
+        assert forked.wait(60) == cold.wait(60) == 1
+        assert forked.output == cold.output == "['-c', 'one', 'two'] __main__ True \nbad luck\n"
 
 
 def test_a_process_that_was_forked_is_killed_paused_and_waited_for(spawn: Spawn) -> None:

@@ -40,7 +40,7 @@ PREPARED = ("mkdir ", "cd ", "python3 -m venv ", "source ")
 #: What differs from one run to the next, and how it looks.
 VARIABLES = {
     "time": r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?",
-    "name": r"[\w.-]+(?::\d+:[0-9a-f]{8}){1,2}\b",
+    "name": r"[\w.@-]+(?::\d+:[0-9a-f]{8}){1,2}\b",
     "token": r"\b\d{16}\b",
     "duration": r"\b\d+(?:\.\d+)? ?(?:ms|s|min)\b",
     # What a worker had not baked when it was killed, nor has at its end.
