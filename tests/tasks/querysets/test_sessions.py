@@ -152,3 +152,23 @@ def test_of_two_enqueues_with_one_key_the_second_returns_the_task_of_the_first(
 
     assert (second.result(20).pk, second.result(20).is_duplicate) == (first.pk, True)
     assert Task.objects.count() == 1
+
+
+@pytest.mark.parametrize("is_undo_first", [True, False])
+def test_a_task_and_its_compensation_are_never_both_retried(
+    is_undo_first: bool, other_session: OtherSession, third_session: OtherSession
+) -> None:
+    task, undo = make_task(state="failed"), make_task(state="cancelled")
+    mine(task).update(compensation="jobs.undo")
+    key = f"undo:{task.pk}:{task.attempts}"
+    mine(undo).update(compensation="", parent=task, idempotency_key=key)
+    first, second = (undo, task) if is_undo_first else (task, undo)
+    other_session.begin()
+    assert other_session.run(lambda: mine(first).retry()) == 1
+
+    retried = third_session.start(lambda: mine(second).retry())
+    if connection.vendor == "postgresql":
+        wait_for(someone_waits)
+    other_session.commit()
+
+    assert retried.result(20) == 0
