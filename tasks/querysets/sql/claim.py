@@ -222,8 +222,9 @@ def claim(
         answers = cursor.fetchall()
     plan_took(clock() - sent_at, len(answers))
     read = reader(rows.model, rows.db)
-    *_, passed_over, now = answers[0]
-    claimed = [columns for *columns, _, _ in answers if columns[read.key] is not None]
+    passed_over, now, *_ = answers[0]
+    # Behind the columns of a task is what the answer is ordered by.
+    claimed = [columns for _, _, *columns, _, _ in answers if columns[read.key] is not None]
     tasks: list[Task] = read.rows(claimed)
     for task in tasks:
         task.now, task.sent_at = now, sent_at

@@ -235,7 +235,7 @@ def claim_statement(rows: TaskRows, *, most: int | str) -> str:
     seen = inlined(rows, _to_claim(rows).only(*CLAIM_COLUMNS).query)
     found = _locking(rows, _to_claim(rows), most, _SEEN_IN_ORDER)
     chosen = _SHARED.format(kinds=list(KINDS), seen=seen, found=found, most=most)
-    answer = (*columns, "passed_over", "now")
+    answer = ("passed_over", "now", "granted.*")
     return _claiming(rows, chosen, _OF_SHARED, _SAID_OF_SHARED, columns, answer, DbNow())
 
 
