@@ -80,13 +80,14 @@ def test_the_names_of_a_handler_are_one(renamed: list[int], name: str) -> None:
 
 def test_the_list_is_a_table_that_steers_no_terminal() -> None:
     task = make_task(state="running", holder="ann")
-    Task.objects.filter(pk=task.pk).update(name="\x1b[2Jboo")
+    Task.objects.filter(pk=task.pk).update(name="\x1b[2Jboo", task_data={"to": "\x1b[2Jann"})
 
     head, line = tasks("list").splitlines()
 
-    assert head.split() == ["ID", "STATE", "NAME", "QUEUE", "ATTEMPTS", "WHEN", "HOLDER"]
+    columns = "ID STATE NAME QUEUE ATTEMPTS WHEN HOLDER ARGUMENTS"
+    assert head.split() == columns.split()
     assert line.split()[:5] == [str(task.pk), "running", "\\x1b[2Jboo", "default", "1/10"]
-    assert line.endswith("ann")
+    assert line.endswith("ann     to=\\x1b[2Jann")
 
 
 def test_an_empty_list_says_so() -> None:
