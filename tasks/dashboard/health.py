@@ -441,7 +441,7 @@ def _in_the_way(reason: Reason) -> Place:
     if task := getattr(reason.diagnosis, "holder", None):
         return _page_of_task(task)
     if handler := getattr(reason.diagnosis, "handler", ""):
-        return _tasks_with("Tasks in the way", state="running", name=handler)
+        return _tasks_with("Blocking tasks", state="running", name=handler)
     return _tasks_with("Waiting tasks", state="ready", queue=reason.queue)
 
 
