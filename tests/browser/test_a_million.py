@@ -137,7 +137,8 @@ def _statements(client: Client, addresses: dict[str, str]) -> dict[str, list[str
     for name, url in addresses.items():
         with queries() as statements:
             assert client.get(url).status_code == 200, name
-        sent[name] = statements()
+        # Whether there is a generator is read every ten seconds, by whichever page comes then.
+        sent[name] = [each for each in statements() if "generatordesiredstate" not in each]
     return sent
 
 
@@ -151,6 +152,8 @@ def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
     for state in ("succeeded", "failed"):
         for _ in range(2):
             make_task(state=state, holder="ann")
+    # As of the many: some have waited for so long that pages say why.
+    Task.objects.filter(status="ready").update(scheduled_at=after(-timedelta(hours=1)))
     few = {name: len(sent) for name, sent in _statements(client, _addresses(client)).items()}
     harbour.clear()
     Lease.objects.all().delete()

@@ -57,16 +57,17 @@ def test_26_a_copied_address_reproduces_the_view(page: Page, visit: Visit, figur
     page.locator("summary", has_text="filters").click()
     page.get_by_label("Worker (current or last)").fill("dora")
     page.get_by_role("button", name="Apply").click()
-    page.get_by_label("ID or start of name").fill("sample")
+    page.get_by_label("ID, start of name, or argument").fill("sample")
     page.get_by_role("button", name="Search").click()
     page.get_by_role("link", name="Older").click()
     page.wait_for_url("**at=**")
-    other = visit(user=user_with("leasing_tasks.view_task", name="vera"))
+    vera = user_with("leasing_tasks.view_task", "leasing_tasks.view_payload", name="vera")
+    other = visit(user=vera)
     other.goto(page.url)
     assert shown(other) == shown(page) and len(shown(page)) == 15
     for part in ("[data-live=tabs]", ".narrow .pick-chip"):
         assert other.locator(part).all_inner_texts() == page.locator(part).all_inner_texts()
-    expect(other.get_by_label("ID or start of name")).to_have_value("sample")
+    expect(other.get_by_label("ID, start of name, or argument")).to_have_value("sample")
     figure(f"state, filter, search and place: {len(shown(page))} rows the same")
 
 

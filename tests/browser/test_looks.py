@@ -157,7 +157,7 @@ def test_29_the_keyboard_alone_reaches_everything(page: Page, figure: Figure) ->
     page.keyboard.press("2")
     expect(page.get_by_role("heading", level=1)).to_have_text("Tasks")
     page.keyboard.press("/")
-    expect(page.get_by_label("ID or start of name")).to_be_focused()
+    expect(page.get_by_label("ID, start of name, or argument")).to_be_focused()
     figure(f"{reached_in_all} links, buttons and fields on five pages")
 
 
