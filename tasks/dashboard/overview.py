@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from django.db import connections, transaction
@@ -18,7 +19,7 @@ from leasing.diagnosis.lease import waited_for
 from leasing.functions import DbNow, after
 from leasing.humanize import Sentence
 from leasing.models import Lease, LeaseEvent
-from leasing.web.cache import shared
+from leasing.web.cache import SHARED_FOR, shared
 from leasing.web.counts import Capped, Tally, count_often
 from tasks.dashboard import listing, troubles
 from tasks.dashboard.badges import GENERATOR_BADGES, SEVERITY_BADGES
@@ -40,8 +41,8 @@ GONE_SHOWN_FOR = timedelta(minutes=10)
 WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
 #: Spans of charts, in seconds, by their names in the address.
 SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
-#: Seconds that polls share the names that no worker knows.
-UNKNOWN_FOR = 10
+#: Seconds that polls share the names that no worker knows, and what lasts for minutes.
+UNKNOWN_FOR, UNUSUAL_FOR = 10, 10
 #: Paused schedules that are read; people write schedules, so they are few.
 PAUSED_READ = 100
 #: Late tasks whose rows are looked at, for locks on them.
@@ -153,7 +154,6 @@ def _figures(
         ready=queues.ready if queues else None,
         scheduled=queues.scheduled if queues else None,
         oldest=queues.oldest if queues else None,
-        wanted=_wanted(now),
         reasons=sorted((why for line in lines for why in line.reasons), key=lambda why: why.since),
         paused=[line for line in lines if line.is_paused],
         unserved=[line for line in lines if line.is_unserved],
@@ -167,15 +167,12 @@ def _figures(
         gone=troubles.silent([w for w in workers if state_of(w) == WorkerState.GONE]),
         late=troubles.silent([w for w in workers if state_of(w) == WorkerState.LATE]),
         slots=troubles.slots_by_kind(workers),
-        deaths=troubles.deaths(workers, now),
-        long_runs=troubles.long_runs(now),
-        failing=troubles.failing(now),
-        failures=troubles.failed_tasks(),
+        **shared("unusual", partial(_unusual, workers, now), fresh=fresh, seconds=UNUSUAL_FOR),
+        failures=shared("failures", troubles.failed_tasks, fresh=fresh, seconds=_failures_for),
         now=now,
         overdue_schedules=counts["schedules"]["overdue"],
         **_paused_schedules(now),
         unknown=_unknown(queues, fresh=fresh),
-        locks=_locks(),
         **_desired(status, now),
     )
 
@@ -186,6 +183,21 @@ def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, Unknown]:
     if queues is None or queues.counted_at is not None or not queues.lines:
         return {}
     return shared("unknown tasks", UnknownName().by_name, fresh=fresh, seconds=UNKNOWN_FOR)
+
+
+def _unusual(workers: list[Worker], now: datetime) -> dict[str, Any]:
+    return {
+        "deaths": troubles.deaths(workers, now),
+        "long_runs": troubles.long_runs(now),
+        "failing": troubles.failing(now),
+        "wanted": _wanted(now),
+        "locks": _locks(),
+    }
+
+
+def _failures_for(found: list[troubles.Failures]) -> float:
+    """Return the seconds that polls share failures: one more among very many is no news."""
+    return UNUSUAL_FOR if sum(each.count for each in found) == troubles.READ else SHARED_FOR
 
 
 def _locks() -> dict[RowLock, list[int]]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.db.models import Count, OuterRef, Subquery, Value
@@ -27,6 +28,8 @@ from tasks.registry import KINDS
 
 #: More queues than this are not listed.
 QUEUES_SHOWN = 200
+#: Seconds that polls share why tasks wait: up to a thousand of each queue are diagnosed for it.
+REASONS_FOR = 10
 #: Said where it is not known how many.
 MANY = Capped(COUNT_CAP + 1)
 
@@ -130,7 +133,8 @@ def read_queues(
     ]
     late = (now or database_now(using)) - WAITS
     if waiting := [name for since, name in _waiting_longest(lines) if since < late]:
-        why = shared(("reasons", waiting), lambda: reasons(waiting, fresh=fresh), fresh=fresh)
+        read_reasons = partial(reasons, waiting, fresh=fresh)
+        why = shared(("reasons", waiting), read_reasons, fresh=fresh, seconds=REASONS_FOR)
         lines = [replace(line, reasons=why.get(line.name, [])) for line in lines]
     return Queues(
         lines,
