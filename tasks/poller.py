@@ -11,8 +11,8 @@ from datetime import timedelta
 from django.db import Error
 
 from leasing.conf import leasing_settings
+from leasing.db.compiled_queries import Questioner
 from leasing.db.notifications import can_listen
-from leasing.db.questions import Questioner
 from leasing.runtime.clock import clock
 from tasks.conf import task_settings
 from tasks.models import Schedule, Task

@@ -4,9 +4,9 @@ Probes ask often, and nobody has to sign in for the answer. So requests share on
 old, one of them at a time asks the database, and none waits for a database that hangs: the
 connection is a private one on a thread of its own. While a question is not answered, no other is
 asked, so that an outage costs one thread: the question ends with the connection
-(``leasing.db.answers``), or with what keeps that from being opened. Not every driver's connections
-can be cut off, and one that hangs for good must not hide that the database is back: after a minute
-another question is asked.
+(``leasing.db.connection_watchdog``), or with what keeps that from being opened. Not every driver's
+connections can be cut off, and one that hangs for good must not hide that the database is back:
+after a minute another question is asked.
 """
 
 from __future__ import annotations

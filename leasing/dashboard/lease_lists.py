@@ -14,7 +14,7 @@ from typing import Any, Final
 from django.db.models import Exists, Q
 
 from leasing.conf import leasing_settings
-from leasing.db.questions import query_scalars
+from leasing.db.compiled_queries import query_scalars
 from leasing.leasables import is_large, listed, matching
 from leasing.models import Leasable, Lease, LeaseState, OnceKey, leasable_models
 from leasing.web.counts import Capped, Tally, count_together

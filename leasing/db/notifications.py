@@ -16,7 +16,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.conf import leasing_settings
-from leasing.db.answers import watch_answers, watch_raw
+from leasing.db.connection_watchdog import watch_answers, watch_raw
 from leasing.db.dialects import private_connection
 from leasing.runtime import clock
 

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 from django.db import Error, OperationalError, connections
 
-from leasing.db.answers import LAST_CALL, watch_answers
+from leasing.db.connection_watchdog import STOP_TIMEOUT, watch_answers
 from leasing.db.dialects import patience, use_private_connection
 from leasing.runtime.aio import Steps, Undoable, altered
 from leasing.runtime.callbacks import CallbackThreads, apart, callbacks_here
@@ -89,7 +89,7 @@ class SideConnection:
             if self._stopping is None:
                 wait([future], left)
             elif self._stopping.wait(0):
-                wait([future], min(left, LAST_CALL))
+                wait([future], min(left, STOP_TIMEOUT))
                 break
             else:
                 wait([future], min(left, CHECK_STOP_EVERY))
@@ -106,7 +106,7 @@ class SideConnection:
     def _begin(self) -> None:
         self._jobs = queue.SimpleQueue()
         # A daemon: the exit of the process must not wait for what will never be answered.
-        limit = self._seconds + LAST_CALL
+        limit = self._seconds + STOP_TIMEOUT
         work = partial(_work, self.using, self._jobs, limit, callbacks_here())
         self._thread = start_thread("leasing-side-connection", work)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db import DatabaseError
 from django.db.models import Q
 
-from leasing.db.questions import query_instance
+from leasing.db.compiled_queries import query_instance
 from leasing.db.routing import RoutedQuerySet, kept_rows
 from leasing.db.statements import Marker
 from leasing.functions import DbNow, after

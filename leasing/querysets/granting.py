@@ -17,8 +17,8 @@ from django.db.models import Case, Value, When
 from leasing import signals
 from leasing.conf import Wait, leasing_settings
 from leasing.db import joins, postgres
+from leasing.db.compiled_queries import query_instance
 from leasing.db.dialects import durable, lock
-from leasing.db.questions import query_instance
 from leasing.db.routing import kept_rows
 from leasing.db.statements import Marker
 from leasing.exceptions import LeaseHeld, LeaseLost

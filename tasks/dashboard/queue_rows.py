@@ -13,7 +13,7 @@ from django.db.models import Count, OuterRef, Subquery, Value
 from django.db.models.functions import Coalesce, Least, NullIf
 
 from leasing.conf import leasing_settings
-from leasing.db.questions import query_rows
+from leasing.db.compiled_queries import query_rows
 from leasing.functions import DbNow, database_now
 from leasing.web.badges import Badge
 from leasing.web.cache import shared

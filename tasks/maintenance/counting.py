@@ -18,7 +18,7 @@ from typing import Any, Final
 from django.db import models
 from django.db.models import Count, Exists, F, Min, Q, Subquery
 
-from leasing.db.questions import query_scalars
+from leasing.db.compiled_queries import query_scalars
 from leasing.functions import DbNow
 from leasing.models import EventKind, LeaseEvent
 from leasing.web.counts import COUNT_CAP

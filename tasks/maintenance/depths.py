@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Count, Min, Q
 
 from leasing.conf import leasing_settings
-from leasing.db.questions import query_rows
+from leasing.db.compiled_queries import query_rows
 from leasing.functions import DbNow
 from tasks.maintenance.invariants import GIVEN_BACK, UnknownName
 from tasks.models import Task, TaskStatus

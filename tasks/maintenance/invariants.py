@@ -34,8 +34,8 @@ from django.db.models import Case, Count, Exists, F, Min, OuterRef, Q, Subquery,
 from django.db.models.functions import Least
 
 from leasing.conf import leasing_settings
+from leasing.db.compiled_queries import query_scalars
 from leasing.db.dialects import lock
-from leasing.db.questions import query_scalars
 from leasing.functions import DbNow, after
 from leasing.runtime.clock import clock
 from tasks import signals

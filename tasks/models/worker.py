@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 from django.db import models, transaction
 from django.db.models import Case, Exists, OuterRef, Value, When
 
+from leasing.db.compiled_queries import update_and_query
 from leasing.db.dialects import take_write_lock
-from leasing.db.questions import update_and_query
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
 from tasks.models.queue import Queue

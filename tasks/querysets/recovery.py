@@ -11,8 +11,8 @@ from uuid import UUID
 from django.db.models import Exists, F, Min, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, Least
 
+from leasing.db.compiled_queries import Questioner, query_scalars
 from leasing.db.dialects import atomic, lock, refuse_transaction
-from leasing.db.questions import Questioner, query_scalars
 from leasing.functions import DbNow, next_token, remaining
 from leasing.humanize import plural, span
 from leasing.runtime.clock import clock

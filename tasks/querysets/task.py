@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 from asgiref.sync import sync_to_async
 from django.db.models import QuerySet
 
-from leasing.db.questions import Questioner
+from leasing.db.compiled_queries import Questioner
 from leasing.querysets.claim import Claim
 from tasks.exceptions import Snooze
 from tasks.producer import EnqueueOptions, ManyOptions, Parent, refuse_unknown

@@ -19,7 +19,13 @@ from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
 from leasing.conf import leasing_settings
-from leasing.db.answers import LAST_CALL, is_watched, unwatch_raw, watch_answers, watch_raw
+from leasing.db.connection_watchdog import (
+    STOP_TIMEOUT,
+    is_watched,
+    unwatch_raw,
+    watch_answers,
+    watch_raw,
+)
 from leasing.db.dialects import patience, use_private_connection
 from tasks.conf import task_settings
 
@@ -68,7 +74,7 @@ def lasting_connection(
     stopping: threading.Event = _never, *, limited_by: str = LIMIT
 ) -> Iterator[None]:
     """In this block the thread keeps one connection, also where CONN_MAX_AGE is 0. It is cut off
-    where an answer takes longer than the setting ``limited_by`` says, or than LAST_CALL once
+    where an answer takes longer than the setting ``limited_by`` says, or than STOP_TIMEOUT once
     ``stopping`` is set."""
     using = leasing_settings.DATABASE
     before = connections[using]
@@ -81,7 +87,7 @@ def lasting_connection(
         given: float | None = getattr(task_settings, limited_by)
         if not stopping.is_set():
             return given
-        return LAST_CALL if given is None else min(LAST_CALL, given)
+        return STOP_TIMEOUT if given is None else min(STOP_TIMEOUT, given)
 
     if connections[using] is not before:
         watch_answers(connections[using], limit, _setting(limited_by))

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from leasing.db.answers import answers
+from leasing.db.connection_watchdog import answers
 from leasing.runtime.callbacks import apart, receiver_threads
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service, run_services

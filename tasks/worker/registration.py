@@ -14,7 +14,7 @@ from typing import Any
 from django.db import Error
 
 from leasing.conf import leasing_settings
-from leasing.db.questions import Questioner
+from leasing.db.compiled_queries import Questioner
 from leasing.functions import after, database_now
 from leasing.humanize import span
 from leasing.runtime import probes

@@ -486,7 +486,7 @@ def test_a_candidate_who_is_not_answered_ends_when_asked_to_stop(
     other_threads: OtherThreads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(side_connection, "LAST_CALL", 0.1)
+    monkeypatch.setattr(side_connection, "STOP_TIMEOUT", 0.1)
     network = Swallowed(monkeypatch, "_attempt")
     campaign = other_threads.start(lambda: list(leader.terms(stopping)))
     assert network.reached.wait(PATIENCE)

@@ -31,7 +31,7 @@ import django; django.setup()
 from django.conf import settings
 from django.core.management import call_command
 from tasks.runtime import connection
-connection.LAST_CALL = 0.3
+connection.STOP_TIMEOUT = 0.3
 settings.LEASING = {"TTL": 2}
 settings.TASK_QUEUE = {"ANSWER_TIMEOUT": 0.4, "HANDLER_ANSWER_TIMEOUT": 0.4, "POLL_EVERY": 0.1,
     "SWEEP_EVERY": 0.2, "BACKOFF": {"base": 0.01, "cap": 0.01}, "STOP_TIMEOUT": 1}

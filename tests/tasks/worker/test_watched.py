@@ -15,7 +15,7 @@ from django.db import connection
 from django.utils import timezone
 from pytest_django import Settings
 
-from leasing.db import answers
+from leasing.db import connection_watchdog
 from leasing.keeper import Keeper, keeper
 from leasing.runtime import services
 from leasing.runtime import threads as runtime_threads
@@ -208,7 +208,7 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.TASK_QUEUE |= {"ANSWER_TIMEOUT": 0.1, "HANDLER_ANSWER_TIMEOUT": None}
-    monkeypatch.setattr(answers, "LONGEST_LOOK", 0.01)
+    monkeypatch.setattr(connection_watchdog, "LONGEST_LOOK", 0.01)
     given_up: list[Any] = [["a task"]]
     monkeypatch.setattr(ExecutorPool, "tend", lambda executors: given_up.pop() if given_up else [])
     asked = threading.Event()

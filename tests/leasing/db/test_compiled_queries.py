@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Exists, Min, Subquery
 from django.test.utils import CaptureQueriesContext
 
-from leasing.db.questions import query_instance, query_rows, query_scalars, update_and_query
+from leasing.db.compiled_queries import query_instance, query_rows, query_scalars, update_and_query
 from leasing.db.statements import Marker
 from leasing.functions import DbNow, database_now, remaining
 from leasing.models import Lease

@@ -21,8 +21,14 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from pytest_django import Settings
 
-from leasing.db import answers as connection_answers
-from leasing.db.answers import Line, Server, Silence, answers, watch_answers
+from leasing.db import connection_watchdog as watchdog
+from leasing.db.connection_watchdog import (
+    Server,
+    Silence,
+    WatchedConnection,
+    answers,
+    watch_answers,
+)
 from leasing.models import Lease
 from tasks.celery.consuming import consume
 from tasks.generator import Generator
@@ -60,7 +66,7 @@ def network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Proxy]:
     """Between the database and connections that are still to be made. Its end ends what waits."""
-    monkeypatch.setattr(connection_answers, "LONGEST_LOOK", 0.01)
+    monkeypatch.setattr(watchdog, "LONGEST_LOOK", 0.01)
     folder = socket_folder(request.config.stash[DATABASE].url)
     if not folder:
         pytest.skip("the server that was given has no socket here")
@@ -173,7 +179,7 @@ def test_no_statement_waits_for_good_whose_answer_never_comes(
 def test_a_thread_that_is_to_stop_has_a_last_call(
     network: Proxy, thread: ThreadPoolExecutor, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_connection, "LAST_CALL", 0.05)
+    monkeypatch.setattr(runtime_connection, "STOP_TIMEOUT", 0.05)
     settings.TASK_QUEUE = LONG
     stopping, sent = threading.Event(), threading.Event()
 
@@ -272,7 +278,7 @@ def test_connections_are_looked_after_again_when_their_thread_has_ended(
     def wait() -> None:
         with lasting_connection():
             with monkeypatch.context() as patched:
-                patched.setattr(Line, "look", lambda line: sys.exit())
+                patched.setattr(WatchedConnection, "look", lambda line: sys.exit())
                 claim()
                 wait_for(lambda: answers._thread and not answers._thread.is_alive())
             tend()
@@ -286,8 +292,8 @@ def test_connections_are_looked_after_again_when_their_thread_has_ended(
 @pytest.fixture
 def asks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is asked about a connection that is silent for a moment."""
-    monkeypatch.setattr(connection_answers, "ASK_AFTER", 0.05)
-    monkeypatch.setattr(connection_answers, "ASK_EVERY", 0.01)
+    monkeypatch.setattr(watchdog, "ASK_AFTER", 0.05)
+    monkeypatch.setattr(watchdog, "ASK_EVERY", 0.01)
 
 
 @pytest.mark.usefixtures("asks_soon")
@@ -319,13 +325,13 @@ def test_a_lost_answer_is_found_long_before_its_limit(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, datetime]]:
     """The sessions that each question has found idle."""
     found: list[dict[int, datetime]] = []
-    ask = connection_answers._idle_sessions
+    ask = watchdog._idle_sessions
 
     def note(*args: Any) -> dict[int, datetime]:
         found.append(ask(*args))
         return found[-1]
 
-    monkeypatch.setattr(connection_answers, "_idle_sessions", note)
+    monkeypatch.setattr(watchdog, "_idle_sessions", note)
     return found
 
 
@@ -355,8 +361,8 @@ def test_a_statement_that_the_server_is_at_is_not_cut_off(
             wait_for(is_waiting)
             # Only now: on a loaded machine a server may need as long to begin.
             with monkeypatch.context() as patched:
-                patched.setattr(connection_answers, "ASK_AFTER", 0.05)
-                patched.setattr(connection_answers, "ASK_EVERY", 0.01)
+                patched.setattr(watchdog, "ASK_AFTER", 0.05)
+                patched.setattr(watchdog, "ASK_EVERY", 0.01)
                 wait_for(lambda: len(asked) >= 5)
         finally:
             ask("SELECT pg_advisory_unlock(7)")
@@ -373,7 +379,7 @@ def pooled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[TcpProxy]:
     """Between PgBouncer, in transaction mode, and connections that are still to be made."""
-    monkeypatch.setattr(connection_answers, "LONGEST_LOOK", 0.01)
+    monkeypatch.setattr(watchdog, "LONGEST_LOOK", 0.01)
     program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
     folder = socket_folder(request.config.stash[DATABASE].url)
     if program is None or not folder:
@@ -439,7 +445,7 @@ def test_a_session_is_known_by_its_number_and_its_age(thread: ThreadPoolExecutor
     def find(pid: int, age: float) -> list[int]:
         connection.ensure_connection()
         silence = Silence(Server("default", "", "", 0), pid, age, since=0)
-        return list(connection_answers._idle_sessions(connections["default"], [silence]))
+        return list(watchdog._idle_sessions(connections["default"], [silence]))
 
     with connection.cursor() as cursor:
         cursor.execute(
@@ -471,8 +477,8 @@ def test_a_line_is_hung_up_if_it_was_idle_in_one_silence_since_one_moment_twice(
 ) -> None:
     now = 100.0
     hung_up: list[Any] = []
-    monkeypatch.setattr(connection_answers, "system_clock", lambda: now)
-    monkeypatch.setattr(connection_answers, "hang_up_raw", hung_up.append)
+    monkeypatch.setattr(watchdog, "system_clock", lambda: now)
+    monkeypatch.setattr(watchdog, "hang_up_raw", hung_up.append)
     earlier, later = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
 
     def judge(idle_since: datetime | None, silent_since: float) -> bool:
@@ -494,7 +500,7 @@ def test_a_line_is_hung_up_if_it_was_idle_in_one_silence_since_one_moment_twice(
         assert judge(later, 101)
 
     raw: Any = Raw(during)
-    line = Line(raw, lambda: None, "LIMIT", "default")
+    line = WatchedConnection(raw, lambda: None, "LIMIT", "default")
     raw.wait(repeat_steps())
     judge(later, 101)
     assert hung_up == [raw], "it does not wait any more"
@@ -519,7 +525,7 @@ def test_a_server_is_asked_about_a_statement_that_it_has_and_that_is_silent_for_
     status: str, unread: bytes, silent_for: float, is_asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(connection_answers, "system_clock", lambda: now)
+    monkeypatch.setattr(watchdog, "system_clock", lambda: now)
     server = Server("default", "db", "10.0.0.1", 5432)
 
     def during(be_ready: Callable[[int], object]) -> None:
@@ -537,6 +543,6 @@ def test_a_server_is_asked_about_a_statement_that_it_has_and_that_is_silent_for_
             transaction_status=SimpleNamespace(name=status),
             **{"host": "db", "hostaddr": "10.0.0.1", "port": 5432, "backend_pid": 17},
         )
-        line = Line(raw, lambda: None, "LIMIT", "default")
+        line = WatchedConnection(raw, lambda: None, "LIMIT", "default")
         assert line.silence is None, "it waits for nothing"
         raw.wait(repeat_steps())

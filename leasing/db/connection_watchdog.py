@@ -3,7 +3,7 @@
 A network that swallows a reply has acknowledged the request, so neither the server's timeouts nor
 those of TCP end the wait: the thread that sent it would wait for good. A watched connection notes
 since when it waits, and one thread of the process hangs up those that wait for longer than they
-may, at this end of the line. Its caller gets an OperationalError, as from any connection that
+may, at this end. Its caller gets an OperationalError, as from any connection that
 broke.
 
 A handler's statement may take long, and so may its limit be. But the server knows if it is at work:
@@ -52,7 +52,7 @@ if sys.platform != "win32":
 Limit = Callable[[], float | None]
 
 #: Seconds that an answer may take once its caller was asked to stop.
-LAST_CALL = 2.0
+STOP_TIMEOUT = 2.0
 #: Looks of the thread in the time of the shortest limit; the longest pause between two, in seconds.
 LOOKS, LONGEST_LOOK = 4, 1.0
 #: Seconds of silence after which the server is asked if it is at work, and between two questions.
@@ -103,7 +103,7 @@ class Silence(NamedTuple):
     since: float
 
 
-class Line:
+class WatchedConnection:
     """A connection of psycopg's to the database ``using``, and since when it waits for an answer.
     None: its server is never asked if it is at work."""
 
@@ -121,7 +121,7 @@ class Line:
     )
 
     def __init__(self, raw: Any, limit: Limit, setting: str, using: str | None) -> None:
-        # The connection has the line, and not the line the connection, which nobody else closes.
+        # The connection refers to this, which must not keep it open: nobody else closes it.
         self._raw = ref(raw)
         self._using = using
         self._opened_at = system_clock()
@@ -173,7 +173,7 @@ class Line:
     def _read_limit(self) -> float | None:
         try:
             limit = self._limit()
-        except Exception:  # of this line alone: the others are looked after all the same
+        except Exception:  # of this connection alone: the others are looked after all the same
             if not self._is_unlimited:
                 log.connection_unlimited(setting=self._setting, exc_info=True)
             self._is_unlimited = True
@@ -232,7 +232,7 @@ def _unacknowledged(raw: Any) -> int:
 
 
 class AnswerWatch:
-    """Looks after the lines of this process, on a thread that there is while there are any."""
+    """Looks after the watched connections of this process, on a thread while there are any."""
 
     def __init__(self) -> None:
         self.forget()
@@ -240,21 +240,21 @@ class AnswerWatch:
     def forget(self) -> None:
         """Begin again. In a forked child: the connections are the parent's."""
         self._wakes = threading.Condition()
-        self._lines: WeakSet[Line] = WeakSet()
+        self._watched: WeakSet[WatchedConnection] = WeakSet()
         self._thread: LastingThread | None = None
         self._asking: threading.Thread | None = None
 
-    def add(self, line: Line) -> None:
-        """Look after ``line`` for as long as its connection is there."""
+    def add(self, watched: WatchedConnection) -> None:
+        """Look after ``watched`` for as long as its connection is there."""
         with self._wakes:
-            self._lines.add(line)
+            self._watched.add(watched)
             self._wakes.notify()
         self.tend()
 
     def tend(self) -> None:
         """Start its thread, also again if that has ended before its work."""
         with self._wakes:
-            if self._lines:
+            if self._watched:
                 self._thread = self._thread or LastingThread(THREAD, self._work)
                 self._thread.tend()
 
@@ -264,51 +264,51 @@ class AnswerWatch:
 
     def _look(self) -> bool:
         with self._wakes:
-            lines = [line for line in self._lines if not line.is_closed]
-            if not lines:
+            watched = [each for each in self._watched if not each.is_closed]
+            if not watched:
                 self._thread = None
                 return False
         pause = LONGEST_LOOK
-        for line in lines:
-            pause = min(pause, line.look())
-        if any(line.silence for line in lines) and not (self._asking and self._asking.is_alive()):
+        for each in watched:
+            pause = min(pause, each.look())
+        if any(each.silence for each in watched) and not (self._asking and self._asking.is_alive()):
             with suppress(RuntimeError):  # there can be no thread more: the next look tries again
                 self._asking = start_thread(ASKING_THREAD, self._ask)
-        del line, lines  # or they would outlast their connections
+        del each, watched  # or they would outlast their connections
         with self._wakes:
             self._wakes.wait(pause)
         return True
 
     def _ask(self) -> None:
-        """Ask the servers of silent lines, until there is none: on a thread that others do not wait
-        for, since these answers may be lost too."""
+        """Ask the servers of silent connections, until there is none: on a thread that others do
+        not wait for, since these answers may be lost too."""
         connections: dict[Server, BaseDatabaseWrapper] = {}
         pause = threading.Event()
         try:
             while silent := self._silent():
-                for server, lines in silent.items():
+                for server, watched in silent.items():
                     try:
                         if server not in connections:
                             connections[server] = server.connect()
-                        idle = _idle_sessions(connections[server], list(lines.values()))
+                        idle = _idle_sessions(connections[server], list(watched.values()))
                     except Exception:  # nothing is known, and the limits decide
                         if server in connections:
                             connections.pop(server).close()
                         continue
-                    for line, silence in lines.items():
-                        line.judge(silence, idle.get(silence.pid))
+                    for each, silence in watched.items():
+                        each.judge(silence, idle.get(silence.pid))
                 pause.wait(ASK_EVERY)
         finally:
             for connection in connections.values():
                 connection.close()
 
-    def _silent(self) -> dict[Server, dict[Line, Silence]]:
-        found: defaultdict[Server, dict[Line, Silence]] = defaultdict(dict)
+    def _silent(self) -> dict[Server, dict[WatchedConnection, Silence]]:
+        found: defaultdict[Server, dict[WatchedConnection, Silence]] = defaultdict(dict)
         with self._wakes:
-            lines = list(self._lines)
-        for line in lines:
-            if (silence := line.silence) is not None:
-                found[silence.server][line] = silence
+            watched = list(self._watched)
+        for each in watched:
+            if (silence := each.silence) is not None:
+                found[silence.server][each] = silence
         return found
 
 
@@ -353,7 +353,7 @@ def watch_raw(raw: Any, limit: Limit, setting: str, using: str | None = None) ->
     """``watch_answers``, of an open connection of the driver's. Unless ``using`` is its database,
     its server is not asked if it is at work."""
     if hasattr(raw, "wait"):
-        answers.add(Line(raw, limit, setting, using))
+        answers.add(WatchedConnection(raw, limit, setting, using))
 
 
 def is_watched(raw: Any) -> bool:
