@@ -22,7 +22,7 @@ class LeasingConfig(AppConfig):
 
         from leasing.checks import refuse_missing_backends
         from leasing.conf import leasing_settings
-        from leasing.keeper import keeper
+        from leasing.holding.keeper import keeper
         from leasing.metrics import registry
 
         refuse_missing_backends()

@@ -14,7 +14,7 @@ from django.http import HttpRequest, JsonResponse
 from django.utils import timezone
 
 from leasing.exceptions import LeaseHeld
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.store import HoldOptions, NamedStore
 from leasing.stores import DEFAULT_STORE, store_of

@@ -34,7 +34,7 @@ from leasing.db.joins import is_joined
 from leasing.db.routing import database_of
 from leasing.exceptions import StaleToken
 from leasing.functions import DbNow
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import MAX_KEY, Leasable, LeaseEvent
 from leasing.stores.rows import RowStore, write_apart
 

@@ -28,8 +28,8 @@ from leasing.conf import DEFAULT, Wait
 from leasing.db.routing import database_of
 from leasing.decorators import arguments_of, check_template, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost, UnsupportedByStore
-from leasing.hold.held_grant import HeldGrant
-from leasing.keeper import keeper
+from leasing.holding.held_grant import HeldGrant
+from leasing.holding.keeper import keeper
 from leasing.models import OnceKey
 from leasing.querysets.once import OnceTerms
 from leasing.runtime.aio import adrive, drive, in_thread

@@ -47,8 +47,8 @@ from django.db import Error, close_old_connections, connections
 from leasing.db.side_connection import SideConnection, moved
 from leasing.decorators import refuse_generators
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
-from leasing.hold import Hold
-from leasing.hold.interrupt import Interrupt
+from leasing.holding import Hold
+from leasing.holding.interrupt import Interrupt
 from leasing.runtime import aio, probes
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
 from leasing.runtime.event_lines import log

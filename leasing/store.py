@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import threading
 
     from leasing.conf import Wait
-    from leasing.hold.hold import Hold, HoldCallback
+    from leasing.holding.hold import Hold, HoldCallback
     from leasing.validation.terms import Terms
 
 

@@ -10,7 +10,7 @@ from django.apps import apps
 
 from leasing.conf import leasing_settings
 from leasing.db.routing import database_of
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import Leasable, Lease, LeaseEvent
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import drive

@@ -31,7 +31,7 @@ from leasing.db.dialects import lock
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
 from leasing.fencing import FencedQuerySet
 from leasing.functions import DbNow
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import Lease, LeaseState
 from leasing.renewable import is_metered
 from leasing.runtime.services import Service, run_services

@@ -15,7 +15,7 @@ from django.db import connection
 from django.test import TransactionTestCase
 from hypothesis import HealthCheck, settings
 
-from leasing.keeper import EXIT_PATIENCE, keeper
+from leasing.holding.keeper import EXIT_PATIENCE, keeper
 from leasing.runtime import aio
 from leasing.runtime.outage import outage
 from leasing.web import cache

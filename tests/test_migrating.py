@@ -23,7 +23,7 @@ import leasing
 import tasks
 from leasing import exceptions as lease_exceptions
 from leasing.conf import leasing_settings
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import Lease
 from leasing.store import HoldOptions
 from leasing.testing import hold_elsewhere

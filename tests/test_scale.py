@@ -90,7 +90,7 @@ from unittest import mock
 
 import pytest
 
-from leasing import keeper
+from leasing.holding import keeper
 from tasks.worker.process import WorkerProcess
 
 

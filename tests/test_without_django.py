@@ -54,7 +54,7 @@ with LeaseClient("https://leases/api", "token", transport=httpx.MockTransport(an
             hold.lost.wait(20)
     except LeaseLost as lost:
         print(lost)
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 keeper.stop()
 import tasks.client
 print(calls == [hold], len(renewals), "django.db" in sys.modules)

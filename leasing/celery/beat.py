@@ -43,7 +43,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 
 if TYPE_CHECKING:
-    from leasing.hold import Hold
+    from leasing.holding import Hold
     from leasing.leader import Leader
     from leasing.querysets.beats import BeatEntry
 

@@ -38,7 +38,7 @@ from leasing.validation.names import check_duration, check_name
 from leasing.validation.templates import unknown_fields
 
 if TYPE_CHECKING:
-    from leasing.hold import Hold
+    from leasing.holding import Hold
 
 #: The handling of a call that finds the lease held.
 WhenHeld = Literal["skip", "retry", "wait"]

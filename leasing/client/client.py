@@ -12,7 +12,7 @@ from leasing.client.calls import LeaseCalls
 from leasing.client.closing import AsyncClient, Client
 from leasing.client.store import ServiceStore
 from leasing.client.transport import AsyncTransport, Token, Transport
-from leasing.hold.hold import Hold, HoldCallback
+from leasing.holding.hold import Hold, HoldCallback
 from leasing.runtime.aio import adrive, drive
 from leasing.store import Grant, Renewals
 

@@ -22,7 +22,7 @@ finds by its own; another server behind the same address has no session of that 
 nothing is known, and the limit decides.
 
 The keeper's requests are cut off in the same way, by its own watchdog, which knows what else
-depends on them (``leasing.keeper``). Connections of psycopg 3 alone can be watched.
+depends on them (``leasing.holding.keeper``). Connections of psycopg 3 alone can be watched.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import Metric
 
 from leasing import signals
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 from leasing.leader import leaders
 from leasing.metrics.family import Family
 from leasing.runtime import probes

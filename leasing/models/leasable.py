@@ -15,7 +15,7 @@ from django.db.models import F, Q
 from leasing.conf import DEFAULT, Wait
 from leasing.db.routing import is_ours, kept_rows
 from leasing.functions import EPOCH
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models.guarded import Guarded
 from leasing.querysets.leasable import LeasableQuerySet, verbs_of
 from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS, refuse_verb_columns

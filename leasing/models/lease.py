@@ -8,7 +8,7 @@ from typing import ClassVar, Unpack
 from django.db import models
 
 from leasing.functions import DbNow
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models.leasable import Leasable
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS

@@ -27,8 +27,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
-from leasing.hold import Hold
-from leasing.hold.trust import longest_pause, margin
+from leasing.holding import Hold
+from leasing.holding.trust import longest_pause, margin
 from leasing.process import deadman
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log

@@ -11,9 +11,9 @@ from weakref import ref
 
 from leasing.db.dialects import after_commit, in_transaction
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
-from leasing.hold.held_grant import HeldGrant, abandon_all, keep_all, valid_of
-from leasing.hold.interrupt import Interrupt
+from leasing.holding import Hold
+from leasing.holding.held_grant import HeldGrant, abandon_all, keep_all, valid_of
+from leasing.holding.interrupt import Interrupt
 from leasing.querysets.row_hold import RowHold
 from leasing.runtime.aio import in_thread
 from leasing.runtime.tracepoints import points

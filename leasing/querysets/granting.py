@@ -23,7 +23,7 @@ from leasing.db.routing import kept_rows
 from leasing.db.statements import Marker
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.querysets.holder import HolderRows
 from leasing.querysets.saving import Row
 from leasing.querysets.states import LeaseState

@@ -23,7 +23,7 @@ from leasing import signals
 from leasing.conf import DEFAULT, Wait
 from leasing.db.dialects import after_commit, atomic, durable, lock
 from leasing.functions import DbMicroseconds, DbNow, next_token
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.querysets.claim import Claim
 from leasing.querysets.granting import GrantingRows, pause_shortly
 from leasing.querysets.saving import LEASE_FIELDS, Row

@@ -23,7 +23,7 @@ from leasing.db.dialects import after_commit, durable, lock
 from leasing.db.notifications import announce
 from leasing.exceptions import InvalidResource, LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.notifier import notifier
 from leasing.querysets.claim import Claim
 from leasing.querysets.granting import TRIES, pause_shortly

@@ -7,8 +7,8 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
-from leasing.hold.held_grant import HeldGrant
-from leasing.keeper import Keeper, keeper
+from leasing.holding.held_grant import HeldGrant
+from leasing.holding.keeper import Keeper, keeper
 from leasing.store import Grant
 from leasing.stores.rows import RowStore, grant_of
 

@@ -41,7 +41,7 @@ from leasing import signals
 from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseLost, UnsupportedByStore
-from leasing.hold.hold import Hold, HoldCallback
+from leasing.holding.hold import Hold, HoldCallback
 from leasing.notifier import notifier
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps, Undoable

@@ -24,8 +24,8 @@ from leasing.db.dialects import (
     use_private_connection,
 )
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
-from leasing.keeper import keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import keeper
 from leasing.runtime.aio import drive
 from leasing.runtime.notes import NOTE_LIMIT
 from leasing.store import Grant, HoldOptions, Incumbent, Renewals

@@ -33,7 +33,7 @@ from leasing.exceptions import (
     LeaseTimeout,
     UnsupportedByStore,
 )
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.runtime.clock import clock
 from leasing.store import Grant, NamedStore, Renewals
 from leasing.validation.terms import Terms

@@ -13,7 +13,7 @@ from django.test import TestCase, override_settings
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import Leasable, LeaseEvent, LeaseState
 from leasing.runtime import clock as clocks
 from leasing.stores.memory import MemoryStore, clear_all, memory

@@ -14,7 +14,7 @@ from django.db.models.expressions import DatabaseDefault
 from leasing.conf import leasing_settings
 from leasing.db.dialects import in_transaction
 from leasing.functions import DbNow
-from leasing.keeper import Keeper, keeper
+from leasing.holding.keeper import Keeper, keeper
 from leasing.runtime import aio
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import in_thread

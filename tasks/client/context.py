@@ -8,7 +8,7 @@ from typing import Any
 
 from leasing.client.exceptions import ServiceError
 from leasing.exceptions import LeaseLost
-from leasing.hold.held_grant import HeldGrant
+from leasing.holding.held_grant import HeldGrant
 from leasing.runtime.aio import drive, in_thread
 from leasing.runtime.clock import clock
 from tasks.client.calls import Claimed, RemoteTask, TaskCalls

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from leasing.client.messages import encoded
 from leasing.exceptions import LeaseLost
-from leasing.hold.held_grant import ABANDONED, HeldGrant
+from leasing.holding.held_grant import ABANDONED, HeldGrant
 from leasing.runtime.clock import clock
 from tasks.client.calls import Claimed, TaskCalls
 from tasks.client.completer import COMPLETE, FAIL, GIVE_BACK, Completer, Outcome

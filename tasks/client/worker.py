@@ -37,8 +37,8 @@ from leasing.client.exceptions import (
     ServiceUnavailable,
 )
 from leasing.client.messages import Request
-from leasing.hold.held_grant import detach_all, keep_all
-from leasing.keeper import keeper
+from leasing.holding.held_grant import detach_all, keep_all
+from leasing.holding.keeper import keeper
 from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
 from leasing.runtime.outage import Streak

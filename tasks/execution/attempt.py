@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from leasing.hold.held_grant import keep_all
-from leasing.keeper import Keeper, keeper
+from leasing.holding.held_grant import keep_all
+from leasing.holding.keeper import Keeper, keeper
 from leasing.runtime.clock import clock
 from tasks import registry
 from tasks.execution.cancellation import Interruption

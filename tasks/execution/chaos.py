@@ -13,7 +13,7 @@ import signal
 import threading
 from dataclasses import dataclass, field
 
-from leasing.hold.held_grant import HeldGrant
+from leasing.holding.held_grant import HeldGrant
 from tasks.log import log
 
 #: Seconds from the loss to the late result.

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from leasing.hold.held_grant import HeldGrant
-from leasing.keeper import Keeper
+from leasing.holding.held_grant import HeldGrant
+from leasing.holding.keeper import Keeper
 from leasing.store import Grant
 from tasks.execution.claimed_store import ClaimedStore, grant_of, store_in
 from tasks.querysets.claimed import ClaimedTask

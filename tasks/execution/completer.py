@@ -12,7 +12,7 @@ from enum import Enum
 
 from django.db import connections
 
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 from leasing.runtime.callbacks import CallbackThreads, apart
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import note_replaced

@@ -13,7 +13,7 @@ from django.db import transaction
 
 from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseLost
-from leasing.hold.held_grant import HeldGrant
+from leasing.holding.held_grant import HeldGrant
 from leasing.runtime.clock import clock
 from tasks.execution.cancellation import Interruption
 from tasks.execution.completing import Completing

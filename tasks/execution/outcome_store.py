@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from django.db import Error, connections
 
 from leasing.exceptions import LeaseLost
-from leasing.hold.held_grant import detach_all
+from leasing.holding.held_grant import detach_all
 from tasks.exceptions import NotSerializable
 from tasks.execution.outcomes import COMPLETE, FAIL, Outcome, Refused
 from tasks.log import log

@@ -26,7 +26,7 @@ from django.db.models.constants import OnConflict
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseError
 from leasing.functions import database_now
-from leasing.keeper import Keeper, keeper
+from leasing.holding.keeper import Keeper, keeper
 from leasing.models import Lease
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service

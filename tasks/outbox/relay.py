@@ -29,7 +29,7 @@ from django.db.models import Case, Exists, F, OuterRef, Q, SmallIntegerField, Wh
 from django.db.models.functions import Cast, Right
 
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import Lease
 from leasing.querysets.claim import Claim
 from leasing.querysets.lease import LeaseQuerySet

@@ -25,8 +25,8 @@ from typing import Any
 from django.db import close_old_connections
 
 from leasing.db.routing import database_of
-from leasing.hold.held_grant import HeldGrant
-from leasing.keeper import Keeper
+from leasing.holding.held_grant import HeldGrant
+from leasing.holding.keeper import Keeper
 from leasing.management.console import shown
 from leasing.stores.rows import RowStore, grant_of
 from tasks import registry

@@ -16,7 +16,7 @@ from typing import Any
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
-from leasing.hold.held_grant import HeldGrant
+from leasing.holding.held_grant import HeldGrant
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import LastingThread
 from tasks.execution import runner

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from django.db import Error
 
-from leasing.hold.held_grant import ABANDONED, abandon_all
+from leasing.holding.held_grant import ABANDONED, abandon_all
 from leasing.runtime.clock import clock
 from tasks.execution.attempt import Execution
 from tasks.execution.runner import STOPPED

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from leasing.db.unapplied import find_unapplied
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 from leasing.runtime.clock import clock, system_clock
 from leasing.runtime.services import Service
 from tasks.conf import task_settings

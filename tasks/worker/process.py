@@ -5,7 +5,7 @@
     executors      run the tasks: threads (``threads``), the event loop (``coroutines``), child
                    processes (``processes``)
     completer      stores their outcomes, many together (``tasks.execution.completer``)
-    keeper         renews all of them in one statement (``leasing.keeper``)
+    keeper         renews all of them in one statement (``leasing.holding.keeper``)
     timeouts       fails attempts that run too long (``timeouts``)
     notifier       wakes the main thread when something was enqueued (``tasks.notifier``)
     services       recovers tasks whose holder is gone, keeps this worker's row up to date, enqueues
@@ -42,7 +42,7 @@ from typing import Any
 from django.db import Error, connections
 
 from leasing.functions import database_now
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 from leasing.runtime.callbacks import apart
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service

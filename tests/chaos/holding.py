@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import close_old_connections
 
-from leasing.hold import Hold
+from leasing.holding import Hold
 from tests.chaos.history import Call, now
 from tests.chaos.workload import Part
 

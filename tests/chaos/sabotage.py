@@ -74,7 +74,7 @@ SABOTAGES = {
         45,
     ),
     "trust begins with the answer": Sabotage(
-        "leasing/hold/held_grant.py",
+        "leasing/holding/held_grant.py",
         "believed = sent_at + renewal.remaining - margin(grant.ttl)",
         "believed = self._keeper.clock() + renewal.remaining - margin(grant.ttl)",
         "leases",

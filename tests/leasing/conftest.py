@@ -12,8 +12,8 @@ from django.test import override_settings
 
 from leasing import signals
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
-from leasing.hold import Hold
-from leasing.keeper import Keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import Keeper
 from leasing.models import Lease
 from leasing.stores import rows
 from tests.fixtures import (

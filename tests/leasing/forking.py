@@ -15,8 +15,8 @@ from django.db import connections  # noqa: E402
 from django.test import override_settings  # noqa: E402
 
 from leasing.exceptions import LeaseLost  # noqa: E402
-from leasing.hold import Hold  # noqa: E402
-from leasing.keeper import keeper  # noqa: E402
+from leasing.holding import Hold  # noqa: E402
+from leasing.holding.keeper import keeper  # noqa: E402
 from leasing.models import Lease  # noqa: E402
 from leasing.validation.names import default_holder  # noqa: E402
 from tests.processes import wait_for  # noqa: E402

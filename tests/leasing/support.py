@@ -16,8 +16,8 @@ from django.test import override_settings
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import after, next_token
-from leasing.hold import Hold
-from leasing.keeper import Keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import Keeper
 from leasing.models import Leasable, Lease, LeaseEvent
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps

@@ -19,8 +19,8 @@ from django.test import RequestFactory
 
 from leasing import leased
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.hold import Hold
-from leasing.hold.held_grant import HeldGrant
+from leasing.holding import Hold
+from leasing.holding.held_grant import HeldGrant
 from leasing.models import Lease
 from leasing.notifier import notifier
 from leasing.runtime.aio import Undoable, adrive, in_thread

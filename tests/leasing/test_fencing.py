@@ -14,7 +14,7 @@ from django.test.utils import isolate_apps
 from leasing import fencing
 from leasing.exceptions import LeaseLost, StaleToken
 from leasing.fencing import FencedModel
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from leasing.models import Lease, LeaseEvent
 from leasing.testing.keeper import ManualKeeper
 from tests.leasing.conftest import Sent

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from leasing.models import Lease
 from leasing.runtime.clock import clock as holder_clock
 from tests.conftest import Spawn

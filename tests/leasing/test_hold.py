@@ -12,8 +12,8 @@ import pytest
 from django.test import override_settings
 
 from leasing.exceptions import LeaseError, LeaseHeld, LeaseLost
-from leasing.hold import Hold
-from leasing.hold.trust import margin
+from leasing.holding import Hold
+from leasing.holding.trust import margin
 from leasing.models import Lease
 from leasing.store import Grant, Renewals
 from tests.leasing.support import ByHand, FakeStore, at_once, far_away, granted, hold_of

@@ -11,8 +11,8 @@ from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
 
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
-from leasing.hold import Hold
-from leasing.keeper import Keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import Keeper
 from leasing.models import Lease, LeaseEvent
 from leasing.store import Grant
 from leasing.stores.rows import RowStore

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from leasing import keeper as keeper_module
-from leasing.hold import Hold
-from leasing.hold.held_grant import HeldGrant, detach_all, keep_all
-from leasing.hold.trust import margin
-from leasing.keeper import Keeper
+from leasing.holding import Hold
+from leasing.holding import keeper as keeper_module
+from leasing.holding.held_grant import HeldGrant, detach_all, keep_all
+from leasing.holding.keeper import Keeper
+from leasing.holding.trust import margin
 from leasing.renewable import Renewable
 from leasing.runtime import notes
 from leasing.store import Renewal, Renewals

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from leasing import keeper as leasing_keeper
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
-from leasing.hold.held_grant import HeldGrant
-from leasing.keeper import Keeper
+from leasing.holding import Hold
+from leasing.holding import keeper as leasing_keeper
+from leasing.holding.held_grant import HeldGrant
+from leasing.holding.keeper import Keeper
 from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.threads import replaced

@@ -22,9 +22,9 @@ from leasing import leader as leasing_leader
 from leasing import waiting as leasing_waiting
 from leasing.db import side_connection
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction, LeaseLost
-from leasing.hold import Hold
-from leasing.hold.held_grant import HeldGrant
-from leasing.keeper import keeper
+from leasing.holding import Hold
+from leasing.holding.held_grant import HeldGrant
+from leasing.holding.keeper import keeper
 from leasing.leader import Incumbent
 from leasing.models import Lease
 from leasing.querysets.lease import LeaseQuerySet

@@ -27,7 +27,7 @@ from leasing.exceptions import (
     LeaseLost,
     LeaseTimeout,
 )
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import Lease
 from leasing.testing.keeper import ManualKeeper
 from tests.leasing.stopped import Waits

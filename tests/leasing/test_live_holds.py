@@ -13,8 +13,8 @@ from django.test import override_settings
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
-from leasing.hold import Hold
-from leasing.keeper import Keeper, keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import Keeper, keeper
 from leasing.models import Lease
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.stores.rows import RowStore
@@ -238,7 +238,7 @@ def test_at_its_end_a_process_gives_back_what_its_threads_still_hold(spawn: Any)
     code = (
         "import django, threading; django.setup()\n"
         "from functools import partial\n"
-        "from leasing.keeper import keeper\n"
+        "from leasing.holding.keeper import keeper\n"
         f"keeper.stop = partial(keeper.stop, {PATIENCE})\n"
         "from leasing.models import Lease\n"
         "def hold_of(name):\n"

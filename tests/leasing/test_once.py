@@ -23,7 +23,7 @@ from leasing.exceptions import (
     LeaseTimeout,
     PayloadMismatch,
 )
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 from leasing.models import LeaseEvent, OnceKey
 from leasing.notifier import notifier
 from leasing.querysets.once import OnceQuerySet

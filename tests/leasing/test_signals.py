@@ -12,7 +12,7 @@ import pytest
 
 from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from leasing.models import Lease
 from tests.factories import make_lease
 from tests.leasing.conftest import Sent

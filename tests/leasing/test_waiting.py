@@ -24,7 +24,7 @@ from leasing.exceptions import (
     LeaseLost,
     LeaseTimeout,
 )
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import Lease
 from leasing.notifier import Notifier, notifier
 from leasing.querysets.lease import LeaseQuerySet

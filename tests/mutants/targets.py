@@ -105,23 +105,28 @@ def _of_trust() -> Iterator[Mutant]:
             "granted.sent_at = self.clock()",
         ),
         (
-            "leasing/hold/hold.py",
+            "leasing/holding/hold.py",
             "Hold.renew",
             "held.renewed(sent_at",
             "held.renewed(keeper.clock()",
         ),
-        ("leasing/keeper.py", "Keeper._renew", "hold.renewed(sent_at", "hold.renewed(self.clock()"),
+        (
+            "leasing/holding/keeper.py",
+            "Keeper._renew",
+            "hold.renewed(sent_at",
+            "hold.renewed(self.clock()",
+        ),
     ):
         yield of_text(path, place, before, after, late)
     yield of_text(
-        "leasing/keeper.py",
+        "leasing/holding/keeper.py",
         "Keeper._renew",
         "hold.due_at = sent_at + hold.interval * jitter",
         "hold.due_at = math.inf",
         "renews each hold once",
     )
     yield of_text(
-        "leasing/hold/hold.py",
+        "leasing/holding/hold.py",
         "Hold.renew",
         "held.ensure()\n                return",
         "return",
@@ -129,17 +134,17 @@ def _of_trust() -> Iterator[Mutant]:
     )
     answered_late = "if self._keeper.clock() >= self.trusted_until:"
     yield of_text(
-        "leasing/hold/held_grant.py",
+        "leasing/holding/held_grant.py",
         "HeldGrant.renewed",
         answered_late,
         "if False:",
         "takes an answer that is late",
     )
     limited = "min(wanted, ttl / 3)"
-    yield of_text("leasing/hold/trust.py", "margin", limited, "wanted", f"wanted for {limited}")
-    yield of_text("leasing/hold/trust.py", "margin", limited, "0.0", f"0.0 for {limited}")
+    yield of_text("leasing/holding/trust.py", "margin", limited, "wanted", f"wanted for {limited}")
+    yield of_text("leasing/holding/trust.py", "margin", limited, "0.0", f"0.0 for {limited}")
     yield of_text(
-        "leasing/runtime/breaker.py",
+        "leasing/holding/breaker.py",
         "Breaker.lets_pass",
         "self.is_closed or now >= self.opens_again_at",
         "True",

@@ -20,7 +20,7 @@ from django.db import connections  # noqa: E402
 from django.test import override_settings  # noqa: E402
 
 from leasing.exceptions import LeaseLost  # noqa: E402
-from leasing.hold import Hold  # noqa: E402
+from leasing.holding import Hold  # noqa: E402
 from leasing.models import Lease  # noqa: E402
 from leasing.runtime.clock import clock  # noqa: E402
 

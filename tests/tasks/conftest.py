@@ -10,8 +10,8 @@ import pytest
 from pytest_django import Settings
 
 from leasing import signals as lease_signals
-from leasing.hold.held_grant import HeldGrant
-from leasing.keeper import Keeper
+from leasing.holding.held_grant import HeldGrant
+from leasing.holding.keeper import Keeper
 from leasing.signals import Logged
 from leasing.stores.rows import RowStore
 from tasks import registry as known_handlers

@@ -14,8 +14,8 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost, StaleToken, StoreError
-from leasing.hold import Hold
-from leasing.keeper import keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import keeper
 from leasing.models import ApiToken, Lease
 from leasing.testing import expire as lose
 from leasing.testing import manual_keeper

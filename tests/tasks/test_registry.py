@@ -17,7 +17,7 @@ from django.test import override_settings
 
 from leasing import leased
 from leasing.exceptions import InvalidResource
-from leasing.hold import Hold
+from leasing.holding import Hold
 from tasks import handler, registry, sample, schedule
 from tasks.exceptions import TaskError, UnknownTask
 from tasks.execution.context import Context

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
-from leasing.keeper import Keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import Keeper
 from tasks import sample
 from tasks.exceptions import GiveUp
 from tasks.execution.context import Context

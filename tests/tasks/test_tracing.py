@@ -541,7 +541,7 @@ import django
 
 django.setup()
 
-import leasing.hold, tasks.worker.process, tasks.worker.child
+import leasing.holding, tasks.worker.process, tasks.worker.child
 from django.core.management import call_command
 from leasing.models import Lease
 from tasks.models import Task

@@ -17,7 +17,7 @@ from django.core.management.base import CommandError
 from django.utils import autoreload
 
 from leasing.exceptions import InvalidResource, InvalidTTL
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 from leasing.management import console
 from leasing.management.base import ServiceCommand, duration
 from leasing.management.console import shown

@@ -22,7 +22,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from leasing.celery.beat import CHECK_EVERY, RETRY_AFTER, Campaign, LeaderMixin, LeaderScheduler
 from leasing.exceptions import LeaseLost
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import BeatEntry, Lease
 from leasing.testing import assert_free, expire, hold_elsewhere
 from tests.processes import wait_for

@@ -20,7 +20,7 @@ import pytest
 
 from leasing.client import LeaseClient, ServiceError
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.hold.trust import margin
+from leasing.holding.trust import margin
 from leasing.runtime.clock import clock
 from leasing.store import Grant
 from tests.remote import Fault, Network, Service, answered, refused, swallowed

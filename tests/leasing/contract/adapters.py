@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import Lease
 from leasing.runtime.aio import drive
 from leasing.store import Grant

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from leasing.keeper import keeper as process_keeper
+from leasing.holding.keeper import keeper as process_keeper
 from leasing.testing.keeper import ManualKeeper
 from tests.leasing.contract.adapters import Adapter
 

@@ -9,8 +9,8 @@ import pytest
 from django.test import override_settings
 
 from leasing.exceptions import InvalidTTL, LeaseHeld, LeaseLost, LeaseTimeout
-from leasing.hold import Hold
-from leasing.hold.trust import margin
+from leasing.holding import Hold
+from leasing.holding.trust import margin
 from leasing.subject import subject_of
 from leasing.testing import (
     assert_free,

@@ -10,7 +10,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 
 from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.testing import (
     aassert_free,
     aassert_held,

@@ -15,7 +15,7 @@ from django.test import override_settings
 from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.testing import (
     aassert_free,
     arevoke,

@@ -20,7 +20,7 @@ from django.test import override_settings
 
 from leasing.diagnosis.lease import explain
 from leasing.functions import database_now
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 from leasing.management.commands import run_as_leader
 from leasing.models import EventKind, Lease, LeaseEvent
 from leasing.process.supervisor import KILLED, Run

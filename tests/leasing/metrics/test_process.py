@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
-from leasing.hold.held_grant import HeldGrant
-from leasing.keeper import Keeper
+from leasing.holding.held_grant import HeldGrant
+from leasing.holding.keeper import Keeper
 from leasing.leader import Leader
 from leasing.metrics import port as metrics_port
 from leasing.metrics import registry as instruments

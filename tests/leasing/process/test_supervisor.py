@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from django.test import override_settings
 
-from leasing.hold import Hold
-from leasing.keeper import Keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import Keeper
 from leasing.process import deadman, supervisor
 from leasing.process.supervisor import (
     KILLED,

@@ -17,7 +17,7 @@ from leasing.exceptions import (
     LeaseInTransaction,
     LeaseLost,
 )
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets.granting import TRIES
 from leasing.querysets.lease import LeaseQuerySet

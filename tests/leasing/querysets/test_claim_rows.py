@@ -22,8 +22,8 @@ from leasing.exceptions import (
     LeaseLost,
     LeaseTimeout,
 )
-from leasing.hold import Hold
-from leasing.hold.held_grant import HeldGrant, keep_all
+from leasing.holding import Hold
+from leasing.holding.held_grant import HeldGrant, keep_all
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets import claim as querysets_claim
 from leasing.querysets.leasable import LeasableQuerySet

@@ -15,7 +15,7 @@ from django.test import override_settings
 from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.functions import after
-from leasing.hold import Hold
+from leasing.holding import Hold
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.testing.keeper import ManualKeeper

@@ -14,8 +14,8 @@ from django.test import override_settings
 
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
-from leasing.hold import Hold
-from leasing.keeper import Keeper, keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import Keeper, keeper
 from leasing.models import Lease
 from leasing.stores import rows
 from leasing.testing.keeper import ManualKeeper

@@ -10,7 +10,7 @@ from django.db import connection, transaction
 
 from leasing.db.dialects import durable, in_transaction, refuse_transaction
 from leasing.exceptions import LeaseInTransaction, LeaseLost
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from leasing.models import Lease
 from tests.factories import make_lease
 from tests.leasing.support import events, grants, row_hold, stored, usurp

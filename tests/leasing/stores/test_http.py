@@ -16,9 +16,9 @@ from django.test import override_settings
 from leasing import Leader
 from leasing.checks.stores import check_stores
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
-from leasing.hold import Hold
-from leasing.hold.trust import margin
-from leasing.keeper import Keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import Keeper
+from leasing.holding.trust import margin
 from leasing.models import ApiToken, Lease
 from leasing.stores import InvalidStore, stores
 from leasing.stores.http import HttpStore

@@ -21,8 +21,8 @@ from django.test import LiveServerTestCase, override_settings
 from pytest_django.live_server_helper import LiveServer
 
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
-from leasing.hold import Hold, held_grant
-from leasing.keeper import keeper
+from leasing.holding import Hold, held_grant
+from leasing.holding.keeper import keeper
 from leasing.models import ApiToken, Lease
 from leasing.store import Grant, NamedStore
 from leasing.stores.http import HttpStore

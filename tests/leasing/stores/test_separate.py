@@ -13,7 +13,7 @@ from django.test import RequestFactory, TestCase
 
 from leasing import leased
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost, LeaseTimeout
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 from leasing.models import Lease
 from leasing.testing import in_memory, manual_keeper
 from tests.leasing.support import OtherSession, events, expire, held_names

@@ -17,9 +17,9 @@ from leasing import testing
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import database_now
-from leasing.hold import Hold
-from leasing.hold.trust import margin
-from leasing.keeper import keeper as process_keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import keeper as process_keeper
+from leasing.holding.trust import margin
 from leasing.models import Lease, LeaseEvent
 from leasing.runtime import aio, clock
 from leasing.stores.rows import RowStore

@@ -15,7 +15,7 @@ from pytest_django import DjangoAssertNumQueries, Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from tasks import registry
 from tasks.backend import DatabaseBackend
 from tasks.django_api import bridge, compat, results

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from leasing.hold import Hold
-from leasing.keeper import Keeper
+from leasing.holding import Hold
+from leasing.holding.keeper import Keeper
 from tasks.execution import chaos, runner
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos

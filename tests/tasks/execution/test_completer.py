@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from tasks.execution import completer
 from tasks.execution.completer import Completer
 from tests.leasing.support import FakeClock

@@ -11,8 +11,8 @@ from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 
 from leasing.exceptions import LeaseInTransaction, LeaseLost
-from leasing.hold.held_grant import HeldGrant
-from leasing.keeper import Keeper
+from leasing.holding.held_grant import HeldGrant
+from leasing.holding.keeper import Keeper
 from tasks.exceptions import Snooze
 from tasks.execution.completing import Completing
 from tasks.execution.context import Context

@@ -16,7 +16,7 @@ from django.db import InterfaceError, OperationalError, connection, connections,
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from leasing.runtime.clock import clock as holder_clock
 from tasks import registry
 from tasks.exceptions import GiveUp, Snooze, TaskCancelled, UnknownTask

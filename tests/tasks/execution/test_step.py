@@ -9,7 +9,7 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 
 from leasing.exceptions import LeaseLost
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus, TaskStep
 from tests.factories import claimed, make_task

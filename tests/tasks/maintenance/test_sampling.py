@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
 from leasing.functions import DbNow
-from leasing.keeper import Keeper, keeper
+from leasing.holding.keeper import Keeper, keeper
 from leasing.models import Lease
 from tasks.checks.settings import check_settings
 from tasks.dashboard.charts import series

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from leasing.exceptions import LeaseLost
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from tasks.exceptions import TaskCancelled
 from tasks.execution.attempt import Execution
 from tasks.models import Task, TaskStatus

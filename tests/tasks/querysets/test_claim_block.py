@@ -11,7 +11,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import transaction
 
 from leasing.exceptions import LeaseLost
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 from leasing.testing import ManualKeeper
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskStatus

@@ -11,7 +11,7 @@ from django.db import transaction
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from leasing.models import LeaseEvent
 from tasks.exceptions import GiveUp
 from tasks.models import Task, TaskAttempt

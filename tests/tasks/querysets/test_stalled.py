@@ -10,7 +10,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from tasks.diagnosis import diagnose
 from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Task, TaskStatus, Worker

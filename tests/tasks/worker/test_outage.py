@@ -11,7 +11,7 @@ from logging import DEBUG, ERROR, INFO, WARNING
 import pytest
 from django.db import connection
 
-from leasing.keeper import Keeper
+from leasing.holding.keeper import Keeper
 from tasks.models import TaskStatus, Worker
 from tests.factories import make_task
 from tests.processes import wait_for

@@ -13,7 +13,7 @@ from django.db import OperationalError
 from django.db.models import F
 from pytest_django import Settings
 
-from leasing.keeper import keeper
+from leasing.holding.keeper import keeper
 from tasks.execution import attempt, outcome_store
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet

@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.db import InterfaceError, OperationalError
 from pytest_django import Settings
 
-from leasing.keeper import Keeper, keeper
+from leasing.holding.keeper import Keeper, keeper
 from leasing.models import Lease
 from tasks import registry
 from tasks.models import TaskStatus, Worker, WorkerQuerySet

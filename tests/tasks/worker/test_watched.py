@@ -16,7 +16,7 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from leasing.db import connection_watchdog
-from leasing.keeper import Keeper, keeper
+from leasing.holding.keeper import Keeper, keeper
 from leasing.runtime import services
 from leasing.runtime import threads as runtime_threads
 from leasing.runtime.callbacks import MAX_THREADS

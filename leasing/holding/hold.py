@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import Self
 
 from leasing.exceptions import LeaseLost
-from leasing.hold.held_grant import HeldGrant, Loss
-from leasing.hold.interrupt import Interrupt
-from leasing.keeper import Keeper, keeper
+from leasing.holding.held_grant import HeldGrant, Loss
+from leasing.holding.interrupt import Interrupt
+from leasing.holding.keeper import Keeper, keeper
 from leasing.runtime import probes
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
 from leasing.runtime.framework import SynchronousOnlyOperation

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from leasing.exceptions import LeaseLost
-from leasing.hold.interrupt import Interrupt
-from leasing.hold.trust import interval, margin
-from leasing.keeper import Keeper, keeper
+from leasing.holding.interrupt import Interrupt
+from leasing.holding.keeper import Keeper, keeper
+from leasing.holding.trust import interval, margin
 from leasing.runtime.event_lines import log
 from leasing.runtime.tracepoints import HoldTrace, points
 from leasing.store import Grant, Reason, Renewal, Store, Why

@@ -53,10 +53,10 @@ from operator import attrgetter
 from typing import Any
 
 from leasing.conf import leasing_settings
+from leasing.holding.breaker import Breaker
 from leasing.renewable import Group, Renewable, group_of, in_batches, is_metered
 from leasing.runtime import probes
 from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
-from leasing.runtime.breaker import Breaker
 from leasing.runtime.callbacks import CallbackThreads
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.event_lines import log
