@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -349,36 +350,66 @@ BACKEND = "TASKS = {'default': {'BACKEND': 'tasks.backend.DatabaseBackend'}}"
 THEIR_BACKEND = "TASKS = {'default': {'BACKEND': 'tasks.apps.Backend'}}"
 OTHER_QUEUE = "TASK_QUEUE = 'redis://localhost'"
 
-#: The files of each project, its apps, and another setting.
-PROJECTS: dict[str, tuple[dict[str, str], str, str]] = {
-    "the queue": ({}, BOTH, QUEUE),
-    "invoke": (INVOKE, BOTH, QUEUE),
-    "invoke, no settings": (INVOKE, BOTH, ""),
-    "invoke, a backend": (INVOKE, BOTH, BACKEND),
-    "invoke, a configuration": (INVOKE, CONFIG, ""),
-    "the queue, a configuration": ({}, CONFIG, ""),
-    "invoke, leasing alone": (INVOKE, LEASING, ""),
-    "invoke, a setting of that name": (INVOKE, LEASING, OTHER_QUEUE),
-    "a package, the queue wanted": (EMAILS, LEASING, QUEUE),
-    "a package": (EMAILS, BOTH, ""),
-    "a package, leasing alone": (EMAILS, LEASING, ""),
-    "an app": (APP, BOTH, ""),
-    "an app, the queue wanted": (APP, BOTH, QUEUE),
-    "an app with a backend": (APP, BOTH, THEIR_BACKEND),
-    "leasing forgotten": ({}, TASKS, ""),
-}
 
-NOTHING = "System check identified no issues (0 silenced)."
+class Project(NamedTuple):
+    """Its files, apps and another setting; and what ``manage.py check`` says of it, with its code:
+    by default, that nothing is wrong."""
+
+    files: dict[str, str]
+    apps: str
+    setting: str = ""
+    code: int = 0
+    told: tuple[str, ...] = ()
+
+
+def hidden_by(found: str, *more: str) -> tuple[str, ...]:
+    return (f"Python imports {found} as `tasks`", *more)
+
+
+STOPPED = ("\ndjango.core.exceptions.ImproperlyConfigured: Python imports ./tasks.py",)
+IS_WANTED = ("leasing.E016", "HINT: Rename that module")
+PROJECTS = {
+    "the queue": Project({}, BOTH, QUEUE),
+    "the queue, by its configuration": Project({}, CONFIG),
+    "a module that hides a queue that is wanted is an error": Project(
+        INVOKE, BOTH, QUEUE, 1, hidden_by("./tasks.py", *IS_WANTED)
+    ),
+    "so is a package": Project(EMAILS, LEASING, QUEUE, 1, hidden_by("./tasks", *IS_WANTED)),
+    "so is an app": Project(APP, BOTH, QUEUE, 1, hidden_by("./tasks", *IS_WANTED)),
+    "a module that is installed and is no app is warned of": Project(
+        INVOKE, BOTH, told=hidden_by("./tasks.py", "leasing.W008")
+    ),
+    "so is a package that is none": Project(
+        EMAILS, BOTH, told=hidden_by("./tasks", "leasing.W008")
+    ),
+    "a backend that is hidden stops every command": Project(INVOKE, BOTH, BACKEND, 1, STOPPED),
+    "so does a configuration": Project(INVOKE, CONFIG, "", 1, STOPPED),
+    "a module beside leasing alone": Project(INVOKE, LEASING),
+    "and a setting of the queue's name": Project(INVOKE, LEASING, OTHER_QUEUE),
+    "a package beside leasing alone": Project(EMAILS, LEASING),
+    "an app of the queue's name": Project(APP, BOTH),
+    "an app with a backend": Project(APP, BOTH, THEIR_BACKEND),
+    "who forgot leasing is told to add it": Project(
+        {},
+        TASKS,
+        "",
+        1,
+        (
+            "\ndjango.core.exceptions.ImproperlyConfigured: "
+            'The app "tasks" needs the app "leasing": add "leasing" to INSTALLED_APPS.\n',
+        ),
+    ),
+}
 
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     """Return the output of ``manage.py check`` in each of PROJECTS."""
     folders = {}
-    for name, (files, apps, setting) in PROJECTS.items():
-        settings = f"{dedent(SETTINGS)}\nINSTALLED_APPS = {apps}\n{setting}\n"
-        folder = tmp_path_factory.mktemp(name.replace(",", "").replace(" ", "-"))
-        folders[name] = make(folder, {"settings.py": settings, **files})
+    for name, project in PROJECTS.items():
+        settings = f"{dedent(SETTINGS)}\nINSTALLED_APPS = {project.apps}\n{project.setting}\n"
+        folder = tmp_path_factory.mktemp(re.sub(r"\W", "-", name))
+        folders[name] = make(folder, {"settings.py": settings, **project.files})
     codes = run(tmp_path_factory.mktemp("checks"), CHECKS, *map(str, folders.values())).text
     return {
         name: Said(int(code), (folder / "said").read_text().replace(str(folder), "."))
@@ -386,73 +417,17 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     }
 
 
-@pytest.mark.parametrize(
-    ("project", "found"),
-    [
-        ("invoke", "./tasks.py"),
-        ("a package, the queue wanted", "./tasks"),
-        ("an app, the queue wanted", "./tasks"),
-    ],
-)
-def test_a_module_in_the_place_of_a_queue_that_is_wanted_is_an_error(
-    checked: dict[str, Said], project: str, found: str
+@pytest.mark.parametrize("name", PROJECTS)
+def test_the_checks_say_what_stands_in_the_place_of_the_queue(
+    checked: dict[str, Said], name: str
 ) -> None:
-    code, text = checked[project]
-
-    assert code == 1
-    assert "leasing.E016" in text and f"Python imports {found} as `tasks`" in text
-    assert "HINT: Rename that module" in text
-
-
-@pytest.mark.parametrize(
-    ("project", "found"), [("invoke, no settings", "./tasks.py"), ("a package", "./tasks")]
-)
-def test_a_module_that_is_installed_and_is_no_app_is_warned_of(
-    checked: dict[str, Said], project: str, found: str
-) -> None:
-    code, text = checked[project]
-
-    assert code == 0
-    assert "leasing.W008" in text and f"Python imports {found} as `tasks`" in text
-
-
-@pytest.mark.parametrize("project", ["invoke, a backend", "invoke, a configuration"])
-def test_what_the_settings_name_and_is_hidden_stops_every_command_with_the_reason(
-    checked: dict[str, Said], project: str
-) -> None:
-    code, text = checked[project]
-
-    last = text.splitlines()[-1]
-    assert code == 1
-    assert last.startswith("django.core.exceptions.ImproperlyConfigured: Python imports ./tasks.py")
-
-
-@pytest.mark.parametrize(
-    "project",
-    [
-        "the queue",
-        "the queue, a configuration",
-        "invoke, leasing alone",
-        "invoke, a setting of that name",
-        "a package, leasing alone",
-        "an app",
-        "an app with a backend",
-    ],
-)
-def test_who_has_the_queue_or_does_not_want_it_is_told_nothing(
-    checked: dict[str, Said], project: str
-) -> None:
-    assert checked[project] == Said(0, f"{NOTHING}\n")
-
-
-def test_a_project_that_forgot_leasing_is_told_to_add_it(checked: dict[str, Said]) -> None:
-    code, text = checked["leasing forgotten"]
-
-    assert code == 1
-    assert text.splitlines()[-1] == (
-        "django.core.exceptions.ImproperlyConfigured: "
-        'The app "tasks" needs the app "leasing": add "leasing" to INSTALLED_APPS.'
-    )
+    project = PROJECTS[name]
+    if project.told:
+        assert checked[name].code == project.code
+        assert [each for each in project.told if each not in checked[name].text] == []
+    else:
+        nothing = "System check identified no issues (0 silenced).\n"
+        assert checked[name] == Said(0, nothing)
 
 
 def test_pytest_runs_the_tests_of_a_project_with_an_app_called_tasks(tmp_path: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
-from django.core.management import call_command
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -19,9 +17,9 @@ from leasing.functions import after
 from leasing.models import AuditEntry, Lease
 from leasing.validation.names import recorded_name
 from tasks.generator import start_generator
-from tasks.models import Queue, Task
+from tasks.models import Task
 from tests.api_calls import call
-from tests.factories import make_lease, make_task
+from tests.factories import make_task
 from tests.pages import signed_in
 from tests.press.models import Receipt
 
@@ -161,22 +159,6 @@ def test_the_admin_notes_what_its_actions_did() -> None:
     assert (noted.asked, noted.changed, noted.skipped) == (2, 1, {"succeeded": 1})
 
 
-@pytest.mark.parametrize("verb", ["retry", "reschedule", "discard"])
-def test_commands_note_who_ran_them(verb: str) -> None:
-    task = make_task(state="ready" if verb == "reschedule" else "failed")
-    extra = ["--in", "60"] if verb == "reschedule" else []
-    call_command("tasks", verb, str(task.pk), "--by", "olga", *extra)
-
-    assert (entry().by, entry().verb, entry().via, entry().changed) == ("olga", verb, "command", 1)
-
-
-def test_a_command_that_takes_a_lease_is_noted() -> None:
-    lease = make_lease()
-    call_command("leases", "revoke", lease.resource, "--reason", "it hangs", "--by", "olga")
-
-    assert (entry().verb, entry().key, entry().reason) == ("revoke", str(lease.pk), "it hangs")
-
-
 def test_start_and_stop_are_noted_whichever_way_they_come(admin_client: Client) -> None:
     call(admin_client, "POST", "/generator/start")
     start_generator(by="olga", via="page")
@@ -187,52 +169,6 @@ def test_start_and_stop_are_noted_whichever_way_they_come(admin_client: Client) 
 
 
 # Nothing at all: read-only
-
-
-@pytest.fixture
-def read_only(settings: Settings) -> None:
-    settings.LEASING = {**settings.LEASING, "READ_ONLY": True}
-
-
-VERBS = [
-    ("leasing:revoke", "lease"),
-    ("leasing_tasks:act", "task"),
-    ("leasing_tasks:generator_start", ""),
-    ("leasing_tasks:generator_stop", ""),
-]
-
-
-@pytest.mark.parametrize(("view", "of"), VERBS)
-def test_read_only_overrides_every_permission_on_pages(
-    admin_client: Client, read_only: None, view: str, of: str
-) -> None:
-    lease = make_lease()
-    task = make_task(state="failed")
-    named: dict[str, list[Any]] = {"lease": [lease.lease_id], "task": [task.pk, "retry"], "": []}
-    args = named[of]
-
-    answer = admin_client.post(reverse(view, args=args), {"reason": "why"})
-
-    assert answer.status_code == 403
-    task.refresh_from_db()
-    assert task.status == "failed" and Lease.objects.active().count() == 1
-    assert not AuditEntry.objects.exists()
-
-
-def test_read_only_overrides_every_permission_in_the_admin(
-    admin_client: Client, read_only: None
-) -> None:
-    task = make_task(state="failed")
-    queue = Queue.objects.create(name="default")
-    for name, action, key in (("task", "retry", task.pk), ("queue", "pause", queue.pk)):
-        url = reverse(f"admin:leasing_tasks_{name}_changelist")
-        assert f'value="{action}"' not in admin_client.get(url).content.decode()
-        data = {"action": action, "_selected_action": [key], "confirmed": "yes", "reason": "x"}
-        assert admin_client.post(url, data).status_code == 403
-    assert admin_client.get(reverse("admin:leasing_tasks_schedule_add")).status_code == 403
-
-    task.refresh_from_db()
-    assert task.status == "failed" and not Queue.objects.paused().exists()
 
 
 @pytest.mark.parametrize("access", ["closed", "compatible"])
@@ -246,12 +182,3 @@ def test_read_only_overrides_every_permission_in_the_api(
 
     assert answer.status == 403 and "read-only" in answer.body["error"]
     assert call(caller, "GET", "/generator/status").body["status"] == "STOPPED"
-
-
-def test_read_only_hides_what_it_refuses(rf: Any, read_only: None, admin_user: User) -> None:
-    from leasing.web.access import may
-
-    request = rf.get("/")
-    request.user = admin_user
-
-    assert not may(request, "leasing_tasks.retry_task")

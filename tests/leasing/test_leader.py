@@ -192,13 +192,6 @@ def test_the_term_of_an_earlier_turn_is_over_for_ever(leader: Leader) -> None:
     terms.close()
 
 
-def test_leaving_the_loop_gives_the_lease_back(leader: Leader) -> None:
-    for _ in leader.terms():
-        break
-
-    assert_free("scheduler")
-
-
 def test_a_loop_that_fails_gives_the_lease_back(leader: Leader) -> None:
     with pytest.raises(ZeroDivisionError):
         for _ in leader.terms():
@@ -243,18 +236,6 @@ def test_who_was_asked_to_stop_before_does_not_even_campaign(
 
     assert list(leader.terms(stopping)) == []
     assert events() == []
-
-
-def test_the_loss_of_another_lease_ends_the_loop(leader: Leader) -> None:
-    """``hold.lost`` is an event that is false until it is set."""
-    turns = 0
-    with Lease.objects.hold("crane:1") as crane:
-        for _ in leader.terms(crane.lost):
-            turns += 1
-            assert turns == 1
-            crane.lost.set()
-
-    assert turns == 1
 
 
 def test_a_campaign_ends_promptly_when_asked_to_stop_and_does_not_win_after_that(
@@ -380,27 +361,24 @@ class Away:
         monkeypatch.setattr(Hold, "_entering", refusing)
 
 
+@pytest.mark.parametrize("kind", ["thread", "coroutine"])
 def test_while_the_database_is_away_the_campaign_goes_on(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    leader: Leader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     Away(monkeypatch, attempts=2)
-
-    with leader as term:
-        term.ensure()
-
-    reported = logged(caplog, resource="scheduler", error="nobody is there")
-    assert reported == ["leader.campaign_failed"] * 2
-
-
-def test_so_does_that_of_a_coroutine(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = Away(monkeypatch, attempts=2)
 
     async def body() -> None:
         async with leader as term:
             term.ensure()
 
-    soon(body)
-    assert not away.left
+    if kind == "coroutine":
+        soon(body)
+    else:
+        with leader as term:
+            term.ensure()
+
+    reported = logged(caplog, resource="scheduler", error="nobody is there")
+    assert reported == ["leader.campaign_failed"] * 2
 
 
 def test_a_campaign_without_a_database_ends_when_asked_to_stop(
@@ -540,14 +518,6 @@ def test_a_leader_who_is_not_answered_when_it_leaves_leaves(
 # The block
 
 
-def test_a_block_leads_and_gives_the_lease_back(leader: Leader) -> None:
-    with leader as term:
-        assert_held("scheduler", by=term)
-        assert term.holder == "ann"
-
-    assert_free("scheduler")
-
-
 def test_leaving_a_block_raises_when_the_term_was_lost(leader: Leader) -> None:
     with pytest.raises(LeaseLost, match="revoked"), leader as term:
         lose(term)
@@ -616,24 +586,10 @@ def test_a_decorated_function_leads_until_it_returns(leader: Leader) -> None:
     assert_free("scheduler")
 
 
-def test_a_decorated_function_is_called_again_when_it_hears_that_its_term_is_lost(
-    leader: Leader,
+@pytest.mark.parametrize("hears", [True, False], ids=["it hears of it", "it returns from it"])
+def test_a_decorated_function_is_called_again_when_its_term_is_lost(
+    leader: Leader, hears: bool
 ) -> None:
-    terms = []
-
-    @leader.lead
-    def main(term: Hold) -> str:
-        terms.append(term)
-        if len(terms) == 1:
-            lose(term)
-            term.ensure()
-        return "done"
-
-    assert main() == "done"
-    assert len(terms) == 2
-
-
-def test_a_return_from_a_lost_term_does_not_count(leader: Leader) -> None:
     terms = []
 
     @leader.lead
@@ -641,28 +597,27 @@ def test_a_return_from_a_lost_term_does_not_count(leader: Leader) -> None:
         terms.append(term)
         if len(terms) == 1:
             lose(term)
+            if hears:
+                term.ensure()
         return len(terms)
 
     assert main() == 2
 
 
-def test_a_loss_of_something_else_is_an_error_of_the_function(leader: Leader) -> None:
+@pytest.mark.parametrize("error", [LeaseLost("report:42", "taken"), ZeroDivisionError()])
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_what_goes_wrong_in_what_is_decorated_is_raised_and_the_lease_given_back(
+    leader: Leader, kind: str, error: Exception
+) -> None:
+    def fails(term: Hold) -> None:
+        raise error
+
     @leader.lead
-    def main(term: Hold) -> None:
-        raise LeaseLost("report:42", "taken")
+    async def main(term: Hold) -> None:
+        fails(term)
 
-    with pytest.raises(LeaseLost, match="report:42"):
-        main()
-    assert_free("scheduler")
-
-
-def test_an_error_of_the_function_is_raised_and_the_lease_given_back(leader: Leader) -> None:
-    @leader.lead
-    def main(term: Hold) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        main()
+    with pytest.raises(type(error)):
+        leader.lead(fails)() if kind == "function" else soon(main)
     assert_free("scheduler")
 
 
@@ -725,16 +680,6 @@ def test_a_decorated_coroutine_is_cancelled_and_called_again_when_its_term_is_lo
         return len(terms)
 
     assert soon(main) == 2
-
-
-def test_a_decorated_coroutine_raises_what_goes_wrong(leader: Leader) -> None:
-    @leader.lead
-    async def main(term: Hold) -> None:
-        raise LeaseLost("report:42", "taken")
-
-    with pytest.raises(LeaseLost, match="report:42"):
-        soon(main)
-    assert_free("scheduler")
 
 
 def test_a_decorated_coroutine_that_is_cancelled_gives_the_lease_back(leader: Leader) -> None:
@@ -1001,21 +946,17 @@ def test_watching_ends_when_asked_to_stop(
     assert heard in ([], [None])
 
 
-def test_the_loss_of_another_lease_ends_watching(
+def test_the_loss_of_another_lease_ends_leading_and_watching(
     leader: Leader, other_threads: OtherThreads
 ) -> None:
+    """``hold.lost`` is an event that is false until it is set."""
     with Lease.objects.hold("crane:1") as crane:
-        watching = leader.watch(crane.lost)
+        watching, terms = leader.watch(crane.lost), leader.terms(crane.lost)
         assert next(watching) is None
+        assert next(terms).valid
         crane.lost.set()
-        assert other_threads.start(list, watching).result(PATIENCE / 2) == []
-
-
-def test_a_pause_ends_at_the_loss_of_another_lease(other_threads: OtherThreads) -> None:
-    with Lease.objects.hold("crane:1") as crane:
-        resting = other_threads.start(Rest(PATIENCE, crane.lost).wait)
-        crane.lost.set()
-        resting.result(PATIENCE / 2)
+        for each in (watching, terms):
+            assert other_threads.start(list, each).result(PATIENCE / 2) == []
 
 
 def test_who_watches_waits_for_a_database_that_is_away(

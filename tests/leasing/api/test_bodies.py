@@ -175,15 +175,6 @@ def test_a_list_is_shown_whatever_body_comes_with_the_question(client: Client) -
     assert call(client, "GET", "/leases", b"{", content_type="text/plain").status == 200
 
 
-@pytest.mark.parametrize(
-    "body", ['{"resource": "a", "resource": "b", "holder": "me"}', '{"a": {"b": 1, "b": 1}}']
-)
-def test_a_key_twice_is_refused(body: str) -> None:
-    answer = call(Client(), "POST", "/leases", body.encode())
-    assert (answer.status, "key twice" in answer.body["error"]) == (400, True)
-    assert not Lease.objects.exists()
-
-
 def test_a_batch_of_renewals_may_be_larger_than_other_bodies(client: Client) -> None:
     path, most = "/leases/renew/batch", MAX_BODY_AT["/leases/renew/batch"]
     one = {"resource": "crane:1", "holder": "x" * MAX_BODY}

@@ -201,10 +201,3 @@ def test_a_task_is_taken_away_by_the_id_of_its_lease(client: Client) -> None:
     task.refresh_from_db()
     assert task.status == "ready"
     assert call(client, "PUT", "/leases/task:99/revoke", {"reason": "x"}).status == 404
-
-
-def test_a_lease_by_its_name_has_its_state(client: Client) -> None:
-    for state in ("active", "expired", "released"):
-        lease = make_lease(state=state)
-        shown = call(client, "GET", f"/leases/named?resource={lease.resource}")
-        assert (shown.status, shown.body["state"]) == (200, state)

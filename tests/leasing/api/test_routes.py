@@ -19,7 +19,7 @@ from leasing.querysets.lease import LeaseQuerySet
 from tasks.models import Task
 from tests.api_calls import call
 from tests.factories import make_lease
-from tests.leasing.support import expire, usurp
+from tests.leasing.support import usurp
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
@@ -100,42 +100,12 @@ def test_the_lease_that_is_answered_is_the_one_in_the_database(client: Client) -
     assert lease.ttl == timedelta(seconds=5)
 
 
-def test_without_a_ttl_a_lease_lasts_thirty_seconds(client: Client) -> None:
-    call(client, "POST", "/leases", TERM)
-    assert Lease.objects.get().ttl == timedelta(seconds=30)
-
-
-def test_a_lease_granted_again_keeps_its_id_and_begins_anew(client: Client) -> None:
-    first = call(client, "POST", "/leases", TERM).body
-    call(client, "PUT", "/leases/renew", TERM)
-    call(client, "DELETE", "/leases/release", TERM)
-    granted_ago(Lease.objects.get(), 60)
-    second = call(client, "POST", "/leases", {**TERM, "holder": "you"}).body
-    assert second["id"] == first["id"]
-    assert second["created_at"] >= first["created_at"]
-    assert second["renewed_at"] is second["released_at"] is None
-    assert second["fencing_token"] > first["fencing_token"]
-    assert (first["grants"], second["grants"]) == (1, 2)
-
-
-def test_a_conflict_names_the_holder(client: Client) -> None:
-    lease_that_is("another's")
-    assert "held by you" in call(client, "POST", "/leases", TERM).body["error"]
-
-
 def test_a_renewal_moves_the_deadline(client: Client) -> None:
     made = call(client, "POST", "/leases", TERM).body
     Lease.objects.update(expires_at=after(timedelta(seconds=3)))
     renewed = call(client, "PUT", "/leases/renew", TERM).body
     assert renewed["expires_at"] >= made["expires_at"]
     assert TIME.fullmatch(renewed["renewed_at"])
-
-
-def test_a_release_ends_the_lease_now(client: Client) -> None:
-    call(client, "POST", "/leases", TERM)
-    released = call(client, "DELETE", "/leases/release", TERM).body
-    assert released["released_at"] == released["expires_at"]
-    assert call(client, "GET", "/leases/active").body == {"leases": []}
 
 
 def test_a_release_by_id_says_so_and_frees_the_resource(client: Client) -> None:
@@ -173,27 +143,6 @@ def test_a_verb_acts_with_the_grant_that_it_found(
 # Lists
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("", ["active", "renewed", "expired", "released"]),
-        ("/active", ["active", "renewed"]),
-        ("/expired", ["expired"]),
-        ("/renewed", ["renewed"]),
-        ("/released", ["released"]),
-    ],
-)
-def test_each_list_shows_the_leases_in_its_state(
-    client: Client, path: str, expected: list[str]
-) -> None:
-    make_lease(resource="active")
-    make_lease(resource="renewed", renewals=1)
-    make_lease(resource="expired", state="expired")
-    make_lease(resource="released", state="released")
-    shown = call(client, "GET", f"/leases{path}").body["leases"]
-    assert sorted(lease["resource"] for lease in shown) == sorted(expected)
-
-
 def test_a_lease_that_nobody_ever_had_does_not_expire(client: Client) -> None:
     lease = make_lease(state="free")
     shown = call(client, "GET", f"/leases/{lease.pk}").body
@@ -216,17 +165,6 @@ def test_leases_of_tasks_stand_between_the_named_ones_by_age(client: Client) -> 
     assert ids(call(client, "GET", "/leases")) == expected
     assert ids(call(client, "GET", "/leases/active?limit=3")) == expected[:3]
     assert waiting not in claimed
-
-
-def test_the_lease_of_a_task_is_named_after_the_task(client: Client) -> None:
-    Task.objects.enqueue("jobs.echo")
-    (task,) = Task.objects.claim("worker")
-    shown = call(client, "GET", f"/leases/task:{task.pk}").body
-    assert shown["id"] == f"task:{task.pk}"
-    assert shown["resource"] == f"/api/tasks/{task.pk}"
-    assert shown["holder"] == "worker"
-    assert shown["fencing_token"] == task.fencing_token
-    assert call(client, "GET", "/leases/active").body == {"leases": [shown]}
 
 
 def test_a_list_of_leases_does_not_load_what_the_tasks_carry(
@@ -392,10 +330,3 @@ def test_the_document_names_every_route_with_its_answers_and_bodies(client: Clie
     shown = document["components"]["schemas"]["LeaseOut"]
     assert set(shown["required"]) == SNAKE
     assert set(shown["properties"]) == SNAKE | CAMEL
-
-
-def test_expired_leases_are_seen_at_once(client: Client) -> None:
-    lease = lease_that_is("active")
-    expire(lease)
-    assert ids(call(client, "GET", "/leases/expired")) == [lease.pk]
-    assert ids(call(client, "GET", "/leases/active")) == []

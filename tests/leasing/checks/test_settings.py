@@ -74,14 +74,54 @@ def test_settings_under_another_name_are_told_so(name: str) -> None:
     assert message.msg == f"The setting {name} is ignored: these settings belong in LEASING."
 
 
-@pytest.mark.parametrize("key", checks.NUMBERS)
-@pytest.mark.parametrize("value", ["30", True, -1, [30], math.inf, math.nan])
-def test_a_time_that_is_no_number_of_seconds_is_refused(key: str, value: Any) -> None:
-    assert problems(**{key: value}) == ["leasing.E002"]
+WAITING = ("API_WAITING_THREADS", "API_WAITING_REQUESTS", "API_WAITING_PER_CLIENT")
+#: Settings, and the ids of what is wrong in them: each is refused by its own, and judged alone.
+SETTINGS: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({key: value}, "leasing.E002")
+        for key in checks.NUMBERS
+        for value in ("30", True, -1, [30], math.inf, math.nan)
+    ),
+    ({"MAX_TTL": 10**400}, ""),
+    ({"RENEW_EVERY": None, "MARGIN": None, "WAIT": None}, ""),  # they have rules of their own
+    ({"TTL": None}, "leasing.E002"),
+    ({"TTL": 0.5}, "leasing.E003"),  # the bounds leave it out
+    ({"MAX_TTL": 10}, "leasing.E003"),
+    ({"MIN_TTL": 60}, "leasing.E003"),
+    ({"MIN_TTL": 0}, "leasing.E003"),
+    ({"RENEW_EVERY": 15}, ""),
+    ({"RENEW_EVERY": 15.1}, "leasing.E004"),  # less often than twice in a ttl
+    ({"JITTER": 0.5}, ""),
+    ({"JITTER": 0.51}, "leasing.E005"),
+    ({"DATABASE": "archive"}, "leasing.E006"),
+    ({"API_ACCESS": "open"}, "leasing.E007"),
+    ({"API_COMPATIBLE_HOSTS": ("10.0.0.0/8", "localhost")}, "leasing.E008"),
+    ({"API_COMPATIBLE_HOSTS": ("unix:",)}, "leasing.E008"),
+    ({"API_TRUSTED_PROXIES": ("10.0.0.5", "unix:")}, ""),
+    ({"API_TRUSTED_PROXIES": ("10.0.0.5/8",)}, "leasing.E008"),
+    ({"API_TRUSTED_PROXIES": "10.0.0.5"}, "leasing.E008"),
+    *(({"ENABLED": value}, "leasing.E011") for value in (None, 0, 1, "no")),
+    ({"LISTEN_URL": "postgresql://db.example/site"}, ""),
+    ({"LISTEN_URL": None}, ""),
+    ({"LISTEN_URL": ["db.example"]}, "leasing.E012"),
+    ({"METRICS_TOKEN": "a token"}, ""),
+    ({"METRICS_TOKEN": None}, ""),
+    ({"METRICS_TOKEN": 17}, "leasing.E013"),
+    ({"METRICS_LEADERS": ["scheduler"]}, ""),
+    ({"METRICS_LEADERS": "scheduler"}, "leasing.E014"),
+    *(({key: value}, "") for key in WAITING for value in (0, 8)),
+    *(({key: value}, "leasing.E030") for key in WAITING for value in (-1, 1.5, True, None, "1")),
+    ({"JITTER": 1, "API_ACCESS": "open"}, "leasing.E005 leasing.E007"),  # told together
+]
 
 
-def test_a_number_too_large_for_a_float_is_judged_too() -> None:
-    assert problems(MAX_TTL=10**400) == []
+@pytest.mark.parametrize(
+    ("given", "found"),
+    SETTINGS,
+    ids=[f"{given}: {found or 'fine'}"[:120] for given, found in SETTINGS],
+)
+def test_a_setting_is_judged_by_its_type_and_bounds(given: dict[str, Any], found: str) -> None:
+    assert problems(**given) == found.split()
 
 
 def test_each_check_has_an_id_of_its_own() -> None:
@@ -99,35 +139,6 @@ def test_each_check_has_an_id_of_its_own() -> None:
     assert len(used) > 50
 
 
-def test_only_the_settings_with_a_rule_of_their_own_may_be_none() -> None:
-    assert problems(RENEW_EVERY=None, MARGIN=None, WAIT=None) == []
-    assert problems(TTL=None) == ["leasing.E002"]
-
-
-def test_where_to_listen_is_an_address_or_nothing() -> None:
-    assert problems(LISTEN_URL="postgresql://db.example/site") == problems(LISTEN_URL=None) == []
-    assert problems(LISTEN_URL=["db.example"]) == ["leasing.E012"]
-
-
-@pytest.mark.parametrize("bounds", [{"TTL": 0.5}, {"MAX_TTL": 10}, {"MIN_TTL": 60}, {"MIN_TTL": 0}])
-def test_bounds_that_leave_the_default_out_are_refused(bounds: dict[str, float]) -> None:
-    assert problems(**bounds) == ["leasing.E003"]
-
-
-def test_renewing_less_often_than_twice_in_a_ttl_is_refused() -> None:
-    assert problems(RENEW_EVERY=15.1) == ["leasing.E004"]
-    assert problems(RENEW_EVERY=15) == []
-
-
-def test_a_wide_jitter_is_refused() -> None:
-    assert problems(JITTER=0.51) == ["leasing.E005"]
-    assert problems(JITTER=0.5) == []
-
-
-def test_a_database_that_does_not_exist_is_refused() -> None:
-    assert problems(DATABASE="archive") == ["leasing.E006"]
-
-
 def test_a_database_other_than_postgresql_and_sqlite_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -136,45 +147,10 @@ def test_a_database_other_than_postgresql_and_sqlite_is_refused(
     assert problems() == ["leasing.E033"]
 
 
-def test_a_mode_of_access_that_does_not_exist_is_refused() -> None:
-    assert problems(API_ACCESS="open") == ["leasing.E007"]
-
-
-def test_a_host_that_is_no_network_is_refused() -> None:
-    assert problems(API_COMPATIBLE_HOSTS=("10.0.0.0/8", "localhost")) == ["leasing.E008"]
-    assert problems(API_COMPATIBLE_HOSTS=("unix:",)) == ["leasing.E008"]
-    assert problems(API_TRUSTED_PROXIES=("10.0.0.5", "unix:")) == []
-    assert problems(API_TRUSTED_PROXIES=("10.0.0.5/8",)) == ["leasing.E008"]
-    assert problems(API_TRUSTED_PROXIES="10.0.0.5") == ["leasing.E008"]
-
-
 def test_moments_without_a_zone_are_refused(settings: Any) -> None:
     settings.USE_TZ = False
 
     assert problems() == ["leasing.E015"]
-
-
-def test_a_token_for_metrics_is_text_or_nothing() -> None:
-    assert problems(METRICS_TOKEN="a token") == problems(METRICS_TOKEN=None) == []
-    assert problems(METRICS_TOKEN=17) == ["leasing.E013"]
-
-
-def test_leaders_to_be_watched_are_several_names() -> None:
-    assert problems(METRICS_LEADERS=["scheduler"]) == []
-    assert problems(METRICS_LEADERS="scheduler") == ["leasing.E014"]
-
-
-@pytest.mark.parametrize(
-    "key", ["API_WAITING_THREADS", "API_WAITING_REQUESTS", "API_WAITING_PER_CLIENT"]
-)
-@pytest.mark.parametrize("number", [-1, 1.5, True, None, "1"])
-def test_the_requests_that_may_wait_are_counted(key: str, number: Any) -> None:
-    assert problems(**{key: 0}) == problems(**{key: 8}) == []
-    assert problems(**{key: number}) == ["leasing.E030"]
-
-
-def test_several_problems_are_told_together() -> None:
-    assert problems(JITTER=1, API_ACCESS="open") == ["leasing.E005", "leasing.E007"]
 
 
 # Access
