@@ -32,463 +32,322 @@ SERIES = r"(?:_bucket|_sum|_count)?"
 class Case(NamedTuple):
     """Series as promtool writes them, minute by minute, and what fires at a minute."""
 
-    series: dict[str, str]
     at: str
+    series: dict[str, str]
     #: The labels of each alert apart from its name and severity; None: all is quiet.
     fires: dict[str, str] | None = None
 
 
-def flat(value: float) -> str:
-    return f"{value}+0x200"
+def fires(at: str, series: dict[str, str], **labels: str) -> Case:
+    return Case(at, series, labels)
 
 
-def buckets(name: str, labels: str, fast: float, slow: float) -> dict[str, str]:
-    """A histogram that grows by ``slow`` and ``fast`` a minute up to each bound."""
-    grows = {"0.1": slow, "0.3": slow, "0.6": fast, "+Inf": fast}
-    return {f'{name}{{{labels},le="{le}"}}': f"0+{by}x200" for le, by in grows.items()}
-
-
-RENEWALS = 'leasing_renewals_total{model="leasing_tasks.task",instance="%s",outcome="%s"}'
-REFUSED = 'leasing_fence_rejections_total{model="leasing_tasks.task",verb="%s"}'
-LATE = "tasks_recovery_delay_seconds_bucket"
-
-
-def renewals(failed: str) -> dict[str, str]:
-    """Two processes that renew 1,000 leases a minute, and the failures of one."""
+def of(labels: str = "", /, **values: float | str) -> dict[str, str]:
+    """Return series with these labels, "queue=mail instance=a", by their names: a number stays."""
+    pairs = (each.partition("=") for each in labels.split())
+    shown = ",".join(f'{name}="{value}"' for name, _, value in pairs)
     return {
-        RENEWALS % ("a", "renewed"): "0+500x600",
-        RENEWALS % ("b", "renewed"): "0+500x600",
-        RENEWALS % ("a", "failed"): failed,
+        f"{name}{{{shown}}}" if shown else name: value
+        if isinstance(value, str)
+        else f"{value}+0x200"
+        for name, value in values.items()
     }
+
+
+def buckets(labels: str, name: str, **grows: float) -> dict[str, str]:
+    """Return a histogram that grows by so much a minute up to each bound, such as ``to_60``."""
+    return {
+        key: value
+        for bound, by in grows.items()
+        for key, value in of(
+            f"{labels} le={bound.removeprefix('to_').replace('_', '.')}", **{name: f"0+{by}x200"}
+        ).items()
+    }
+
+
+TASK = "model=leasing_tasks.task"
+
+
+def slack(slow: float) -> dict[str, str]:
+    """Of 100 renewals a minute, so many leave less than 0.3 of their slack."""
+    name = "leasing_renewal_slack_ratio_bucket"
+    return buckets(TASK, name, to_0_1=slow, to_0_3=slow, to_0_6=100) | buckets(
+        TASK, name, **{"to_+Inf": 100}
+    )
+
+
+def late(in_time: float) -> dict[str, str]:
+    """Of 100 recoveries a minute, so many come within ten seconds, and all within a minute."""
+    name = "tasks_recovery_delay_seconds_bucket"
+    return buckets("queue=mail", name, to_10=in_time, to_60=100, **{"to_+Inf": 100})
+
+
+def renewals(failed: str, **more: str) -> dict[str, str]:
+    """Two processes that renew 1,000 leases a minute, and the failures of one."""
+    told = {"renewed": "0+500x600", "failed": failed, **more}
+    of_one = [
+        of(f"{TASK} instance=a outcome={outcome}", leasing_renewals_total=values)
+        for outcome, values in told.items()
+    ]
+    of_other = of(f"{TASK} instance=b outcome=renewed", leasing_renewals_total="0+500x600")
+    return {key: value for each in (*of_one, of_other) for key, value in each.items()}
+
+
+def refused(verb: str, values: float | str) -> dict[str, str]:
+    return of(f"{TASK} verb={verb}", leasing_fence_rejections_total=values)
+
+
+def lost(reason: str, values: float | str) -> dict[str, str]:
+    return of(f"{TASK} reason={reason}", leasing_losses_total=values)
+
+
+def leading(a: float | str, b: float | str, *, wanted: float = 1) -> dict[str, str]:
+    """What two processes say of their leadership, which two databases show."""
+    return (
+        of(leasing_leaders_wanted=wanted)
+        | of("instance=a", leasing_leading=a)
+        | of("instance=b", leasing_leading=b)
+        | of("instance=c", leasing_leaders_present=wanted)
+        | of("instance=d", leasing_leaders_present=wanted)
+    )
+
+
+def hot(updates: float, renewed: float) -> dict[str, str]:
+    """The updates a minute that touched no index, which two processes show, and the renewals."""
+    same = {"leasing_table_hot_updates_total": f"0+{updates}x200"}
+    return (
+        of("model=leasing.lease instance=a", **same)
+        | of("model=leasing.lease instance=b", **same)
+        | of("model=leasing.lease outcome=renewed", leasing_renewals_total=f"0+{renewed}x200")
+    )
+
+
+def rows(dead: float, live: float) -> dict[str, str]:
+    return of(TASK, leasing_table_dead_rows=dead, leasing_table_live_rows=live)
+
+
+def queue(name: str, **figures: float) -> dict[str, str]:
+    """Figures of a queue; ``orphans`` are no figure of the queue alone."""
+    orphans = {"tasks_orphans": figures.pop("orphans")} if "orphans" in figures else {}
+    named = {f"tasks_queue_{each}": value for each, value in figures.items()}
+    return of(f"queue={name}", **named, **orphans)
 
 
 def slots(busy: float, *, ready: float = 3, paused: float = 0) -> dict[str, str]:
     """Two workers with four threads each, of which so many are ``busy``, and free coroutines."""
+    each = [("a", "thread", 4, 4.0), ("b", "thread", 4, busy - 4)]
+    each += [("a", "coroutine", 9, 0.0), ("a", "process", 0, 0.0)]
+    found = queue("mail", ready=ready, paused=paused)
+    for instance, kind, of_kind, of_them_busy in each:
+        labels = f"instance={instance} job=w kind={kind}"
+        found |= of(labels, tasks_worker_slots=of_kind, tasks_worker_slots_busy=of_them_busy)
+    return found
+
+
+def ended(task: str, **outcomes: float) -> dict[str, str]:
+    """Executions a minute, by their outcome."""
+    labels = f"queue=mail task={task} outcome="
     return {
-        'tasks_worker_slots{instance="a",job="w",kind="thread"}': flat(4),
-        'tasks_worker_slots{instance="b",job="w",kind="thread"}': flat(4),
-        'tasks_worker_slots_busy{instance="a",job="w",kind="thread"}': flat(4),
-        'tasks_worker_slots_busy{instance="b",job="w",kind="thread"}': flat(busy - 4),
-        'tasks_worker_slots{instance="a",job="w",kind="coroutine"}': flat(9),
-        'tasks_worker_slots_busy{instance="a",job="w",kind="coroutine"}': flat(0),
-        'tasks_worker_slots{instance="a",job="w",kind="process"}': flat(0),
-        'tasks_worker_slots_busy{instance="a",job="w",kind="process"}': flat(0),
-        'tasks_queue_ready{instance="c",queue="mail"}': flat(ready),
-        'tasks_queue_paused{instance="c",queue="mail"}': flat(paused),
+        key: value
+        for outcome, by in outcomes.items()
+        for key, value in of(labels + outcome, tasks_executions_total=f"0+{by}x200").items()
     }
 
 
+def relays(count: float, a: float | str = "", b: float | str = "") -> dict[str, str]:
+    """So many relays, and when each of two processes published last."""
+    name = "tasks_relay_last_success_timestamp_seconds"
+    found = of(tasks_relays=count)
+    for instance, moment in (("a", a), ("b", b)):
+        found |= of(f"instance={instance}", **{name: moment}) if moment != "" else {}
+    return found
+
+
+RECOVERED = "tasks_recovery_last_success_timestamp_seconds"
+FIGURE = "figure=queues"
+GOES_ON = "0+60x200"
+
 CASES: dict[str, list[Case]] = {
     "LeasingNoLeader": [
-        Case(
-            {
-                'leasing_leaders_wanted{instance="a"}': flat(2),
-                'leasing_leaders_wanted{instance="b"}': flat(2),
-                'leasing_leaders_present{instance="a"}': flat(1),
-                'leasing_leaders_present{instance="b"}': flat(1),
-            },
+        fires(
             "3m",
-            {},
+            of("instance=a", leasing_leaders_wanted=2, leasing_leaders_present=1)
+            | of("instance=b", leasing_leaders_wanted=2, leasing_leaders_present=1),
         ),
-        Case({"leasing_leaders_wanted": flat(2), "leasing_leaders_present": flat(1)}, "1m"),
-        Case({"leasing_leaders_wanted": flat(2), "leasing_leaders_present": flat(2)}, "9m"),
+        Case("1m", of(leasing_leaders_wanted=2, leasing_leaders_present=1)),
+        Case("9m", of(leasing_leaders_wanted=2, leasing_leaders_present=2)),
     ],
     "LeasingTwoLeaders": [
-        Case(
-            {
-                'leasing_leading{instance="a"}': flat(1),
-                'leasing_leading{instance="b"}': flat(1),
-                "leasing_leaders_wanted": flat(1),
-                'leasing_leaders_present{instance="c"}': flat(1),
-                'leasing_leaders_present{instance="d"}': flat(1),
-            },
-            "2m",
-            {},
-        ),
-        Case(
-            {
-                'leasing_leading{instance="a"}': flat(1),
-                'leasing_leading{instance="b"}': flat(0),
-                "leasing_leaders_wanted": flat(1),
-                "leasing_leaders_present": flat(1),
-            },
-            "9m",
-        ),
-        Case(  # a handover between two scrapes
-            {
-                'leasing_leading{instance="a"}': "1 1 0+0x200",
-                'leasing_leading{instance="b"}': "0 1 1+0x200",
-                "leasing_leaders_wanted": flat(1),
-                "leasing_leaders_present": flat(1),
-            },
-            "1m",
-        ),
-        Case(  # leaderships that nobody has named
-            {
-                "leasing_leading": flat(1),
-                "leasing_leaders_wanted": flat(0),
-                "leasing_leaders_present": flat(0),
-            },
-            "9m",
-        ),
+        fires("2m", leading(1, 1)),
+        Case("9m", leading(1, 0)),
+        Case("1m", leading("1 1 0+0x200", "0 1 1+0x200")),  # a handover between two scrapes
+        Case("9m", leading(1, 0, wanted=0)),  # leaderships that nobody has named
     ],
     "LeasingLeaderFlapping": [
-        Case({'leasing_leader_transitions_total{kind="elected"}': "0+1x200"}, "40m", {}),
-        Case({'leasing_leader_transitions_total{kind="elected"}': "0+0.1x200"}, "40m"),
-        Case({'leasing_leader_transitions_total{kind="left"}': "0+1x200"}, "40m"),
+        fires("40m", of("kind=elected", leasing_leader_transitions_total="0+1x200")),
+        Case("40m", of("kind=elected", leasing_leader_transitions_total="0+0.1x200")),
+        Case("40m", of("kind=left", leasing_leader_transitions_total="0+1x200")),
     ],
     "LeasingRenewalSlackLow": [
-        Case(
-            buckets("leasing_renewal_slack_ratio_bucket", 'model="leasing_tasks.task"', 100, 10),
-            "20m",
-            {"model": "leasing_tasks.task"},
-        ),
-        Case(
-            buckets("leasing_renewal_slack_ratio_bucket", 'model="leasing_tasks.task"', 100, 1),
-            "20m",
-        ),
+        fires("20m", slack(10), model="leasing_tasks.task"),
+        Case("20m", slack(1)),
     ],
     "LeasingRenewalFailures": [
-        Case(renewals("0+20x600"), "70m", {"model": "leasing_tasks.task"}),
-        Case(renewals("0+14x600"), "70m"),
-        Case(renewals("0+20x70 1400+0x600"), "77m"),  # it is over
-        Case(renewals("0+0x70 0+200x600"), "73m"),  # and here it has just begun
-        Case(
-            renewals("0+1x600")
-            | {
-                RENEWALS % ("a", "skipped"): "0+500x600",
-                RENEWALS % ("a", "lost"): "0+50x600",
-            },
-            "70m",
-        ),
+        fires("70m", renewals("0+20x600"), model="leasing_tasks.task"),
+        Case("70m", renewals("0+14x600")),
+        Case("77m", renewals("0+20x70 1400+0x600")),  # it is over
+        Case("73m", renewals("0+0x70 0+200x600")),  # and here it has just begun
+        Case("70m", renewals("0+1x600", skipped="0+500x600", lost="0+50x600")),
     ],
     "LeasingRenewalFailuresLasting": [
-        Case(renewals("0+8x600"), "370m", {"model": "leasing_tasks.task"}),
-        Case(renewals("0+5x600"), "370m"),
-        Case(renewals("0+8x370 2960+0x600"), "405m"),
-        Case(renewals("0+0x370 0+30x600"), "400m"),
+        fires("370m", renewals("0+8x600"), model="leasing_tasks.task"),
+        Case("370m", renewals("0+5x600")),
+        Case("405m", renewals("0+8x370 2960+0x600")),
+        Case("400m", renewals("0+0x370 0+30x600")),
     ],
     "LeasingKeeperDraining": [
-        Case({'leasing_keeper_draining{instance="a"}': flat(1)}, "2m", {"instance": "a"}),
-        Case({'leasing_keeper_draining{instance="a"}': "0 1 0 0+0x100"}, "1m"),
+        fires("2m", of("instance=a", leasing_keeper_draining=1), instance="a"),
+        Case("1m", of("instance=a", leasing_keeper_draining="0 1 0 0+0x100")),
     ],
     "LeasingLeasesLost": [
-        Case(  # the first of its kind: no increase() sees it
-            {'leasing_losses_total{model="leasing_tasks.task",reason="overdue"}': "_x20 1+0x200"},
-            "22m",
-            {"model": "leasing_tasks.task", "reason": "overdue"},
-        ),
-        Case(
-            {'leasing_losses_total{model="leasing_tasks.task",reason="taken"}': "7+0x20 8+0x200"},
-            "22m",
-            {"model": "leasing_tasks.task", "reason": "taken"},
-        ),
-        Case({'leasing_losses_total{model="leasing_tasks.task",reason="taken"}': flat(7)}, "60m"),
-        Case(
-            {'leasing_losses_total{model="leasing_tasks.task",reason="revoked"}': "0+1x200"}, "20m"
-        ),
+        # The first of its kind: no increase() sees it.
+        fires("22m", lost("overdue", "_x20 1+0x200"), model="leasing_tasks.task", reason="overdue"),
+        fires("22m", lost("taken", "7+0x20 8+0x200"), model="leasing_tasks.task", reason="taken"),
+        Case("60m", lost("taken", 7)),
+        Case("20m", lost("revoked", "0+1x200")),
     ],
     "LeasingFenceRejections": [
-        Case(
-            {REFUSED % "renew": "_x20 1+0x200"},
-            "22m",
-            {"model": "leasing_tasks.task", "verb": "renew"},
-        ),
-        Case(
-            {REFUSED % "fail": "3+0x20 4+0x200"},
-            "25m",
-            {"model": "leasing_tasks.task", "verb": "fail"},
-        ),
-        Case({REFUSED % "fail": flat(3)}, "60m"),
+        fires("22m", refused("renew", "_x20 1+0x200"), model="leasing_tasks.task", verb="renew"),
+        fires("25m", refused("fail", "3+0x20 4+0x200"), model="leasing_tasks.task", verb="fail"),
+        Case("60m", refused("fail", 3)),
     ],
     "LeasingClockOffset": [
-        Case({'leasing_clock_offset_seconds{instance="a"}': flat(-6)}, "6m", {"instance": "a"}),
-        Case({'leasing_clock_offset_seconds{instance="a"}': flat(4)}, "60m"),
-        Case({'leasing_clock_offset_seconds{instance="a"}': "9 9 0+0x200"}, "1m"),
+        fires("6m", of("instance=a", leasing_clock_offset_seconds=-6), instance="a"),
+        Case("60m", of("instance=a", leasing_clock_offset_seconds=4)),
+        Case("1m", of("instance=a", leasing_clock_offset_seconds="9 9 0+0x200")),
     ],
     "LeasingRenewalsNotHot": [
-        Case(
-            {
-                'leasing_table_hot_updates_total{model="leasing.lease",instance="a"}': "0+100x200",
-                'leasing_table_hot_updates_total{model="leasing.lease",instance="b"}': "0+100x200",
-                'leasing_renewals_total{model="leasing.lease",outcome="renewed"}': "0+300x200",
-            },
-            "90m",
-            {"model": "leasing.lease"},
-        ),
-        Case(
-            {
-                'leasing_table_hot_updates_total{model="leasing.lease"}': "0+290x200",
-                'leasing_renewals_total{model="leasing.lease",outcome="renewed"}': "0+300x200",
-            },
-            "90m",
-        ),
-        Case(  # too few to judge by
-            {
-                'leasing_table_hot_updates_total{model="leasing.lease"}': flat(0),
-                'leasing_renewals_total{model="leasing.lease",outcome="renewed"}': "0+3x200",
-            },
-            "90m",
-        ),
+        fires("90m", hot(100, 300), model="leasing.lease"),
+        Case("90m", hot(290, 300)),
+        Case("90m", hot(0, 3)),  # too few to judge by
     ],
     "LeasingTableBloat": [
-        Case(
-            {
-                'leasing_table_dead_rows{model="leasing_tasks.task"}': flat(200_000),
-                'leasing_table_live_rows{model="leasing_tasks.task"}': flat(100_000),
-            },
-            "40m",
-            {"model": "leasing_tasks.task"},
-        ),
-        Case(
-            {
-                'leasing_table_dead_rows{model="leasing_tasks.task"}': flat(200),
-                'leasing_table_live_rows{model="leasing_tasks.task"}': flat(100),
-            },
-            "90m",
-        ),
-        Case(
-            {
-                'leasing_table_dead_rows{model="leasing_tasks.task"}': flat(200_000),
-                'leasing_table_live_rows{model="leasing_tasks.task"}': flat(300_000),
-            },
-            "90m",
-        ),
+        fires("40m", rows(200_000, 100_000), model="leasing_tasks.task"),
+        Case("90m", rows(200, 100)),
+        Case("90m", rows(200_000, 300_000)),
     ],
     "LeasingFiguresMissing": [
-        Case({}, "15m", {}),
-        Case(
-            {'leasing_figures_up{figure="queues"}': flat(0)},
+        fires("15m", {}),
+        fires("15m", of(FIGURE, leasing_figures_up=0), figure="queues"),
+        fires("15m", of(FIGURE, leasing_figures_up=1, leasing_figures_skipped=1), figure="queues"),
+        fires(
             "15m",
-            {"figure": "queues"},
+            of(FIGURE, leasing_figures_up=1, leasing_figures_age_seconds=400),
+            figure="queues",
         ),
         Case(
-            {
-                'leasing_figures_up{figure="queues"}': flat(1),
-                'leasing_figures_skipped{figure="queues"}': flat(1),
-            },
-            "15m",
-            {"figure": "queues"},
-        ),
-        Case(
-            {
-                'leasing_figures_up{figure="queues"}': flat(1),
-                'leasing_figures_age_seconds{figure="queues"}': flat(400),
-            },
-            "15m",
-            {"figure": "queues"},
-        ),
-        Case(
-            {
-                'leasing_figures_up{figure="queues",instance="a"}': flat(1),
-                'leasing_figures_up{figure="queues",instance="b"}': flat(0),
-                'leasing_figures_age_seconds{figure="queues"}': flat(30),
-            },
             "30m",
+            of(f"{FIGURE} instance=a", leasing_figures_up=1)
+            | of(f"{FIGURE} instance=b", leasing_figures_up=0)
+            | of(FIGURE, leasing_figures_age_seconds=30),
         ),
     ],
     "TasksNoWorkers": [
-        Case(
-            {
-                'tasks_queue_workers{queue="mail",instance="a"}': flat(0),
-                'tasks_queue_workers{queue="mail",instance="b"}': flat(0),
-                'tasks_queue_ready{queue="mail",instance="a"}': flat(3),
-            },
+        fires(
             "3m",
-            {"queue": "mail"},
+            of("queue=mail instance=a", tasks_queue_workers=0, tasks_queue_ready=3)
+            | of("queue=mail instance=b", tasks_queue_workers=0),
+            queue="mail",
         ),
+        fires("3m", queue("mail", workers=0, ready=3, running=2, orphans=2), queue="mail"),
         Case(
-            {
-                'tasks_queue_workers{queue="mail"}': flat(0),
-                'tasks_queue_ready{queue="mail"}': flat(3),
-                'tasks_queue_running{queue="mail"}': flat(2),
-                'tasks_orphans{queue="mail"}': flat(2),
-            },
-            "3m",
-            {"queue": "mail"},
-        ),
-        Case(
-            {
-                'tasks_queue_workers{queue="remote"}': flat(0),
-                'tasks_queue_ready{queue="remote"}': flat(3),
-                'tasks_queue_running{queue="remote"}': flat(2),
-                'tasks_orphans{queue="remote"}': flat(1),
-                'tasks_queue_workers{queue="paused"}': flat(0),
-                'tasks_queue_ready{queue="paused"}': flat(3),
-                'tasks_queue_paused{queue="paused"}': flat(1),
-            },
             "9m",
+            queue("remote", workers=0, ready=3, running=2, orphans=1)
+            | queue("paused", workers=0, ready=3, paused=1),
         ),
-        Case(
-            {
-                'tasks_queue_workers{queue="mail"}': flat(0),
-                'tasks_queue_ready{queue="mail"}': flat(0),
-                'tasks_queue_workers{queue="video"}': flat(1),
-                'tasks_queue_ready{queue="video"}': flat(9),
-            },
-            "9m",
-        ),
+        Case("9m", queue("mail", workers=0, ready=0) | queue("video", workers=1, ready=9)),
     ],
     "TasksWorkerGone": [
-        Case(
-            {'tasks_workers{role="worker",state="gone"}': "0+0x20 1+0x200"},
-            "22m",
-            {"role": "worker"},
-        ),
-        Case({'tasks_workers{role="worker",state="gone"}': "3+0x20 2+0x200"}, "22m"),
-        Case({'tasks_workers{role="worker",state="stopped"}': "0+1x200"}, "22m"),
+        fires("22m", of("role=worker state=gone", tasks_workers="0+0x20 1+0x200"), role="worker"),
+        Case("22m", of("role=worker state=gone", tasks_workers="3+0x20 2+0x200")),
+        Case("22m", of("role=worker state=stopped", tasks_workers="0+1x200")),
     ],
     "TasksNobodyRecovers": [
-        Case({"tasks_recovering_workers": flat(0)}, "3m", {}),
-        Case({"tasks_recovering_workers": flat(1)}, "9m"),
-        Case({"tasks_recovering_workers": "0 0 1+0x200"}, "1m"),
+        fires("3m", of(tasks_recovering_workers=0)),
+        Case("9m", of(tasks_recovering_workers=1)),
+        Case("1m", of(tasks_recovering_workers="0 0 1+0x200")),
     ],
     "TasksRecoveryStale": [
-        Case(
-            {
-                'tasks_recovery_last_success_timestamp_seconds{instance="a"}': flat(0),
-                'tasks_recovery_last_success_timestamp_seconds{instance="b"}': flat(60),
-            },
-            "5m",
-            {},
-        ),
-        Case(
-            {
-                'tasks_recovery_last_success_timestamp_seconds{instance="a"}': flat(0),
-                'tasks_recovery_last_success_timestamp_seconds{instance="b"}': "0+60x200",
-            },
-            "90m",
-        ),
+        fires("5m", of("instance=a", **{RECOVERED: 0}) | of("instance=b", **{RECOVERED: 60})),
+        Case("90m", of("instance=a", **{RECOVERED: 0}) | of("instance=b", **{RECOVERED: GOES_ON})),
     ],
-    "TasksRecoveryLate": [
-        Case(
-            {
-                f'{LATE}{{queue="mail",le="10"}}': "0+90x200",
-                f'{LATE}{{queue="mail",le="60"}}': "0+100x200",
-                f'{LATE}{{queue="mail",le="+Inf"}}': "0+100x200",
-            },
-            "30m",
-            {"queue": "mail"},
-        ),
-        Case(
-            {
-                f'{LATE}{{queue="mail",le="10"}}': "0+99x200",
-                f'{LATE}{{queue="mail",le="60"}}': "0+100x200",
-                f'{LATE}{{queue="mail",le="+Inf"}}': "0+100x200",
-            },
-            "30m",
-        ),
-    ],
+    "TasksRecoveryLate": [fires("30m", late(90), queue="mail"), Case("30m", late(99))],
     "TasksOrphans": [
-        Case({'tasks_orphans{queue="mail"}': flat(2)}, "3m", {"queue": "mail"}),
-        Case({'tasks_orphans{queue="mail"}': "2 2 0+0x200"}, "1m"),
+        fires("3m", of("queue=mail", tasks_orphans=2), queue="mail"),
+        Case("1m", of("queue=mail", tasks_orphans="2 2 0+0x200")),
     ],
     "TasksOldestReady": [
+        fires("6m", queue("mail", oldest_ready_age_seconds=301, paused=0), queue="mail"),
         Case(
-            {
-                'tasks_queue_oldest_ready_age_seconds{queue="mail"}': flat(301),
-                'tasks_queue_paused{queue="mail"}': flat(0),
-            },
-            "6m",
-            {"queue": "mail"},
-        ),
-        Case(
-            {
-                'tasks_queue_oldest_ready_age_seconds{queue="mail"}': flat(301),
-                'tasks_queue_paused{queue="mail"}': flat(1),
-                'tasks_queue_oldest_ready_age_seconds{queue="video"}': flat(299),
-            },
             "30m",
+            queue("mail", oldest_ready_age_seconds=301, paused=1)
+            | queue("video", oldest_ready_age_seconds=299),
         ),
     ],
     "TasksSlotsBusy": [
-        Case(slots(8), "11m", {"job": "w", "kind": "thread"}),
-        Case(slots(8), "9m"),
-        Case(slots(7), "30m"),
-        Case(slots(8, ready=0), "30m"),
-        Case(slots(8, paused=1), "30m"),
+        fires("11m", slots(8), job="w", kind="thread"),
+        Case("9m", slots(8)),
+        Case("30m", slots(7)),
+        Case("30m", slots(8, ready=0)),
+        Case("30m", slots(8, paused=1)),
     ],
     "TasksQueuePaused": [
-        Case({'tasks_queue_paused{queue="mail"}': flat(1)}, "61m", {"queue": "mail"}),
-        Case({'tasks_queue_paused{queue="mail"}': flat(1)}, "59m"),
+        fires("61m", queue("mail", paused=1), queue="mail"),
+        Case("59m", queue("mail", paused=1)),
     ],
     "TasksFailed": [
-        Case({"tasks_failed_current": "5+0x40 6+0x200"}, "45m", {}),
-        Case({"tasks_failed_current": flat(5)}, "90m"),
-        Case({"tasks_failed_current": "5+0x40 2+0x200"}, "45m"),
+        fires("45m", of(tasks_failed_current="5+0x40 6+0x200")),
+        Case("90m", of(tasks_failed_current=5)),
+        Case("45m", of(tasks_failed_current="5+0x40 2+0x200")),
     ],
     "TasksCompensationFailed": [
-        Case({"tasks_compensations_failed": "0x5 2x200"}, "10m", {}),
-        Case({"tasks_compensations_failed": "2x5 0x200"}, "10m"),
+        fires("10m", of(tasks_compensations_failed="0x5 2x200")),
+        Case("10m", of(tasks_compensations_failed="2x5 0x200")),
     ],
     "TasksFailing": [
+        fires("30m", ended("send", failed=5, lost=1, succeeded=5), queue="mail", task="send"),
         Case(
-            {
-                'tasks_executions_total{queue="mail",task="send",outcome="failed"}': "0+5x200",
-                'tasks_executions_total{queue="mail",task="send",outcome="lost"}': "0+1x200",
-                'tasks_executions_total{queue="mail",task="send",outcome="succeeded"}': "0+5x200",
-            },
             "30m",
-            {"queue": "mail", "task": "send"},
-        ),
-        Case(
-            {
-                'tasks_executions_total{queue="mail",task="send",outcome="failed"}': "0+5x200",
-                'tasks_executions_total{queue="mail",task="send",outcome="succeeded"}': "0+6x200",
-                'tasks_executions_total{queue="mail",task="few",outcome="failed"}': "0+0.5x200",
-                'tasks_executions_total{queue="mail",task="nap",outcome="snoozed"}': "0+9x200",
-            },
-            "30m",
+            ended("send", failed=5, succeeded=6)
+            | ended("few", failed=0.5)
+            | ended("nap", snoozed=9),
         ),
     ],
     "TasksSchedulesOverdue": [
-        Case({"tasks_schedules_overdue": flat(1)}, "6m", {}),
-        Case({"tasks_schedules_overdue": "1 1 0+0x200"}, "1m"),
+        fires("6m", of(tasks_schedules_overdue=1)),
+        Case("1m", of(tasks_schedules_overdue="1 1 0+0x200")),
     ],
     "TasksSuspected": [
-        Case(
-            {'tasks_suspected_total{kind="no_worker"}': "_x40 1+0x200"},
-            "42m",
-            {"kind": "no_worker"},
-        ),
-        Case({'tasks_suspected_total{kind="no_worker"}': flat(4)}, "90m"),
+        fires("42m", of("kind=no_worker", tasks_suspected_total="_x40 1+0x200"), kind="no_worker"),
+        Case("90m", of("kind=no_worker", tasks_suspected_total=4)),
     ],
     "TasksNoRelay": [
-        Case(
-            {'tasks_relays{instance="a"}': flat(0), 'tasks_relays{instance="b"}': flat(0)}, "3m", {}
-        ),
-        Case({'tasks_relays{instance="a"}': flat(1)}, "9m"),
-        Case({}, "9m"),  # nothing for one to do
+        fires("3m", of("instance=a", tasks_relays=0) | of("instance=b", tasks_relays=0)),
+        Case("9m", relays(1)),
+        Case("9m", {}),  # nothing for one to do
     ],
     "TasksRelayStale": [
-        Case(
-            {
-                'tasks_relay_last_success_timestamp_seconds{instance="a"}': "0 60+0x200",
-                'tasks_relay_last_success_timestamp_seconds{instance="b"}': flat(0),
-                "tasks_relays": flat(2),
-            },
-            "6m",
-            {},
-        ),
-        Case(  # another has taken over
-            {
-                'tasks_relay_last_success_timestamp_seconds{instance="a"}': flat(0),
-                'tasks_relay_last_success_timestamp_seconds{instance="b"}': "0+60x200",
-                "tasks_relays": flat(2),
-            },
-            "9m",
-        ),
-        Case(  # none, of which another alert tells
-            {"tasks_relay_last_success_timestamp_seconds": flat(0), "tasks_relays": flat(0)}, "9m"
-        ),
+        fires("6m", relays(2, "0 60+0x200", 0)),
+        Case("9m", relays(2, 0, GOES_ON)),  # another has taken over
+        Case("9m", relays(0, 0)),  # none, of which another alert tells
     ],
     "TasksOutboxStuck": [
-        Case({'tasks_outbox_oldest_age_seconds{instance="a"}': "0+60x200"}, "9m", {}),
-        Case({'tasks_outbox_oldest_age_seconds{instance="a"}': flat(200)}, "9m"),
+        fires("9m", of(tasks_outbox_oldest_age_seconds=GOES_ON)),
+        Case("9m", of(tasks_outbox_oldest_age_seconds=200)),
     ],
     "TasksOutboxFailing": [
-        Case({'tasks_outbox_failing{instance="a"}': flat(2)}, "3m", {}),
-        Case({'tasks_outbox_failing{instance="a"}': "0 1 1 0+0x100"}, "3m"),
+        fires("3m", of(tasks_outbox_failing=2)),
+        Case("3m", of(tasks_outbox_failing="0 1 1 0+0x100")),
     ],
 }
 
