@@ -91,7 +91,7 @@ class Databases:
 
 def migrate(url: str) -> None:
     """Make the tables."""
-    command = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]
+    command = [sys.executable, "manage.py", "migrate", "--run-syncdb", "--verbosity", "0"]
     subprocess.run(command, cwd=ROOT, env=environment(url), check=True)
 
 

@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS plain_lease (
     released_at timestamptz,
     expires_at timestamptz NOT NULL DEFAULT 'epoch'
 );
+CREATE TABLE IF NOT EXISTS plain_parcel (LIKE plain_lease INCLUDING ALL);
+ALTER TABLE plain_parcel ADD COLUMN IF NOT EXISTS packed boolean NOT NULL DEFAULT false;
 CREATE TABLE IF NOT EXISTS plain_event (
     id bigserial PRIMARY KEY,
     model text NOT NULL,
@@ -51,7 +53,7 @@ CREATE INDEX IF NOT EXISTS plain_event_of_resource ON plain_event (resource, id 
 _ACQUIRE = """
 WITH chosen AS MATERIALIZED (
     SELECT id, holder, grants, released_at, expires_at FROM plain_lease
-    WHERE resource = {resource}
+    WHERE {which}
         AND (released_at IS NOT NULL OR expires_at <= statement_timestamp())
     {order}FOR NO KEY UPDATE SKIP LOCKED
 ), changed AS (
@@ -118,8 +120,10 @@ class Verbs(NamedTuple):
 
     acquire_sql: bytes
     acquire_many_sql: bytes
+    claim_sql: bytes
     release_sql: bytes
     release_many_sql: bytes
+    give_back_sql: bytes
 
     def acquire(self, connection: Connection, resource: str) -> Any:
         """The row that was granted, or None."""
@@ -133,6 +137,16 @@ class Verbs(NamedTuple):
         if len(rows) != len(resources):
             raise RuntimeError("somebody holds one of them")
         return rows
+
+    def claim(self, connection: Connection, limit: int) -> list[Any]:
+        """Up to ``limit`` parcels that are not packed."""
+        return connection.execute(self.claim_sql, [limit, "plain"]).fetchall()
+
+    def give_back(self, connection: Connection, rows: Sequence[Any]) -> None:
+        """``release_many``, of parcels."""
+        values = [[row[0] for row in rows], [row[3] for row in rows]]
+        if len(connection.execute(self.give_back_sql, values).fetchall()) != len(rows):
+            raise RuntimeError("a parcel is lost")
 
     def renew(self, connection: Connection, row: Any) -> None:
         """Move the deadline, under the grant."""
@@ -152,20 +166,27 @@ class Verbs(NamedTuple):
 
 
 def _verbs(acquired: str, released: str) -> Verbs:
-    alone = {**_ALONE, "resource": "%s", "grant": "%s", "key": "%s"}
+    alone = {**_ALONE, "which": "resource = %s", "grant": "%s", "key": "%s"}
     together = {
         **_TOGETHER,
-        "resource": "ANY(%s)",
+        "which": "resource = ANY(%s)",
         "order": "ORDER BY resource ",
         "grant": "gen_random_uuid()",
     }
+    unpacked = {**together, "which": "NOT packed", "order": "ORDER BY id LIMIT %s "}
     both = {**_TOGETHER, "key": "ANY(%s)", "order": "ORDER BY id ", "grant": "ANY(%s)"}
     return Verbs(
         _ACQUIRE.format(**alone, noted=acquired).encode(),
         _ACQUIRE.format(**together, noted=acquired).encode(),
+        _of_parcels(_ACQUIRE.format(**unpacked, noted=acquired)),
         _RELEASE.format(**alone, noted=released).encode(),
         _RELEASE.format(**both, noted=released).encode(),
+        _of_parcels(_RELEASE.format(**both, noted=released)),
     )
+
+
+def _of_parcels(text: str) -> bytes:
+    return text.replace("plain_lease", "plain_parcel").encode()
 
 
 HISTORY = _verbs(_ACQUIRED, _RELEASED)
@@ -175,7 +196,9 @@ WITHOUT_HISTORY = _verbs("", "")
 def create(connection: Connection, resources: Sequence[str]) -> None:
     """Make the tables and the rows."""
     connection.execute(TABLE)
-    connection.execute(
-        "INSERT INTO plain_lease (resource) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING",
-        [list(resources)],
-    )
+    for table in (b"plain_lease", b"plain_parcel"):
+        connection.execute(
+            b"INSERT INTO " + table + b" (resource) SELECT unnest(%s::text[])"
+            b" ON CONFLICT DO NOTHING",
+            [list(resources)],
+        )

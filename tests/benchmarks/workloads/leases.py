@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from django.db import connection as django_connection
 
 from leasing.exceptions import LeaseHeld
 from leasing.models import Lease
+from leasing.runtime.aio import drive
+from leasing.validation.terms import Terms
 from tests.benchmarks.bench import Bench, Figures, Puppet, in_turns, rate
+from tests.benchmarks.models import Parcel
 from tests.benchmarks.plain import leases
 
 THREADS = 8
 AT_ONCE = 100
+CLAIMED = 10
 NAMES = [f"bench-{number}" for number in range(AT_ONCE)]
 
 #: Does one cycle on the resource, and says whether it got the lease.
@@ -34,6 +40,7 @@ def run(bench: Bench) -> Figures:
     plain = leases.connect(bench.url)
     leases.create(plain, NAMES)
     Lease.objects.acquire_many(NAMES).__enter__().__exit__(None, None, None)
+    Parcel.objects.bulk_create([Parcel(article=name) for name in NAMES])
     turns = partial(in_turns, rounds=size.rounds)
     seconds = size.lease_seconds
 
@@ -76,6 +83,21 @@ def run(bench: Bench) -> Figures:
             {
                 "limit": lambda: AT_ONCE * rate(lambda: plain_many(plain), seconds),
                 "ours": lambda: AT_ONCE * rate(our_many, seconds),
+            }
+        ),
+        "acquire by a request, release (cycles/s)": alone(
+            {"limit": plain_cycle(plain, leases.HISTORY), "ours": our_requesting}
+        ),
+        "10 rows by a filter (rows/s)": turns(
+            {
+                "limit": lambda: CLAIMED * rate(lambda: plain_claim(plain), seconds),
+                "ours": lambda: CLAIMED * rate(our_claim, seconds),
+            }
+        ),
+        "10 rows of a manager that hides rows (rows/s)": turns(
+            {
+                "limit": lambda: CLAIMED * rate(lambda: plain_claim(plain), seconds),
+                "ours": lambda: CLAIMED * rate(our_hidden_claim, seconds),
             }
         ),
     }
@@ -148,6 +170,26 @@ def our_renewing(resource: str) -> bool:
     Lease.objects.renew(lease)
     Lease.objects.release(lease)
     return True
+
+
+def our_requesting(resource: str) -> bool:
+    """As the API does it for a request that may be sent again."""
+    terms = replace(Terms.check(), request_id=uuid.uuid4())
+    Lease.objects.release(drive(Lease.objects.acquiring_named(resource, terms, 0)))
+    return True
+
+
+def our_claim() -> None:
+    """With a filter that is compiled anew at every call, as any filter of a user's may be."""
+    Parcel.objects.filter(packed=False).claim(CLAIMED).give_back()
+
+
+def our_hidden_claim() -> None:
+    Parcel.unpacked.claim(CLAIMED).give_back()
+
+
+def plain_claim(connection: leases.Connection) -> None:
+    leases.HISTORY.give_back(connection, leases.HISTORY.claim(connection, CLAIMED))
 
 
 def our_many() -> None:
