@@ -11,7 +11,7 @@ from ninja import Router, Status
 
 from leasing.api.bodies import Error, Notice, rendered
 from leasing.api.errors import RETRY_AFTER, try_again_in
-from leasing.api.readiness import read_readiness
+from leasing.api.readiness import Readiness, probe
 
 router = Router(tags=["health"])
 
@@ -32,7 +32,11 @@ READY: dict[int, Any] = {200: Notice, 503: Error}
 def readyz(request: HttpRequest) -> Notice | HttpResponse:
     """Report that this process can serve: its database answers within two seconds and all
     migrations are applied. Otherwise 503 with what is missing."""
-    readiness = read_readiness()
+    return told(request, probe.read())
+
+
+def told(request: HttpRequest, readiness: Readiness) -> Notice | HttpResponse:
+    """Return the answer to a probe: ``readiness``, whose error is for the log alone."""
     if not readiness.missing:
         return Notice(message="ok")
     response = rendered(Status(503, Error(error=readiness.missing)))

@@ -12,6 +12,7 @@ after a minute another question is asked.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from django.db import Error
@@ -20,7 +21,6 @@ from leasing.conf import leasing_settings
 from leasing.db.side_connection import SideConnection
 from leasing.db.unapplied import find_unapplied
 from leasing.runtime.clock import system_clock
-from leasing.web.cache import shared
 
 #: Seconds in which the database has to answer.
 ANSWER_WITHIN = 2.0
@@ -38,28 +38,50 @@ class Readiness(NamedTuple):
     error: str = ""
 
 
-_asking = threading.Lock()
-#: The connection of the latest question, and the moment at which it was asked.
-_latest: SideConnection | None = None
-_asked_at = float("-inf")
+class Probe:
+    """Asks the database for the state of this process.
+
+    Args:
+        ask: Return what is missing, and raise Error if the database does not answer.
+        clock: Return the seconds of a clock that is never set.
+        answer_within: Seconds in which the database has to answer.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], str] = find_unapplied,
+        clock: Callable[[], float] = system_clock,
+        answer_within: float = ANSWER_WITHIN,
+    ) -> None:
+        self._ask, self._clock, self._answer_within = ask, clock, answer_within
+        self._reading = threading.Lock()
+        self._latest = Readiness("")
+        #: The connection of the latest question.
+        self._question: SideConnection | None = None
+        self._read_at = self._asked_at = float("-inf")
+
+    def read(self) -> Readiness:
+        """Return the state of this process, soon in any case."""
+        with self._reading:
+            if self._clock() - self._read_at >= SHARED_FOR:
+                self._latest = self._read()
+                self._read_at = self._clock()
+            return self._latest
+
+    def _read(self) -> Readiness:
+        using, now = leasing_settings.DATABASE, self._clock()
+        away = f"The database {using!r} is not reachable."
+        is_recent = now - self._asked_at < FORGOTTEN_AFTER
+        if self._question is not None and self._question.is_busy and is_recent:
+            return Readiness(away, "it has not answered an earlier question yet")
+        self._question = SideConnection(using, seconds=self._answer_within)
+        self._asked_at = now
+        try:
+            with self._question as connection:
+                return Readiness(connection.run(self._ask))
+        except Error as error:
+            return Readiness(away, str(error).strip())
 
 
-def read_readiness() -> Readiness:
-    """Return the state of this process, soon in any case."""
-    with _asking:
-        return shared("readiness", _read, fresh=False, seconds=SHARED_FOR)
-
-
-def _read() -> Readiness:
-    global _latest, _asked_at
-    using = leasing_settings.DATABASE
-    away = f"The database {using!r} is not reachable."
-    is_recent = system_clock() - _asked_at < FORGOTTEN_AFTER
-    if _latest is not None and _latest.is_busy and is_recent:
-        return Readiness(away, "it has not answered an earlier question yet")
-    _latest, _asked_at = SideConnection(using, seconds=ANSWER_WITHIN), system_clock()
-    try:
-        with _latest as connection:
-            return Readiness(connection.run(find_unapplied))
-    except Error as error:
-        return Readiness(away, str(error).strip())
+#: That of this process.
+probe = Probe()

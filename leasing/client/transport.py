@@ -176,7 +176,7 @@ class Transport:
         sent_at = clock()
         deadline = sent_at + self._allowed(request)
         try:
-            with self._http().stream(**self._arguments(request)) as response:
+            with self.http().stream(**self._arguments(request)) as response:
                 chunks = Chunks(response, deadline)
                 for chunk in response.iter_bytes():
                     chunks.add(chunk)
@@ -201,7 +201,7 @@ class Transport:
 
     def close(self) -> None:
         """Close the connections. The next request opens new ones."""
-        with self._lock:
+        with self.opening:
             client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -209,13 +209,13 @@ class Transport:
     def forget(self) -> None:
         """Have no connections. In a forked child: they are the parent's, and so is a lock that no
         thread of the child would release."""
-        self._lock = threading.Lock()
+        self.opening = threading.Lock()
         self._client = None
 
-    def _http(self) -> httpx.Client:
+    def http(self) -> httpx.Client:
         client = self._client
         if client is None:
-            with self._lock:
+            with self.opening:
                 client = self._client
                 if client is None:
                     client = httpx.Client(transport=self._transport, **self._options())
@@ -353,7 +353,7 @@ class AsyncTransport(Transport):
         sent_at = clock()
         deadline = sent_at + self._allowed(request)
         try:
-            async with self._async_http().stream(**self._arguments(request)) as response:
+            async with self.async_http().stream(**self._arguments(request)) as response:
                 chunks = Chunks(response, deadline)
                 async for chunk in response.aiter_bytes():
                     chunks.add(chunk)
@@ -363,22 +363,22 @@ class AsyncTransport(Transport):
 
     def forget(self) -> None:
         super().forget()
-        self._async_clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self.async_clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
 
     async def aclose(self) -> None:
         """``close``, and the connections of this event loop."""
-        client = self._async_clients.pop(asyncio.get_running_loop(), None)
+        client = self.async_clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.aclose()
         self.close()
 
-    def _async_http(self) -> httpx.AsyncClient:
+    def async_http(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
-        client = self._async_clients.get(loop)
+        client = self.async_clients.get(loop)
         if client is None:  # each loop has connections of its own; those of closed ones are over
             client = httpx.AsyncClient(transport=self._async_transport, **self._options())
-            open_ones = {at: of for at, of in self._async_clients.items() if not at.is_closed()}
-            self._async_clients = {**open_ones, loop: client}
+            open_ones = {at: of for at, of in self.async_clients.items() if not at.is_closed()}
+            self.async_clients = {**open_ones, loop: client}
         return client
 
 

@@ -56,11 +56,15 @@ class Run:
 class Oversight:
     """Decides when a command is asked to end, and when it is killed. Knows no process.
 
-    ``notice`` is how many seconds before the end of trust it is asked.
+    Args:
+        notice: Seconds before the end of trust at which it is asked.
+        stop_timeout: Seconds that it has to end when this process is asked to stop.
+        last_words: Seconds that it has to end when its term was taken away.
     """
 
     notice: float
     stop_timeout: float
+    last_words: float = LAST_WORDS
     asked: str = ""
     term_ended: bool = False
     _trusted_until: float = 0.0
@@ -81,7 +85,7 @@ class Oversight:
         self._trusted_until = max(self._trusted_until, trusted_until)
         if lost and not self._lost:
             self._lost = True
-            self._end_term(now + LAST_WORDS, "its term was lost")
+            self._end_term(now + self.last_words, "its term was lost")
         elif not self.term_ended and self._trusted_until - now <= self.notice:
             self._end_term(self._trusted_until, "its term is not renewed")
         elif stopping and not self.asked:
@@ -104,10 +108,11 @@ class SupervisedCommand:
         self.code: int | None = None
         self.ended = False
         self._until = 0.0
-        self._channel, theirs = socket.socketpair()
-        self._channel.setblocking(False)
+        #: Leads to the process that watches over it, and ends with this one.
+        self.channel, theirs = socket.socketpair()
+        self.channel.setblocking(False)
         with theirs, held_back(deadman.FOR_THE_COMMAND):
-            self._process = subprocess.Popen(
+            self.watcher = subprocess.Popen(
                 [
                     *(sys.executable, "-I", "-S", deadman.__file__),
                     *(str(theirs.fileno()), *command),
@@ -123,8 +128,8 @@ class SupervisedCommand:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Nothing of the command is left."""
         self._signal(signal.SIGKILL)
-        self._process.wait()
-        self._channel.close()
+        self.watcher.wait()
+        self.channel.close()
 
     def run_until(self, moment: float) -> None:
         """Set the moment, on the holder's clock, at which it is killed, by whichever process still
@@ -132,7 +137,7 @@ class SupervisedCommand:
         if moment != self._until:
             self._until = moment
             with suppress(OSError):  # it has ended, as wait() will tell
-                self._channel.send(deadman.NUMBER.pack(moment))
+                self.channel.send(deadman.NUMBER.pack(moment))
 
     def ask_to_end(self) -> None:
         """SIGTERM to all of the group."""
@@ -140,17 +145,17 @@ class SupervisedCommand:
 
     def wait(self, seconds: float) -> None:
         """Wait for the end of the command for so long."""
-        ready, _, _ = select.select([self._channel], [], [], seconds)
+        ready, _, _ = select.select([self.channel], [], [], seconds)
         if ready:
             self.ended = True
             with suppress(OSError):
-                report = self._channel.recv(deadman.NUMBER.size)
+                report = self.channel.recv(deadman.NUMBER.size)
                 self.code = int(*deadman.NUMBER.unpack(report)) if report else None
 
     def _signal(self, number: int) -> None:
         # The group cannot be another's by now: nobody else waits for its first process.
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.watcher.pid, number)
 
 
 @contextmanager
@@ -165,7 +170,7 @@ def held_back(numbers: Iterable[int]) -> Iterator[None]:
 
 
 def run_under(
-    term: Hold, command: Sequence[str], stopping: threading.Event, stop_timeout: float
+    term: Hold, command: Sequence[str], stopping: threading.Event, oversight: Oversight
 ) -> Run:
     """Run ``command`` until it ends, ``term`` does, or ``stopping`` is set. It finds the name of
     the lease in LEASE_RESOURCE, and its token in LEASE_FENCING_TOKEN.
@@ -174,9 +179,8 @@ def run_under(
         term: The hold whose end ends the command.
         command: The program and its arguments.
         stopping: Set to end the command.
-        stop_timeout: Seconds that the command has to end when asked to.
+        oversight: Decides when the command is asked to end, and when it is killed.
     """
-    oversight = Oversight(notice_of(term), stop_timeout)
     token = str(term.fencing_token)
     env = {**os.environ, "LEASE_RESOURCE": term.resource, "LEASE_FENCING_TOKEN": token}
 

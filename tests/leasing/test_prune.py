@@ -72,14 +72,6 @@ def test_the_month_is_counted_from_the_end_of_the_term_to_the_moment(
     assert prune(MONTH).leases == 1
 
 
-def test_what_is_held_stays_however_long_it_was_held(database_clock: DatabaseClock) -> None:
-    lease = take(ttl=DAY)
-    keep(lease, database_clock)
-
-    assert prune(timedelta(days=1)).leases == 0
-    Lease.objects.renew(lease)
-
-
 def test_a_row_that_was_just_made_is_left_to_whoever_made_it(database_clock: DatabaseClock) -> None:
     Lease.objects.create(resource="crane:1", created_at=database_clock.now)
 
@@ -216,39 +208,27 @@ def test_keys_of_once_go_a_month_after_their_window(
     assert prune(MONTH).once_keys == 1
 
 
-def test_so_does_one_whose_work_crashed(database_clock: DatabaseClock) -> None:
-    OnceKey.objects.create(
-        key="crashed",
-        holder="ann",
-        grants=1,
-        grant_id=uuid.uuid4(),
-        acquired_at=database_clock.now,
-        expires_at=database_clock.now + timedelta(seconds=30),
-        window_ends_at=database_clock.now + timedelta(seconds=60),
-        fencing_token=1,
-    )
-
-    database_clock.advance(30 * DAY + 60)
-    assert prune(MONTH).once_keys == 1
-
-
-def test_work_that_still_runs_long_after_its_window_keeps_its_key(
-    database_clock: DatabaseClock,
+@pytest.mark.parametrize(
+    ("held_days", "days", "pruned"),
+    [(0, 30, 1), (70, 60, 0)],
+    ids=["its work crashed", "it still runs: its lease is renewed, but its window is not"],
+)
+def test_a_key_whose_work_never_ended_goes_when_nobody_holds_it(
+    database_clock: DatabaseClock, held_days: float, days: float, pruned: int
 ) -> None:
-    """Its lease is renewed, but its window is not."""
     OnceKey.objects.create(
-        key="slow",
+        key="import",
         holder="ann",
         grants=1,
         grant_id=uuid.uuid4(),
         acquired_at=database_clock.now,
-        expires_at=database_clock.now + timedelta(seconds=70 * DAY),
+        expires_at=database_clock.now + timedelta(days=held_days, seconds=30),
         window_ends_at=database_clock.now + timedelta(seconds=60),
         fencing_token=1,
     )
 
-    database_clock.advance(60 * DAY)
-    assert prune(MONTH).once_keys == 0
+    database_clock.advance(days * DAY + 60)
+    assert prune(MONTH).once_keys == pruned
 
 
 def test_the_key_of_once_keeps_a_token_that_is_ahead_of_the_clock(
@@ -475,10 +455,7 @@ def act(chance: random.Random, name: str, live: dict[str, Lease]) -> None:
             Lease.objects.filter(resource=name).revoke()
 
 
-# Several at once
-
-
-# What others refer to
+# What others refer to, and several at once
 
 
 def protect(row: Any) -> None:

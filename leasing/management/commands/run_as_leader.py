@@ -14,7 +14,7 @@ from leasing.exceptions import LeaseError
 from leasing.leader import Leader
 from leasing.management.base import ServiceCommand, duration
 from leasing.metrics import port
-from leasing.process.supervisor import Run, run_under
+from leasing.process.supervisor import Oversight, Run, notice_of, run_under
 from leasing.runtime.event_lines import log
 from leasing.runtime.exit_codes import KILLED_BY, ExitCode
 from leasing.runtime.shutdown import on_stop_signal
@@ -92,7 +92,9 @@ class Command(ServiceCommand):
         stopping = threading.Event()
         with on_stop_signal(stopping.set), closing(leader.terms(stopping)) as terms:
             for term in terms:
-                run = run_under(term, command, stopping, options["stop_timeout"])
+                run = run_under(
+                    term, command, stopping, Oversight(notice_of(term), options["stop_timeout"])
+                )
                 log.leader_command_ended(
                     command=command[0],
                     resource=term.resource,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -9,13 +10,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from django.db import OperationalError
-from django.test import Client
+from django.db import OperationalError, connection
+from django.db.migrations.recorder import MigrationRecorder
+from django.http import HttpResponse
+from django.test import Client, RequestFactory
 
-from leasing.api import readiness
-from leasing.api.readiness import read_readiness
-from leasing.db import unapplied
-from leasing.web import cache
+from leasing.api.health import told
+from leasing.api.readiness import FORGOTTEN_AFTER, SHARED_FOR, Probe, Readiness
 from tests.api_calls import call
 from tests.leasing.support import FakeClock
 from tests.processes import wait_for
@@ -32,114 +33,116 @@ def test_a_process_whose_database_answers_is_ready_for_everybody(client: Client)
     assert client.head("/api/readyz").status_code == 200
 
 
-def test_a_missing_migration_is_named(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unapplied, "_names", lambda label: ["0009_later"])
+def test_a_missing_migration_is_named() -> None:
+    recorder = MigrationRecorder(connection)
+    recorder.record_unapplied("leasing", "0001_initial")
+    try:
+        found = Probe().read()
+    finally:
+        recorder.record_applied("leasing", "0001_initial")
 
-    answer = call(client, "GET", "/readyz")
-
-    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
-    assert answer.body["error"].startswith(
-        "The database 'default' lacks migrations of this version (leasing.0009_later, "
+    assert found.missing.startswith(
+        "The database 'default' lacks migrations of this version (leasing.0001_initial"
     )
-    assert client.head("/api/readyz").status_code == 503
 
 
 def test_why_the_database_cannot_be_reached_is_for_the_log_alone(
-    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refused() -> str:
         raise OperationalError("connection to server at 10.0.0.7 failed")
 
-    monkeypatch.setattr(readiness, "find_unapplied", refused)
+    answer = told(RequestFactory().get("/api/readyz"), Probe(refused).read())
 
-    assert call(client, "GET", "/readyz").body == {"error": AWAY}
+    assert isinstance(answer, HttpResponse)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert json.loads(answer.content) == {"error": AWAY}
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("django.request", logging.WARNING)
     assert record.getMessage() == f"Not ready: {AWAY} connection to server at 10.0.0.7 failed"
 
 
+def test_probes_share_an_answer_for_a_second() -> None:
+    answers = iter(["first", "second"])
+    clock = FakeClock()
+    probe = Probe(lambda: next(answers), clock)
+
+    assert probe.read() == probe.read() == Readiness("first")
+    clock.advance(SHARED_FOR - 0.01)
+    assert probe.read() == Readiness("first")
+    clock.advance(0.01)
+    assert probe.read() == Readiness("second")
+
+
 class Hanging:
-    """A database that does not answer until ``end`` is set."""
+    """A database that answers no question of this process until ``end`` is set, and a probe."""
 
     def __init__(self) -> None:
-        self.end = threading.Event()
+        self.end, self._process = threading.Event(), os.getpid()
         #: An entry for each question.
         self.asked: list[str] = []
+        self.clock = FakeClock()
+        self.probe = Probe(self._ask, self.clock, answer_within=0.2)
 
-    def ask(self) -> str:
+    def _ask(self) -> str:
         self.asked.append("")
-        self.end.wait(30)
+        if os.getpid() == self._process:
+            self.end.wait(30)
         return ""
+
+    def later(self, seconds: float) -> Readiness:
+        self.clock.advance(seconds)
+        return self.probe.read()
 
 
 @pytest.fixture
-def hanging(shared_readings: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+def hanging() -> Iterator[Hanging]:
     database = Hanging()
-    monkeypatch.setattr(readiness, "find_unapplied", database.ask)
-    monkeypatch.setattr(readiness, "ANSWER_WITHIN", 0.2)
-    monkeypatch.setattr(readiness, "_latest", None)
     yield database
     database.end.set()
-    cache.forget()
 
 
-def test_a_database_that_hangs_is_asked_once_for_many_probes(
-    client: Client, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readiness, "SHARED_FOR", 60.0)
+def test_a_database_that_hangs_is_asked_once_for_many_probes(hanging: Hanging) -> None:
     with ThreadPoolExecutor(5) as probes:
-        answers = list(probes.map(lambda _: read_readiness().missing, range(5)))
+        answers = list(probes.map(lambda _: hanging.probe.read().missing, range(5)))
 
     assert answers == [AWAY] * 5
-    assert call(client, "GET", "/readyz").body == {"error": AWAY}
+    assert hanging.later(SHARED_FOR / 2).missing == AWAY
     assert len(hanging.asked) == 1
-    assert call(client, "GET", "/healthz").status == 200
 
 
 def test_a_database_that_hangs_for_long_costs_one_thread_and_is_asked_again_once_it_answers(
-    client: Client, hanging: Hanging
+    hanging: Hanging,
 ) -> None:
     for _ in range(3):
-        cache.forget()  # as a second later
-        assert call(client, "GET", "/readyz").body == {"error": AWAY}
+        assert hanging.later(SHARED_FOR).missing == AWAY
     assert len(hanging.asked) == 1
 
     hanging.end.set()
-
-    def is_ready() -> bool:
-        cache.forget()
-        return call(client, "GET", "/readyz").status == 200
-
-    wait_for(is_ready)
+    wait_for(lambda: not hanging.later(SHARED_FOR).missing)
     assert len(hanging.asked) == 2
 
 
 def test_a_question_that_is_never_answered_hides_for_a_minute_that_the_database_is_back(
-    client: Client, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+    hanging: Hanging,
 ) -> None:
-    clock = FakeClock()
-    monkeypatch.setattr(readiness, "system_clock", clock)
-    assert call(client, "GET", "/readyz").body == {"error": AWAY}
-    monkeypatch.setattr(readiness, "find_unapplied", str)
+    assert hanging.probe.read().missing == AWAY
 
-    for passed, status in ((readiness.FORGOTTEN_AFTER - 1, 503), (1, 200)):
-        clock.advance(passed)
-        cache.forget()
-        assert call(client, "GET", "/readyz").status == status
+    assert hanging.later(FORGOTTEN_AFTER - 1).error == "it has not answered an earlier question yet"
+    assert len(hanging.asked) == 1
+    hanging.later(1)
+    assert len(hanging.asked) == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_does_not_wait_for_an_answer_to_its_parent(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert read_readiness().missing == AWAY
-    monkeypatch.setattr(readiness, "find_unapplied", str)
-    cache.forget()
+def test_a_forked_child_does_not_wait_for_an_answer_to_its_parent(hanging: Hanging) -> None:
+    assert hanging.probe.read().missing == AWAY
+    hanging.clock.advance(SHARED_FOR)
 
     child = os.fork()
     if not child:
         threading.Timer(20, os._exit, [2]).start()
-        os._exit(0 if not read_readiness().missing else 1)
+        os._exit(0 if not hanging.probe.read().missing else 1)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

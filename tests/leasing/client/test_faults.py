@@ -224,15 +224,15 @@ def test_many_coroutines_that_wait_delay_no_release() -> None:
 def test_a_forked_child_has_no_connection_and_waits_for_no_thread_of_its_parent() -> None:
     network = httpx.MockTransport(lambda request: httpx.Response(200, json={}))
     transport = AsyncTransport("http://localhost/api", transport=network)
-    own = transport._http()
-    with transport._lock:  # as another thread may have it
+    own = transport.http()
+    with transport.opening:  # as another thread may have it
         child = os.fork()
         if not child:
             threading.Timer(20, os._exit, [2]).start()
             transport.close()
-            os._exit(0 if transport._http() is not own else 1)
+            os._exit(0 if transport.http() is not own else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert transport._http() is own
+    assert transport.http() is own
     transport.close()
 
 
@@ -240,7 +240,7 @@ def test_each_event_loop_has_connections_of_its_own() -> None:
     transport = AsyncTransport("http://localhost/api")
 
     async def client() -> httpx.AsyncClient:
-        return transport._async_http()
+        return transport.async_http()
 
     with asyncio.Runner() as one, asyncio.Runner() as other:
         first, second = one.run(client()), other.run(client())
@@ -248,9 +248,9 @@ def test_each_event_loop_has_connections_of_its_own() -> None:
         assert other.run(client()) is second
     with asyncio.Runner() as later:
         later.run(client())
-        assert len(transport._async_clients) == 1
+        assert len(transport.async_clients) == 1
         later.run(transport.aclose())
-        assert not transport._async_clients
+        assert not transport.async_clients
 
 
 def test_a_certificate_that_is_refused_is_not_tried_again(service: Service) -> None:

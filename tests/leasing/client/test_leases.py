@@ -228,7 +228,7 @@ def test_a_cancelled_coroutine_leaves_no_lease_behind(service: Service) -> None:
     async def work() -> None:
         async with AsyncLeaseClient(service.url, service.token) as leases:
             acquiring = asyncio.create_task(leases.acquire("report:42", "web-1", 30))
-            while not leases.transport._async_clients:
+            while not leases.transport.async_clients:
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
             acquiring.cancel()

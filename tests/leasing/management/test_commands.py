@@ -23,7 +23,7 @@ from leasing.functions import database_now
 from leasing.holding.keeper import keeper
 from leasing.management.commands import run_as_leader
 from leasing.models import EventKind, Lease, LeaseEvent
-from leasing.process.supervisor import KILLED, Run
+from leasing.process.supervisor import KILLED, Oversight, Run
 from leasing.runtime.terminal import plain
 from leasing.stores import stores
 from leasing.waiting import Rest
@@ -264,9 +264,9 @@ class Stage:
         return nullcontext()
 
     def _run(
-        self, term: Any, command: list[str], stopping: threading.Event, stop_timeout: float
+        self, term: Any, command: list[str], stopping: threading.Event, oversight: Oversight
     ) -> Run:
-        self.runs.append((term.resource, term.holder, term.ttl, command, stop_timeout))
+        self.runs.append((term.resource, term.holder, term.ttl, command, oversight.stop_timeout))
         ending = self.endings.pop(0)
         if isinstance(ending, str):
             self._stop[0]()

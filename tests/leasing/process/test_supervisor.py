@@ -12,16 +12,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from django.test import override_settings
 
 from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
-from leasing.process import deadman, supervisor
+from leasing.process import deadman
 from leasing.process.supervisor import (
     KILLED,
-    LAST_WORDS,
     Oversight,
     Run,
     SupervisedCommand,
@@ -37,72 +37,71 @@ from tests.test_processes import is_running
 # The decisions
 
 
-@pytest.fixture
-def oversight() -> Oversight:
-    return Oversight(notice=5, stop_timeout=10)
+class Look(NamedTuple):
+    """A look at a command, and until when it may run then."""
+
+    now: float
+    trusted_until: float
+    may_run_until: float
+    lost: bool = False
+    stopping: bool = False
 
 
-def test_a_command_may_run_until_its_term_is_not_trusted_any_more(oversight: Oversight) -> None:
-    assert oversight.look(0, trusted_until=30, lost=False, stopping=False) == 30
-    assert oversight.look(10, trusted_until=40, lost=False, stopping=False) == 40
-    assert not oversight.asked
-    assert not oversight.term_ended
+LOST, THIN = "its term was lost", "its term is not renewed"
+STOPS = "this process is asked to stop"
+#: Of a command that is asked five seconds before the end of trust, and has ten to stop: looks at
+#: it, why it was asked to end in them, and if because its term did.
+DECISIONS: dict[str, tuple[list[Look], str, bool]] = {
+    "it may run until its term is not trusted any more": (
+        [Look(0, 30, 30), Look(10, 40, 40)],
+        "",
+        False,
+    ),
+    "it is asked when trust becomes thin, and killed when trust ends": (
+        # A renewal that comes then is too late: a deaf one must not stay for ever.
+        [Look(24.9, 30, 30), Look(25, 30, 30), Look(26, 56, 30)],
+        THIN,
+        True,
+    ),
+    "it is not asked a moment before": ([Look(24.9, 30, 30)], "", False),
+    "when its term is lost it has a second": (
+        [Look(0, 30, 30), Look(3, 0, 4, lost=True), Look(3.5, 0, 4, lost=True)],
+        LOST,
+        True,
+    ),
+    "but not beyond what had been promised": (
+        [Look(0, 30, 30), Look(29.5, 0, 30, lost=True)],
+        LOST,
+        True,
+    ),
+    "nor longer than a second when trust was thin before": (
+        [Look(25, 30, 30), Look(26, 0, 27, lost=True)],
+        THIN,
+        True,
+    ),
+    "asked to stop it has its time while the term is renewed": (
+        [Look(0, 12, 12), Look(4, 12, 12, stopping=True), Look(6, 18, 14, stopping=True)],
+        STOPS,
+        False,
+    ),
+    "losing the term while it stops leaves it less": (
+        [Look(0, 30, 10, stopping=True), Look(2, 0, 3, lost=True, stopping=True)],
+        STOPS,
+        True,
+    ),
+    "without trust it does not even begin": ([Look(5, 0, 0, lost=True)], LOST, True),
+}
 
 
-def test_it_is_asked_to_end_when_trust_becomes_thin_and_killed_when_it_ends(
-    oversight: Oversight,
-) -> None:
-    assert oversight.look(24.9, trusted_until=30, lost=False, stopping=False) == 30
-    assert not oversight.term_ended
-    assert oversight.look(25, trusted_until=30, lost=False, stopping=False) == 30
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_how_long_a_command_may_run(decision: str) -> None:
+    looks, asked, term_ended = DECISIONS[decision]
+    oversight = Oversight(notice=5, stop_timeout=10)
 
-    assert oversight.asked == "its term is not renewed"
-    assert oversight.term_ended
-    # A renewal that comes now is too late: it was asked, and a deaf one must not stay for ever.
-    assert oversight.look(26, trusted_until=56, lost=False, stopping=False) == 30
-
-
-def test_when_its_term_is_lost_it_has_a_second(oversight: Oversight) -> None:
-    oversight.look(0, trusted_until=30, lost=False, stopping=False)
-
-    assert oversight.look(3, trusted_until=0, lost=True, stopping=False) == 3 + LAST_WORDS
-    assert oversight.look(3.5, trusted_until=0, lost=True, stopping=False) == 3 + LAST_WORDS
-    assert oversight.asked == "its term was lost"
-    assert oversight.term_ended
-
-
-def test_but_not_beyond_what_had_been_promised(oversight: Oversight) -> None:
-    oversight.look(0, trusted_until=30, lost=False, stopping=False)
-
-    assert oversight.look(29.5, trusted_until=0, lost=True, stopping=False) == 30
-
-
-def test_nor_is_it_longer_than_a_second_when_trust_was_thin_before(oversight: Oversight) -> None:
-    oversight.look(25, trusted_until=30, lost=False, stopping=False)
-
-    assert oversight.look(26, trusted_until=0, lost=True, stopping=False) == 26 + LAST_WORDS
-    assert oversight.asked == "its term is not renewed"
-
-
-def test_asked_to_stop_it_has_its_time_while_the_term_is_renewed(oversight: Oversight) -> None:
-    oversight.look(0, trusted_until=12, lost=False, stopping=False)
-
-    assert oversight.look(4, trusted_until=12, lost=False, stopping=True) == 12
-    assert oversight.look(6, trusted_until=18, lost=False, stopping=True) == 14
-    assert oversight.asked == "this process is asked to stop"
-    assert not oversight.term_ended
-
-
-def test_losing_the_term_while_it_stops_leaves_it_less(oversight: Oversight) -> None:
-    oversight.look(0, trusted_until=30, lost=False, stopping=True)
-
-    assert oversight.look(2, trusted_until=0, lost=True, stopping=True) == 2 + LAST_WORDS
-    assert oversight.asked == "this process is asked to stop"
-    assert oversight.term_ended
-
-
-def test_without_trust_it_does_not_even_begin(oversight: Oversight) -> None:
-    assert oversight.look(5, trusted_until=0, lost=True, stopping=False) == 0
+    for look in looks:
+        found = oversight.look(look.now, look.trusted_until, look.lost, look.stopping)
+        assert found == look.may_run_until, look
+    assert (oversight.asked, oversight.term_ended) == (asked, term_ended)
 
 
 @pytest.mark.parametrize("ttl", [1, 1.5, 30, 3600])
@@ -142,9 +141,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield started
     for child in children:
-        if child._process.poll() is None:
+        if child.watcher.poll() is None:
             child.__exit__(None, None, None)
-        child._channel.close()
+        child.channel.close()
 
 
 PRELUDE = """
@@ -267,11 +266,11 @@ def test_deadlines_that_come_in_pieces_are_put_together(start: Start, tmp_path: 
     pid = int(said(tmp_path, "parent"))
     far, past = (deadman.NUMBER.pack(clocks.clock() + far) for far in (PATIENCE, -1))
 
-    child._channel.send(far[:3])
-    child._channel.send(far[3:] + past[:5])
+    child.channel.send(far[:3])
+    child.channel.send(far[3:] + past[:5])
     child.wait(0.2)
     assert not child.ended
-    child._channel.send(past[5:])
+    child.channel.send(past[5:])
     assert end(child) is None
     are_gone(pid)
 
@@ -280,9 +279,9 @@ def test_when_whoever_started_it_is_gone_it_is_killed(start: Start, tmp_path: Pa
     child = start(TWO)
     pids = int(said(tmp_path, "parent")), int(said(tmp_path, "child"))
 
-    child._channel.close()  # as the end of this process would
+    child.channel.close()  # as the end of this process would
     are_gone(*pids)
-    assert child._process.wait(PATIENCE) == -signal.SIGKILL
+    assert child.watcher.wait(PATIENCE) == -signal.SIGKILL
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent")
@@ -290,7 +289,7 @@ def test_when_the_process_beside_it_is_killed_it_dies_too(start: Start, tmp_path
     child = start(TWO)
     parent, grandchild = int(said(tmp_path, "parent")), int(said(tmp_path, "child"))
 
-    child._process.kill()
+    child.watcher.kill()
     assert end(child) is None
     are_gone(parent)
     child.__exit__(None, None, None)
@@ -314,19 +313,19 @@ def test_what_it_leaves_behind_is_killed_though_nobody_is_there_to_do_it(
     pid = int(said(tmp_path, "child"))
     assert end(child) == 0
 
-    child._channel.close()
+    child.channel.close()
     are_gone(pid)
 
 
 def unread(child: SupervisedCommand) -> None:
     """Its code has come, and nobody has looked."""
-    select.select([child._channel], [], [], PATIENCE)
-    child._channel.close()
+    select.select([child.channel], [], [], PATIENCE)
+    child.channel.close()
 
 
 @pytest.mark.parametrize(
     "failing",
-    [unread, lambda child: child._channel.send(deadman.NUMBER.pack(math.nan))],
+    [unread, lambda child: child.channel.send(deadman.NUMBER.pack(math.nan))],
     ids=["a report that nobody read", "a deadline that is no time"],
 )
 def test_however_the_process_beside_it_ends_the_command_does(
@@ -338,7 +337,7 @@ def test_however_the_process_beside_it_ends_the_command_does(
     failing(child)
 
     are_gone(pid)
-    assert child._process.wait(PATIENCE) == -signal.SIGKILL
+    assert child.watcher.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_asked_to_end_it_may_have_its_last_words(start: Start, tmp_path: Path) -> None:
@@ -405,18 +404,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_command_is_told_its_lease_and_its_token(term: Hold, place: Path) -> None:
     code = "say('env', os.environ['LEASE_RESOURCE'] + ' ' + os.environ['LEASE_FENCING_TOKEN'])"
 
-    assert run_under(term, python(code), threading.Event(), 5) == Run(0)
+    assert run_under(term, python(code), threading.Event(), Oversight(0, 5)) == Run(0)
     assert said(place, "env") == f"{term.resource} {term.fencing_token}"
 
 
 def test_a_command_is_asked_to_end_when_its_term_is_lost(
-    term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    term: Hold, place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(supervisor, "LAST_WORDS", PATIENCE)
     code = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))\nsay('up')\nstay()"
     lose = when(place, "up", lambda: term._held.mark_lost("revoked"))
 
-    run = run_under(term, python(code), threading.Event(), 5)
+    run = run_under(term, python(code), threading.Event(), Oversight(0, 5, last_words=PATIENCE))
 
     lose.join()
     assert run == Run(3, "its term was lost", term_ended=True)
@@ -424,26 +422,21 @@ def test_a_command_is_asked_to_end_when_its_term_is_lost(
     assert "its term was lost" in caplog.text
 
 
-def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(
-    term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "LAST_WORDS", 0.2)
+def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(term: Hold, place: Path) -> None:
     lose = when(place, "parent child", lambda: term._held.mark_lost("revoked"))
 
-    run = run_under(term, python(TWO), threading.Event(), 5)
+    run = run_under(term, python(TWO), threading.Event(), Oversight(0, 5, last_words=0.2))
 
     lose.join()
     assert run == Run(KILLED, "its term was lost", term_ended=True)
     are_gone(int(said(place, "parent")), int(said(place, "child")))
 
 
-def test_a_command_is_killed_when_the_trust_in_its_term_ends(
-    term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "notice_of", lambda term: 0.0)
+def test_a_command_is_killed_when_the_trust_in_its_term_ends(term: Hold, place: Path) -> None:
     term._held.trusted_until = clocks.clock() + 0.5
 
-    run = run_under(term, python(DEAF + "say('up')\nstay()"), threading.Event(), 5)
+    deaf = python(DEAF + "say('up')\nstay()")
+    run = run_under(term, deaf, threading.Event(), Oversight(0, 5))
 
     assert run == Run(KILLED, "its term is not renewed", term_ended=True)
     assert clocks.clock() >= term.trusted_until
@@ -453,7 +446,7 @@ def test_asked_to_stop_a_command_has_its_time(term: Hold, place: Path) -> None:
     stopping = threading.Event()
     stop = when(place, "up", stopping.set)
 
-    run = run_under(term, python(DEAF + "say('up')\nstay()"), stopping, 0.3)
+    run = run_under(term, python(DEAF + "say('up')\nstay()"), stopping, Oversight(0, 0.3))
 
     stop.join()
     assert run == Run(KILLED, "this process is asked to stop")
@@ -469,7 +462,7 @@ def test_an_error_of_this_process_ends_the_command(
 
     monkeypatch.setattr(SupervisedCommand, "wait", fail)
     with pytest.raises(ZeroDivisionError):
-        run_under(term, python(TWO), threading.Event(), 5)
+        run_under(term, python(TWO), threading.Event(), Oversight(0, 5))
 
     are_gone(int(said(place, "parent")), int(said(place, "child")))
 
@@ -484,12 +477,12 @@ def test_killed_while_this_process_was_paused_it_is_known_to_have_outlived_its_t
     def sleep_once(child: SupervisedCommand, seconds: float) -> None:
         monkeypatch.setattr(SupervisedCommand, "wait", waits)
         child.run_until(clocks.clock() + 0.2)
-        child._process.wait(PATIENCE)
+        child.watcher.wait(PATIENCE)
         term._held.trusted_until = 0.0
         term._held.mark_lost("it was not renewed in time")
         child.wait(0)
 
     monkeypatch.setattr(SupervisedCommand, "wait", sleep_once)
-    run = run_under(term, python(DEAF + "stay()"), threading.Event(), 5)
+    run = run_under(term, python(DEAF + "stay()"), threading.Event(), Oversight(0, 5))
 
     assert run == Run(KILLED, "its term was lost", term_ended=True)
