@@ -57,7 +57,7 @@ from leasing.stores import DEFAULT_STORE, store_of
 from leasing.stores.rows import RowStore
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
-from leasing.waiting import MAX_PAUSE, Rest, pauses
+from leasing.waiting.waiter import MAX_PAUSE, Rest, pauses
 
 __all__ = ["Incumbent", "Leader", "leaders"]
 

@@ -17,13 +17,13 @@ from typing import Any, Protocol
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from leasing.db.dialects import CHANNEL as RELEASED
 from leasing.db.dialects import after_commit
-from leasing.db.notifications import CHANNEL as RELEASED
-from leasing.db.notifications import Notifications, listening, notify_trial
-from leasing.notifier import notifier as waiters
 from leasing.runtime.clock import clock
 from leasing.runtime.outage import LONGEST_PAUSE
 from leasing.runtime.services import Service
+from leasing.waiting.listener import Notifications, listening, notify_trial
+from leasing.waiting.notifier import notifier as waiters
 from tasks.log import log
 
 CHANNEL = "leasing_tasks_notify"

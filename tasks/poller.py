@@ -12,8 +12,8 @@ from django.db import Error
 
 from leasing.conf import leasing_settings
 from leasing.db.compiled_queries import Questioner
-from leasing.db.notifications import can_listen
 from leasing.runtime.clock import clock
+from leasing.waiting.listener import can_listen
 from tasks.conf import task_settings
 from tasks.models import Schedule, Task
 from tasks.notifier import SECOND_POLL_AFTER, Listener, waited_for

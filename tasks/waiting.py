@@ -14,10 +14,10 @@ from typing import Any
 
 from django.db import connections
 
-from leasing.notifier import notifier, waiting
 from leasing.runtime.aio import Steps, adrive, drive
 from leasing.runtime.clock import clock
 from leasing.validation.names import check_duration
+from leasing.waiting.notifier import notifier, waiting
 from tasks.diagnosis import diagnose
 from tasks.exceptions import TaskFailed, WaitInTransaction, WaitTimeout
 from tasks.models import Task, TaskStatus

@@ -16,7 +16,7 @@ from django.db import connections
 
 from leasing.checks.settings import postgresql_of
 from leasing.conf import leasing_settings
-from leasing.db.notifications import notifications_arrive
+from leasing.waiting.listener import notifications_arrive
 
 #: Seconds. Of a shorter ttl a pause of a virtual machine, or a failover, outlasts what is left
 #: when a renewal was due.

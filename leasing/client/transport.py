@@ -34,7 +34,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 from leasing.runtime.terminal import plain
 from leasing.validation.addresses import is_unencrypted
-from leasing.waiting import Rest, pauses
+from leasing.waiting.waiter import Rest, pauses
 
 #: The longest pause between two tries, in seconds, unless the service asks for a longer one.
 LONGEST_PAUSE: Final = 5.0

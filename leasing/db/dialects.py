@@ -21,6 +21,8 @@ _TOO_STRICT = (
     "database {using}, or default_transaction_isolation for its role."
 )
 
+#: The channel of PostgreSQL on which releases are notified.
+CHANNEL = "leasing_released"
 #: psycopg's number for it.
 READ_COMMITTED = 2
 #: Packets that ask whether the server is there and may stay unanswered.

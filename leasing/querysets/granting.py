@@ -32,11 +32,11 @@ from leasing.runtime.aio import Steps, Undoable
 from leasing.runtime.clock import clock
 from leasing.runtime.tracepoints import points
 from leasing.store import Grant
-from leasing.stores.acquiring import taking, timed
 from leasing.stores.memory import memory
 from leasing.stores.rows import RowStore, grant_of, row_store
 from leasing.stores.separate import SeparateRowStore, taking_separately
 from leasing.validation.terms import Terms
+from leasing.waiting.notifier import taking, timed
 
 if TYPE_CHECKING:
     from leasing.models import Leasable

@@ -20,11 +20,9 @@ from leasing import signals
 from leasing.conf import DEFAULT, Wait
 from leasing.db import postgres
 from leasing.db.dialects import after_commit, durable, lock
-from leasing.db.notifications import announce
 from leasing.exceptions import InvalidResource, LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after
 from leasing.holding import Hold
-from leasing.notifier import notifier
 from leasing.querysets.claim import Claim
 from leasing.querysets.granting import TRIES, pause_shortly
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
@@ -34,7 +32,9 @@ from leasing.store import TermOptions
 from leasing.validation.names import check_name
 from leasing.validation.options import refuse_unknown, spelled_out
 from leasing.validation.terms import Terms
-from leasing.waiting import MAX_PAUSE
+from leasing.waiting.listener import announce
+from leasing.waiting.notifier import notifier
+from leasing.waiting.waiter import MAX_PAUSE
 
 if TYPE_CHECKING:
     from leasing.models import Lease

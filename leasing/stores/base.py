@@ -42,13 +42,12 @@ from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseLost, UnsupportedByStore
 from leasing.holding.hold import Hold, HoldCallback
-from leasing.notifier import notifier
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps, Undoable
 from leasing.store import Grant, Incumbent, Renewals, TermOptions
-from leasing.stores.acquiring import taking
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
+from leasing.waiting.notifier import notifier, taking
 
 #: The terms that a store need not have, with the values that ask for nothing.
 TERMS: Mapping[str, Any] = {

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 from leasing.conf import leasing_settings
-from leasing.db.listener import Listener
 from leasing.runtime.aio import Steps, Undoable
 from leasing.runtime.clock import clock
-from leasing.waiting import Waiter
+from leasing.waiting.listener import Listener
+from leasing.waiting.waiter import Waiter
 from tasks.notifier import CHANNEL, limiter
 
 

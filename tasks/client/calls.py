@@ -40,7 +40,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.labels import TASKS
 from leasing.store import Grant, Renewal, Renewals
 from leasing.validation.requests import MAX_BODY, MAX_TASKS
-from leasing.waiting import Rest, pauses
+from leasing.waiting.waiter import Rest, pauses
 from tasks.exceptions import NotSerializable
 
 

@@ -46,7 +46,7 @@ from leasing.runtime.shutdown import on_stop_signal
 from leasing.runtime.threads import start_thread
 from leasing.validation.names import check_duration, check_name, default_holder
 from leasing.validation.requests import MAX_TASKS
-from leasing.waiting import pauses
+from leasing.waiting.waiter import pauses
 from tasks.client.calls import Claimed, claiming
 from tasks.client.client import TaskClient
 from tasks.client.completer import Completer

@@ -16,8 +16,8 @@ django.setup()
 from django.db import connection, connections  # noqa: E402
 
 from leasing.models import Lease  # noqa: E402
-from leasing.notifier import notifier  # noqa: E402
 from leasing.runtime import aio  # noqa: E402
+from leasing.waiting.notifier import notifier  # noqa: E402
 from tests.processes import wait_for  # noqa: E402
 
 

@@ -12,7 +12,7 @@ django.setup()
 
 from django.db import connection  # noqa: E402
 
-from leasing.db.notifications import CHANNEL  # noqa: E402
+from leasing.db.dialects import CHANNEL  # noqa: E402
 from leasing.models import Lease  # noqa: E402
 from tests.processes import wait_for  # noqa: E402
 

@@ -22,11 +22,11 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.holding import Hold
 from leasing.holding.held_grant import HeldGrant
 from leasing.models import Lease
-from leasing.notifier import notifier
 from leasing.runtime.aio import Undoable, adrive, in_thread
 from leasing.store import Grant
 from leasing.stores.memory import MEMORY, memory
 from leasing.testing import assert_free, assert_held, assert_lost, in_memory
+from leasing.waiting.notifier import notifier
 from tests.logs import logged
 from tests.processes import wait_for
 

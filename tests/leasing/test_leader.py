@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
-from leasing import Leader, notifier
+from leasing import Leader
 from leasing import leader as leasing_leader
-from leasing import waiting as leasing_waiting
 from leasing.db import side_connection
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction, LeaseLost
 from leasing.holding import Hold
@@ -38,7 +37,9 @@ from leasing.testing import (
     manual_keeper,
     revoke,
 )
-from leasing.waiting import Rest
+from leasing.waiting import notifier
+from leasing.waiting import waiter as leasing_waiting
+from leasing.waiting.waiter import Rest
 from tests.factories import make_lease
 from tests.leasing.support import PATIENCE
 from tests.logs import logged

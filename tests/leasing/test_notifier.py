@@ -19,18 +19,19 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
-from leasing import notifier as leasing_notifier
-from leasing import waiting
-from leasing.db import listener, notifications
-from leasing.db.notifications import CHANNEL, listening, notifications_arrive
+from leasing.db.dialects import CHANNEL
 from leasing.exceptions import LeaseTimeout
 from leasing.functions import after, database_now
 from leasing.models import Lease
-from leasing.notifier import Notifier, notifier
-from leasing.notifier import waiting as waiting_for
 from leasing.runtime import clock
 from leasing.testing.keeper import ManualKeeper, manual_keeper
-from leasing.waiting import LAST_PLACE, MAX_PAUSE, Waiter
+from leasing.waiting import listener
+from leasing.waiting import notifier as leasing_notifier
+from leasing.waiting import waiter as waiting
+from leasing.waiting.listener import listening, notifications_arrive
+from leasing.waiting.notifier import Notifier, notifier
+from leasing.waiting.notifier import waiting as waiting_for
+from leasing.waiting.waiter import LAST_PLACE, MAX_PAUSE, Waiter
 from tests.conftest import Spawn
 from tests.leasing.locks import someone_waits
 from tests.leasing.stopped import Waits
@@ -46,7 +47,7 @@ on_postgresql = pytest.mark.usefixtures("on_postgresql")
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks often whether anybody still waits, and leaves nobody listening."""
     monkeypatch.setattr(listener, "CHECK_EVERY", 0.05)
-    monkeypatch.setattr(notifications, "PATIENCE", 0.05)
+    monkeypatch.setattr(listener, "PATIENCE", 0.05)
     yield
     own = notifier("default")
     if own._listener.is_running:
@@ -393,10 +394,10 @@ def test_notifications_that_stop_arriving_again_are_warned_of_again(
 @transactional
 @on_postgresql
 def test_the_check_knows_whether_notifications_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifications, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(listener, "PATIENCE", PATIENCE)
     assert notifications_arrive("default")
 
-    monkeypatch.setattr(notifications, "PATIENCE", 0.05)
+    monkeypatch.setattr(listener, "PATIENCE", 0.05)
     monkeypatch.setattr(psycopg.Connection, "notifies", lambda *args, **options: iter([]))
     assert not notifications_arrive("default")
 
@@ -464,7 +465,7 @@ def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPa
     around = psycopg.conninfo.make_conninfo(**address(), application_name="around")
     with override_settings(LEASING={"LISTEN_URL": around}):
         with monkeypatch.context() as patch:
-            patch.setattr(notifications, "PATIENCE", PATIENCE)
+            patch.setattr(listener, "PATIENCE", PATIENCE)
             assert notifications_arrive("default")
         own.add("crane:1", waiter)
         wait_for(lambda: listeners("around"))

@@ -25,10 +25,10 @@ from leasing.exceptions import (
 )
 from leasing.holding.keeper import keeper
 from leasing.models import LeaseEvent, OnceKey
-from leasing.notifier import notifier
 from leasing.querysets.once import OnceQuerySet
 from leasing.runtime.aio import drive, in_thread
 from leasing.testing.keeper import ManualKeeper, manual_keeper
+from leasing.waiting.notifier import notifier
 from tests.leasing.conftest import Sent
 from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE

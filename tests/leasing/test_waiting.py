@@ -16,7 +16,7 @@ from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
 from django.test import override_settings
 
-from leasing import leased, waiting
+from leasing import leased
 from leasing.exceptions import (
     InvalidTTL,
     LeaseHeld,
@@ -26,11 +26,12 @@ from leasing.exceptions import (
 )
 from leasing.holding import Hold
 from leasing.models import Lease
-from leasing.notifier import Notifier, notifier
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.runtime import aio
 from leasing.testing.keeper import ManualKeeper
-from leasing.waiting import FIRST_PAUSE, MAX_PAUSE, Waiter, pauses
+from leasing.waiting import waiter as waiting
+from leasing.waiting.notifier import Notifier, notifier
+from leasing.waiting.waiter import FIRST_PAUSE, MAX_PAUSE, Waiter, pauses
 from tests.factories import make_lease
 from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE, OtherSession, events

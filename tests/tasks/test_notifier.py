@@ -16,10 +16,10 @@ from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
-from leasing.db import notifications
 from leasing.db.dialects import private_connection
 from leasing.functions import database_now
 from leasing.runtime.services import run_services
+from leasing.waiting import listener as leasing_listener
 from tasks import notifier
 from tasks.models import Task, TaskStatus
 from tasks.notifier import CHANNEL, Listener, limiter
@@ -400,7 +400,7 @@ def test_a_listener_rests_longer_after_each_silence_since_it_last_heard(
     def notify_trial(using: str, channel: str) -> str:
         nonlocal arrives
         arrives = next(arrive)
-        return notifications.notify_trial(using, channel)
+        return leasing_listener.notify_trial(using, channel)
 
     def read(raw: Any, notifies: Any = psycopg.Connection.notifies, **options: Any) -> Any:
         if arrives:

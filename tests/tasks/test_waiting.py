@@ -13,11 +13,11 @@ from asgiref.sync import async_to_sync
 from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from leasing import waiting as pauses
-from leasing.db.notifications import CHANNEL as RELEASED
-from leasing.notifier import notifier as waiters
+from leasing.db.dialects import CHANNEL as RELEASED
 from leasing.runtime import aio
-from leasing.waiting import Waiter
+from leasing.waiting import waiter as pauses
+from leasing.waiting.notifier import notifier as waiters
+from leasing.waiting.waiter import Waiter
 from tasks import await_for, notifier, wait_for, waiting
 from tasks.exceptions import TaskFailed, WaitInTransaction, WaitTimeout
 from tasks.models import Task

@@ -13,8 +13,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, QuerySet
 
 from leasing.db.cached_cursors import new_cursor
-from leasing.db.dialects import durable, limit_waiting, refuse_transaction, waiting_limit
-from leasing.db.notifications import CHANNEL
+from leasing.db.dialects import (
+    CHANNEL,
+    durable,
+    limit_waiting,
+    refuse_transaction,
+    waiting_limit,
+)
 from leasing.db.postgres.rows import (
     UUID,
     LeasableRows,

@@ -14,7 +14,7 @@ from pytest_django import Settings
 
 from leasing.api import waiting
 from leasing.models import ApiToken, Lease
-from leasing.notifier import notifier
+from leasing.waiting.notifier import notifier
 from tests.api_calls import call
 from tests.event_loop import calls_in_turn, in_loop, settled, until
 from tests.leasing.support import PATIENCE, OtherSession

@@ -19,7 +19,7 @@ from leasing.exceptions import LeaseError, LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.models import ApiToken, Lease
 from leasing.runtime.aio import Steps
 from leasing.runtime.clock import clock
-from leasing.waiting import Rest
+from leasing.waiting.waiter import Rest
 from tests.leasing.support import FakeClock
 from tests.processes import wait_for
 from tests.remote import Service

@@ -26,7 +26,7 @@ from leasing.models import EventKind, Lease, LeaseEvent
 from leasing.process.supervisor import KILLED, Oversight, Run
 from leasing.runtime.terminal import plain
 from leasing.stores import stores
-from leasing.waiting import Rest
+from leasing.waiting.waiter import Rest
 from leasing.web.badges import EVENT_BADGES
 from tests.conftest import Spawn
 from tests.factories import grant_id_of, make_lease

@@ -16,8 +16,8 @@ from django.test import AsyncClient, Client
 from pytest_django import Settings
 
 from leasing.api import waiting
-from leasing.db import listener
 from leasing.runtime.clock import clock
+from leasing.waiting import listener
 from tasks.api.waiting import Claimers, claimers
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet

@@ -1,0 +1,1 @@
+"""Waiting until a lease is released: polls, woken by notifications."""
