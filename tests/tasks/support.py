@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
+import pytest
+from django.db import connection
 from django.db.models import F
 from django.db.models.functions import Greatest, Least
 from django.db.models.signals import post_init
@@ -20,6 +24,7 @@ from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
 from tasks.execution.context import Context
 from tasks.models import Sample, Task, TaskAttempt, TaskStatus
+from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Handler
 from tests.factories import make_tasks
@@ -177,6 +182,66 @@ def mixed_up() -> list[ClaimedTask]:
     for each in (one, other):
         each.task.grant_id = each.grant_id
     return [one, other]
+
+
+# What happens between, to or beside the statements of a verb
+
+
+@contextmanager
+def around(verb: str, act: Callable[..., Any], of: type[Any] = TaskQuerySet) -> Iterator[None]:
+    """Hand each call of ``verb``, of any thread, to ``act``: it gets the verb itself, and what that
+    was called with."""
+    real = getattr(of, verb)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of, verb, lambda rows, *a, **options: act(partial(real, rows), *a, **options))
+        yield
+
+
+@contextmanager
+def before_a_statement_with(part: str, meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Do ``meanwhile`` before the first statement with ``part`` in it, as another session could."""
+    waiting = [meanwhile]
+
+    def look(execute: Any, sql: str, *rest: Any) -> Any:
+        if part in sql and waiting:
+            waiting.pop()()
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(look):
+        yield
+    assert not waiting, f"no statement has {part}"
+
+
+@contextmanager
+def refusing(error: Exception, refuses: Callable[[str, Any], bool]) -> Iterator[None]:
+    """Have the database answer ``error`` to each statement that is refused, by its text and its
+    parameters."""
+
+    def look(execute: Any, sql: str, params: Any, *rest: Any) -> Any:
+        if refuses(sql, params):
+            raise error
+        return execute(sql, params, *rest)
+
+    with connection.execute_wrapper(look):
+        yield
+
+
+@contextmanager
+def locks_and_writes() -> Iterator[list[str]]:
+    """What the statements of the block do on PostgreSQL, in order: "lock", "lock in order" where
+    that is of the keys, and "write"."""
+    steps: list[str] = []
+
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
+        if "FOR NO KEY UPDATE" in sql:
+            is_in_order = re.search(r'ORDER BY ([^ ]*"id"|1) ASC\s+FOR NO KEY UPDATE', sql)
+            steps.append("lock in order" if is_in_order else "lock")
+        if sql.lstrip().startswith(("UPDATE", "INSERT", "WITH", "DELETE")):
+            steps.append("write")
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(note):
+        yield steps
 
 
 @contextmanager

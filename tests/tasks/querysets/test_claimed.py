@@ -15,9 +15,8 @@ from leasing.functions import EPOCH
 from leasing.runtime.clock import clock
 from tasks.exceptions import NotSerializable
 from tasks.models import Queue, Task, TaskStatus
-from tasks.querysets import completions, ends
+from tasks.querysets import completions
 from tasks.querysets.claimed import ClaimedTask
-from tasks.querysets.sql import complete as one_statement
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
@@ -28,6 +27,7 @@ from tests.tasks.support import (
     instances_made,
     mixed_up,
     refusals,
+    refusing,
     row_of,
     take_back,
     take_over,
@@ -279,24 +279,18 @@ def test_an_output_that_is_not_json_sinks_no_neighbour(bad: Any) -> None:
 
 
 @pytest.mark.usefixtures("unheard")
-def test_what_the_database_refuses_together_is_tried_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    complete = ends._complete
-
-    def refuse(*arguments: Any, **options: Any) -> Any:
-        raise DataError("too large a number")
-
-    def refuse_many(rows: Any, locked: Any, **options: Any) -> Any:
-        return (complete if len(locked) == 1 else refuse)(rows, locked, **options)
-
-    monkeypatch.setattr(one_statement, "complete", refuse)
-    monkeypatch.setattr(ends, "_complete", refuse_many)
+def test_what_the_database_refuses_together_is_tried_one_by_one() -> None:
     make_tasks(2)
     claimed = take()
 
-    assert Task.objects.complete_claimed([(each, each.id) for each in claimed]) == []
-    assert [output_of(each) for each in claimed] == [each.id for each in claimed]
+    def refuses(sql: str, params: Any) -> bool:
+        return '"task_output" =' in sql and "mine" in str(params) and "yours" in str(params)
+
+    with refusing(DataError("too large a number"), refuses):
+        outputs = zip(claimed, ["mine", "yours"], strict=True)
+        assert Task.objects.complete_claimed(outputs) == []
+
+    assert [output_of(each) for each in claimed] == ["mine", "yours"]
 
 
 @pytest.mark.usefixtures("unheard")

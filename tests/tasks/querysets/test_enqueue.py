@@ -21,13 +21,13 @@ from leasing.models import LeaseState
 from tasks import handler
 from tasks.exceptions import GiveUp, InvalidArguments, NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task, TaskStatus
-from tasks.querysets import TaskQuerySet, bulk, duplicates, producer
+from tasks.querysets import bulk, duplicates, producer
 from tasks.querysets.sql import insert
 from tasks.sample import SLEEP, sleep
 from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
-from tests.tasks.support import Handlers, Reported, row_of
+from tests.tasks.support import Handlers, Reported, before_a_statement_with, row_of
 
 DATA = {"sleep_duration_seconds": 1}
 
@@ -526,17 +526,11 @@ def test_a_duplicate_leaves_the_callers_transaction_in_order() -> None:
 
 
 @pytest.mark.django_db
-def test_a_key_that_is_freed_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_freed_meanwhile_is_used() -> None:
     first = make_task(state="running", unique_key="k")
-    look = TaskQuerySet._everything
 
-    def after_it_ended(rows: TaskQuerySet) -> TaskQuerySet:
-        monkeypatch.setattr(TaskQuerySet, "_everything", look)
-        Task.objects.complete(first)
-        return look(rows)
-
-    monkeypatch.setattr(TaskQuerySet, "_everything", after_it_ended)
-    second = Task.objects.enqueue(SLEEP, DATA, unique_key="k")
+    with before_a_statement_with('"unique_key" = ', lambda: Task.objects.complete(first)):
+        second = Task.objects.enqueue(SLEEP, DATA, unique_key="k")
 
     assert second.pk != first.pk
     assert row_of(second)["unique_key"] == "k"

@@ -13,7 +13,6 @@ from django.db import connection, transaction
 from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
-from leasing.db.dialects import lock
 from leasing.functions import after
 from leasing.querysets.leasable import pause_shortly
 from tasks.exceptions import GiveUp, KeyBusy
@@ -27,8 +26,17 @@ from tests.tasks.support import Reported, grant_to, lose, row_of
 
 pytestmark = pytest.mark.django_db
 
+#: Has an enqueue call something where it would pause to wait for a key.
+Pausing = Callable[[Callable[[], object]], None]
+
 HOUR = timedelta(hours=1)
 ECHO = "jobs.echo"
+
+
+@pytest.fixture
+def pausing(monkeypatch: pytest.MonkeyPatch) -> Pausing:
+    """Has an enqueue that waits for a key call something, in place of its pause."""
+    return lambda call: monkeypatch.setattr(duplicates, "pause_shortly", call)
 
 
 def again(**options: Any) -> Task:
@@ -147,7 +155,7 @@ def test_no_other_key_is_freed_with_one_that_is_overdue(database_clock: Database
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("on_postgresql")
 def test_of_two_that_take_over_at_once_one_does(
-    other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
+    other_session: OtherSession, pausing: Pausing
 ) -> None:
     old = make_task(unique_key="k", unique_for=HOUR, state="succeeded")
     Task.objects.filter(pk=old.pk).update(unique_until=after(timedelta(seconds=-1)))
@@ -157,7 +165,7 @@ def test_of_two_that_take_over_at_once_one_does(
         waits.set()
         pause_shortly()
 
-    monkeypatch.setattr(duplicates, "pause_shortly", pause)
+    pausing(pause)
 
     with transaction.atomic():
         mine = again()
@@ -334,22 +342,6 @@ LOCKS: dict[str, Callable[[Task], object]] = {
 }
 
 
-def test_a_duplicate_is_counted_without_waiting_for_its_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    make_task(unique_key="k")
-    ways: list[dict[str, Any]] = []
-
-    def noted(rows: Any, **how: Any) -> Any:
-        ways.append(how)
-        return lock(rows, **how)
-
-    monkeypatch.setattr(duplicates, "lock", noted)
-    again()
-
-    assert ways == [{"skip_locked": True}]
-
-
 def keep_locked(session: OtherSession, task: Task) -> None:
     """Keep the row locked in ``session`` until it commits."""
     session.begin()
@@ -401,10 +393,10 @@ def test_a_duplicate_does_not_wait_either_where_each_instance_that_is_saved_is_t
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_duplicate_is_counted_once_a_lock_that_is_soon_over_is(
-    other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
+    other_session: OtherSession, pausing: Pausing
 ) -> None:
     task = make_task(unique_key="k")
-    monkeypatch.setattr(duplicates, "pause_shortly", other_session.commit)
+    pausing(other_session.commit)
     keep_locked(other_session, task)
 
     again()
@@ -442,9 +434,9 @@ def with_key(**terms: Any) -> Task:
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.parametrize("wants", WANTS)
 def test_an_enqueue_that_cannot_do_without_a_locked_row_says_so(
-    wants: str, other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
+    wants: str, other_session: OtherSession, pausing: Pausing
 ) -> None:
-    monkeypatch.setattr(duplicates, "pause_shortly", lambda: None)
+    pausing(lambda: None)
     first, second = WANTS[wants]
     task = with_key(**first)
     before = row_of(task)
@@ -460,11 +452,11 @@ def test_an_enqueue_that_cannot_do_without_a_locked_row_says_so(
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.parametrize("wants", WANTS)
 def test_an_enqueue_waits_a_little_for_the_row_that_it_needs(
-    wants: str, other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
+    wants: str, other_session: OtherSession, pausing: Pausing
 ) -> None:
     first, second = WANTS[wants]
     task = with_key(**first)
-    monkeypatch.setattr(duplicates, "pause_shortly", other_session.commit)
+    pausing(other_session.commit)
     keep_locked(other_session, task)
 
     stored = again(**second)
@@ -476,12 +468,12 @@ def test_an_enqueue_waits_a_little_for_the_row_that_it_needs(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_task_that_ends_while_an_enqueue_waits_to_replace_it_is_left_alone(
-    other_session: OtherSession, monkeypatch: pytest.MonkeyPatch
+    other_session: OtherSession, pausing: Pausing
 ) -> None:
     task = make_task(unique_key="k", unique_for=HOUR)
     other_session.begin()
     other_session.run(lambda: Task.objects.filter(pk=task.pk).cancel())
-    monkeypatch.setattr(duplicates, "pause_shortly", other_session.commit)
+    pausing(other_session.commit)
 
     assert again(on_duplicate="replace").pk == task.pk
 

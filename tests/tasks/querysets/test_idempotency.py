@@ -16,11 +16,11 @@ from tasks import handler
 from tasks.exceptions import NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task
 from tasks.payload import is_same_json
-from tasks.querysets import bulk, duplicates, producer
+from tasks.querysets import bulk, producer
 from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
-from tests.tasks.support import Reported, row_of
+from tests.tasks.support import Reported, before_a_statement_with, row_of
 
 ECHO = "jobs.echo"
 DATA = {"n": 1}
@@ -120,19 +120,13 @@ def test_data_is_compared_as_it_is_stored() -> None:
 
 
 @pytest.mark.django_db
-def test_a_task_that_is_pruned_meanwhile_is_stored_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_is_pruned_meanwhile_is_stored_anew() -> None:
     """And no task without a unique key is taken for the one that was in the way."""
     make_task()
     first = send()
-    look = duplicates._same_enqueue
 
-    def after_it_was_pruned(rows: Any, task: Task) -> Task | None:
-        monkeypatch.undo()
-        Task.objects.filter(pk=first.pk).delete()
-        return look(rows, task)
-
-    monkeypatch.setattr(duplicates, "_same_enqueue", after_it_was_pruned)
-    second = send()
+    with before_a_statement_with('"idempotency_key" = ', Task.objects.filter(pk=first.pk).delete):
+        second = send()
 
     assert not second.is_duplicate
     assert row_of(second)["idempotency_key"] == "i"

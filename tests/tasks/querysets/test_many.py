@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,11 +10,9 @@ import pytest
 from django.db import DataError, OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from leasing.db import dialects
 from leasing.exceptions import LeaseLost
 from tasks.exceptions import GiveUp, InvalidOutput
 from tasks.models import Task, TaskStatus
-from tasks.querysets import ends
 from tasks.retry import Fixed
 from tests.factories import make_tasks
 from tests.jobs.tasks import echo
@@ -28,7 +25,9 @@ from tests.tasks.support import (
     copy_of,
     end_by_another,
     end_well,
+    locks_and_writes,
     refusals,
+    refusing,
     row_of,
     running,
     take_back,
@@ -92,34 +91,28 @@ def test_nothing_is_nothing() -> None:
     assert Task.objects.fail_many([]) == ([], [])
 
 
-def test_rows_are_locked_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    orders = []
-
-    def noting(rows: Any) -> Any:
-        orders.append(rows.query.order_by)
-        return dialects.lock(rows)
-
-    monkeypatch.setattr(ends, "lock", noting)
-    tasks = running(6)
-
-    Task.objects.complete_many([(task, None) for task in reversed(tasks[:2])])
-    Task.objects.fail_many([(task, "no luck") for task in reversed(tasks[2:4])])
-    Task.objects.give_back_many(tasks[:3:-1], "no paper")
-
-    assert orders == [("pk",)] * 3
+#: What stores the ends of many: of instances, and of what a worker took.
+ENDS: dict[str, Callable[[list[Any]], object]] = {
+    "complete": lambda tasks: Task.objects.complete_many([(each, None) for each in tasks]),
+    "fail": lambda tasks: Task.objects.fail_many([(each, "no luck") for each in tasks]),
+    "give back": lambda tasks: Task.objects.give_back_many(tasks, "no paper"),
+    "complete claimed": lambda claimed: Task.objects.complete_claimed([(c, None) for c in claimed]),
+    "give back claimed": lambda claimed: Task.objects.give_back_claimed(claimed, "no paper"),
+}
 
 
-@pytest.mark.usefixtures("on_postgresql")
-def test_what_one_statement_completes_is_locked_in_the_order_of_keys() -> None:
-    """Two that complete the same tasks could wait for each other."""
+@pytest.mark.usefixtures("on_postgresql", "unheard")
+@pytest.mark.parametrize("end", ENDS)
+def test_rows_are_locked_in_the_order_of_their_keys(end: str) -> None:
+    """Two that end the same tasks could wait for each other."""
     make_tasks(2)
-    claimed = Task.objects.take("ann", limit=2)
+    claimed = Task.objects.take("ann", limit=2)[::-1]
 
-    with CaptureQueriesContext(connection) as queries:
-        assert Task.objects.complete_claimed([(each, None) for each in reversed(claimed)]) == []
+    with locks_and_writes() as steps:
+        ENDS[end](claimed if "claimed" in end else [each.task for each in claimed])
 
-    (statement,) = [query["sql"] for query in queries if "FOR NO KEY UPDATE" in query["sql"]]
-    assert re.search(r'ORDER BY [^ ]*"id" ASC\s+FOR NO KEY UPDATE', statement)
+    assert (steps[0], steps.count("lock")) == ("lock in order", 0)
+    assert not Task.objects.running().exists()
 
 
 def test_what_cannot_be_taken_sinks_no_neighbour(reported: Reported) -> None:
@@ -141,34 +134,24 @@ def test_what_cannot_be_taken_sinks_no_neighbour(reported: Reported) -> None:
     assert [name for name, _, _ in reported] == ["completed", "completed", "refused"]
 
 
-def test_an_output_that_only_the_database_refuses_sinks_no_neighbour(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_output_that_only_the_database_refuses_sinks_no_neighbour() -> None:
     good, bad = running(2)
-    complete = ends._complete
 
-    def refuse_the_bad(rows: Any, locked: Any, **options: Any) -> Any:
-        if bad.pk in locked:
-            raise DataError("too large a number")
-        return complete(rows, locked, **options)
+    def refuses(sql: str, params: Any) -> bool:
+        return '"task_output" =' in sql and "poison" in str(params)
 
-    monkeypatch.setattr(ends, "_complete", refuse_the_bad)
-
-    done, refused = Task.objects.complete_many([(bad, 1), (good, 2)])
+    with refusing(DataError("too large a number"), refuses):
+        done, refused = Task.objects.complete_many([(bad, "poison"), (good, 2)])
 
     assert done == [good]
     assert [(task, str(error)) for task, error in refused] == [(bad, "too large a number")]
 
 
-def test_a_database_that_is_away_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_away_is_no_refusal() -> None:
     (task,) = running(1)
+    away = OperationalError("the database is away")
 
-    def away(*arguments: Any) -> Any:
-        raise OperationalError("the database is away")
-
-    monkeypatch.setattr(ends, "_lock", away)
-
-    with pytest.raises(OperationalError):
+    with pytest.raises(OperationalError), refusing(away, lambda sql, _: "SAVEPOINT" not in sql):
         Task.objects.complete_many([(task, 1)])
 
 

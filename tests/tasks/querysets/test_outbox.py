@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from leasing.db.dialects import lock
 from tasks.models import OutboxMessage
 from tasks.querysets import outbox
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import just_before_the_update
+from tests.tasks.support import locks_and_writes
 
 pytestmark = pytest.mark.django_db
 
@@ -30,19 +27,12 @@ def test_a_message_that_was_put_off_is_due_again_at_its_moment(
     assert list(OutboxMessage.objects.due()) == [message]
 
 
-def test_messages_are_locked_in_the_order_of_their_keys_before_they_are_marked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("on_postgresql")
+def test_messages_are_locked_in_the_order_of_their_keys_before_they_are_marked() -> None:
     """An operator who discards them locks them so, too: otherwise the two could deadlock."""
     messages = [OutboxMessage.objects.publish("orders.paid", {}) for _ in range(2)]
-    steps: list[Any] = []
 
-    def noted(rows: Any) -> Any:
-        steps.append(rows.query.order_by)
-        return lock(rows)
-
-    monkeypatch.setattr(outbox, "lock", noted)
-    with just_before_the_update(lambda: steps.append("update")):
+    with locks_and_writes() as steps:
         assert OutboxMessage.objects.mark_published([each.pk for each in messages]) == 2
 
-    assert steps == [("pk",), "update"]
+    assert steps[:2] == ["lock in order", "write"]

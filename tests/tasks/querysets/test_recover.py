@@ -16,7 +16,6 @@ from leasing.functions import database_now
 from leasing.models import LeaseState
 from tasks import retry
 from tasks.models import AttemptOutcome, Task, TaskStatus
-from tasks.querysets import recovery
 from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire, just_before_the_update
@@ -288,12 +287,6 @@ def others(request: pytest.FixtureRequest) -> int:
     return count
 
 
-@pytest.fixture
-def _no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "lock", lambda rows, skip_locked=False: rows)
-
-
-@pytest.mark.usefixtures("_no_locks")
 @pytest.mark.parametrize("max_attempts", [1, 3])
 @pytest.mark.parametrize("change", [pytest.param(do, id=what) for what, do in CHANGES])
 def test_a_task_that_changed_since_it_was_read_is_not_recovered(
@@ -315,7 +308,6 @@ def test_a_task_that_changed_since_it_was_read_is_not_recovered(
     assert task.pk not in [pk for _, pk, _ in reported]
 
 
-@pytest.mark.usefixtures("_no_locks")
 def test_what_another_sweep_has_just_recovered_is_recovered_once(reported: Reported) -> None:
     task = make_task(state="stuck")
     reported.clear()
@@ -376,7 +368,6 @@ def test_only_what_was_chosen_is_revoked() -> None:
     assert row_of(two)["status"] == TaskStatus.RUNNING
 
 
-@pytest.mark.usefixtures("_no_locks")
 @pytest.mark.parametrize("change", [end_well, take_over, take_back])
 def test_a_task_that_changed_since_the_operator_saw_it_is_not_revoked(
     change: Callable[[Task], None],
@@ -458,7 +449,6 @@ def test_only_what_was_chosen_is_retried() -> None:
     assert row_of(two)["status"] == TaskStatus.FAILED
 
 
-@pytest.mark.usefixtures("_no_locks")
 def test_a_task_that_was_retried_and_claimed_meanwhile_is_left_to_its_holder() -> None:
     task = make_task(state="failed")
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from leasing.exceptions import LeaseLost
 from tasks import signals
@@ -132,23 +130,6 @@ def test_who_comes_between_is_refused() -> None:
         refused = Task.objects.give_back_claimed([late, good], WHY)
 
     assert [each for each, _ in refused] == [late]
-
-
-@pytest.mark.usefixtures("unheard")
-def test_what_one_statement_gives_back_is_locked_in_the_order_of_keys(
-    request: pytest.FixtureRequest,
-) -> None:
-    """Two that give back the same tasks could wait for each other."""
-    if "portable" in request.fixturenames or connection.vendor != "postgresql":
-        pytest.skip("the portable form is tested for all verbs")
-    make_tasks(2)
-    claimed = take()
-
-    with CaptureQueriesContext(connection) as queries:
-        assert Task.objects.give_back_claimed(claimed[::-1], WHY) == []
-
-    (statement,) = [query["sql"] for query in queries if "FOR NO KEY UPDATE" in query["sql"]]
-    assert re.search(r'ORDER BY [^ ]*"id" ASC\s+FOR NO KEY UPDATE', statement)
 
 
 def test_what_was_to_be_cancelled_ends_and_others_are_notified(
