@@ -24,6 +24,7 @@ from tasks.querysets import recovery
 from tasks.runtime import marks
 from tasks.runtime.marks import Marks
 from tasks.scheduling import declarations
+from tasks.scheduling.declarations import Declaration
 from tests.factories import make_task
 from tests.fixtures import (
     clocks,
@@ -154,9 +155,11 @@ def run_task(
 
 
 @pytest.fixture
-def own_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No schedule is declared, and those of the test are forgotten after it."""
-    monkeypatch.setattr(declarations, "_declared", {})
+def own_declarations(monkeypatch: pytest.MonkeyPatch) -> dict[str, Declaration]:
+    """What code declares during the test, by the names of the schedules: nothing at first."""
+    declared: dict[str, Declaration] = {}
+    monkeypatch.setattr(declarations, "_declared", declared)
+    return declared
 
 
 @pytest.fixture

@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from django.db import IntegrityError, OperationalError, connection, transaction
 
-from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow, after
 from tasks import handler, schedule
@@ -23,12 +21,19 @@ from tasks.maintenance import scheduler
 from tasks.models import Schedule, ScheduleSlot, Task
 from tasks.querysets import schedule as querysets
 from tasks.scheduling import declarations
-from tasks.scheduling import rules as moments_module
+from tasks.scheduling.declarations import Declaration
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import OtherSession
+from tests.leasing.support import OtherSession, just_before_the_update
 from tests.logs import logged
 from tests.pages import queries
-from tests.tasks.support import Handlers, end_well, grant_to
+from tests.tasks.support import (
+    Handlers,
+    before_a_statement_with,
+    end_well,
+    grant_to,
+    locks_and_writes,
+    refusing,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -38,11 +43,12 @@ HOUR = 3600.0
 
 
 @pytest.fixture(autouse=True)
-def _own_schedules(
-    monkeypatch: pytest.MonkeyPatch, handlers: Handlers, own_declarations: None
-) -> None:
-    """``jobs.echo`` is a handler of the tests' app."""
+def declared(
+    monkeypatch: pytest.MonkeyPatch, handlers: Handlers, own_declarations: dict[str, Declaration]
+) -> dict[str, Declaration]:
+    """What code declares; ``jobs.echo`` is a handler of the tests' app."""
     monkeypatch.setattr(scheduler, "_said", {})
+    return own_declarations
 
 
 def make(name: str = "hourly", **columns: Any) -> Schedule:
@@ -188,21 +194,17 @@ def test_what_changed_since_it_was_looked_at_is_not_served(columns: dict[str, An
 
 
 @pytest.mark.parametrize("meanwhile", ["moved", "paused"])
-def test_a_scheduler_that_read_an_older_row_loses(
-    monkeypatch: pytest.MonkeyPatch, meanwhile: str
-) -> None:
+def test_a_scheduler_that_read_an_older_row_loses(meanwhile: str) -> None:
     """As on a database that locks no rows: another has the row between the read and the write."""
     row = make()
     Schedule.objects.update(next_at=DbNow())
-    plan = moments_module.due_slots
 
-    def overtaken(*args: Any) -> Any:
+    def overtake() -> None:
         rows = Schedule.objects.filter(pk=row.pk)
         rows.update(next_at=after(timedelta(hours=1))) if meanwhile == "moved" else rows.pause()
-        return plan(*args)
 
-    monkeypatch.setattr(querysets, "due_slots", overtaken)
-    assert Schedule.objects.serve(row.pk) == 0
+    with just_before_the_update(overtake):
+        assert Schedule.objects.serve(row.pk) == 0
     assert not Task.objects.exists() and not ScheduleSlot.objects.exists()
 
 
@@ -244,16 +246,17 @@ def test_a_schedule_of_another_release_is_left_to_that_for_a_minute(
     assert logged(caplog, schedule="theirs") == ["schedule.left", "schedule.failed"]
 
 
+@pytest.mark.django_db(transaction=True)
 def test_an_idle_look_is_one_query_and_says_when_to_come_back(
     database_clock: DatabaseClock,
 ) -> None:
     make(every=timedelta(seconds=3))
     make("later")
     with queries() as sent:
-        assert scheduler._look() == (0, 3.0)
+        assert scheduler.service().step() == 3.0
     assert len(sent()) == 1
     database_clock.advance(1)
-    assert scheduler._look() == (0, 2.0)
+    assert scheduler.service().step() == 2.0
 
 
 # Overlap
@@ -306,33 +309,21 @@ VERBS: dict[str, Callable[[Schedule], object]] = {
     "pause": lambda row: Schedule.objects.pause(),
     "resume": lambda row: Schedule.objects.resume(),
     "run now": lambda row: Schedule.objects.run_now(),
-    "declare": lambda row: redeclare(every=60),
+    "declare": lambda row: declare(every=60),
     "serve": lambda row: Schedule.objects.serve(row.pk),
 }
 
 
+@pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_schedule_is_locked_before_it_is_judged_and_written(
-    verb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_is_locked_before_it_is_judged_and_written(verb: str) -> None:
     row = make()
     Schedule.objects.update(next_at=DbNow(), paused_at=DbNow() if verb == "resume" else None)
-    steps: list[str] = []
 
-    def lock(rows: Any, **how: Any) -> Any:
-        steps.append("lock")
-        return lock_rows(rows, **how)
-
-    def note(execute: Any, sql: str, *rest: Any) -> Any:
-        if sql.startswith(("UPDATE", "INSERT", "WITH")):
-            steps.append("write")
-        return execute(sql, *rest)
-
-    monkeypatch.setattr(querysets, "lock", lock)
-    with connection.execute_wrapper(note):
+    with locks_and_writes() as steps:
         VERBS[verb](row)
 
-    assert steps[:2] == ["lock", "write"]
+    assert steps[0].startswith("lock") and steps[1] == "write"
 
 
 @pytest.mark.usefixtures("on_postgresql")
@@ -382,7 +373,7 @@ def test_a_paused_schedule_enqueues_nothing_and_goes_on_after_the_pause(
     paused = fresh(row)
     assert (paused.paused_by, paused.reason, paused.paused_at) == ("olga", "month end", START)
     database_clock.advance(2.5 * HOUR)
-    assert scheduler._look() == (0, scheduler.CHECK_EVERY)
+    assert scheduler.serve_due() == 0
 
     assert (Schedule.objects.resume(), Schedule.objects.resume()) == (1, 0)
     assert scheduler.serve_due() == 0
@@ -445,14 +436,24 @@ def test_code_declares_by_decorator_or_by_call() -> None:
     assert scheduler.declare_all() == 0
 
 
-def redeclare(**columns: Any) -> int:
-    declarations._declared.clear()
+def declare(**columns: Any) -> int:
     schedule("hourly", "jobs.echo", **columns)
     return scheduler.declare_all()
 
 
+@pytest.fixture
+def redeclare(declared: dict[str, Declaration]) -> Callable[..., int]:
+    """Declares the schedule as a new release does, whose code is all that there is."""
+
+    def redeclare(**columns: Any) -> int:
+        declared.clear()
+        return declare(**columns)
+
+    return redeclare
+
+
 def test_a_rule_that_code_changed_is_begun_anew_and_other_changes_keep_the_plan(
-    database_clock: DatabaseClock,
+    database_clock: DatabaseClock, redeclare: Callable[..., int]
 ) -> None:
     redeclare(every=600)
     database_clock.advance(500)
@@ -464,7 +465,9 @@ def test_a_rule_that_code_changed_is_begun_anew_and_other_changes_keep_the_plan(
     assert Schedule.objects.get().next_at == START + timedelta(seconds=1500)
 
 
-def test_code_takes_over_a_schedule_of_its_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_code_takes_over_a_schedule_of_its_name(
+    caplog: pytest.LogCaptureFixture, redeclare: Callable[..., int]
+) -> None:
     caplog.set_level(logging.INFO)
     make(every=timedelta(hours=1))
     assert redeclare(every=3600) == 1
@@ -476,46 +479,36 @@ def test_code_takes_over_a_schedule_of_its_name(caplog: pytest.LogCaptureFixture
 
 
 def test_what_left_the_code_is_kept_and_served_by_old_code_only(
-    database_clock: DatabaseClock,
+    database_clock: DatabaseClock, declared: dict[str, Declaration]
 ) -> None:
-    redeclare(every=60)
-    old = dict(declarations._declared)
-    declarations._declared.clear()
+    declare(every=60)
+    old = dict(declared)
+    declared.clear()
     scheduler.declare_all()
     database_clock.advance(60)
 
     assert scheduler.serve_due() == 0  # new code
     assert Schedule.objects.get().declared
-    declarations._declared.update(old)
+    declared.update(old)
     assert scheduler.serve_due() == 1
 
 
-def test_a_declaration_that_another_process_stores_first_is_no_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    create = querysets.ScheduleQuerySet.create
-
-    def overtaken(rows: Any, **columns: Any) -> Any:
-        monkeypatch.setattr(querysets.ScheduleQuerySet, "create", create)
-        with transaction.atomic():
-            redeclare(every=60)
-        return create(rows, **columns)
-
-    monkeypatch.setattr(querysets.ScheduleQuerySet, "create", overtaken)
-    redeclare(every=60)
+def test_a_declaration_that_another_process_stores_first_is_no_error() -> None:
+    with before_a_statement_with("INSERT INTO", scheduler.declare_all):
+        declare(every=60)
     assert Schedule.objects.get().declared
 
 
 def test_a_declaration_is_confirmed_while_code_that_has_it_runs(
-    database_clock: DatabaseClock,
+    database_clock: DatabaseClock, declared: dict[str, Declaration]
 ) -> None:
-    redeclare(every=60)
+    declare(every=60)
     make("own")
     for minutes, confirmed in ((29, 0), (2, 1), (1, 0)):
         database_clock.advance(minutes * 60)
         assert Schedule.objects.confirm() == confirmed
     database_clock.advance(HOUR)
-    declarations._declared.clear()
+    declared.clear()
     assert Schedule.objects.confirm() == 0
 
 
@@ -607,34 +600,35 @@ def test_a_slot_is_unique_and_one_that_was_skipped_has_no_task() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_scheduler_goes_on_whatever_happens(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    schedule("declared", "jobs.echo", every=60)
-    outcomes = [(1, 0.0), OperationalError("gone"), ValueError("odd"), (0, 7.0), (2, 0.0)]
-    monkeypatch.setattr(scheduler, "_look", Mock(side_effect=outcomes))
+def test_the_scheduler_goes_on_whatever_happens(caplog: pytest.LogCaptureFixture) -> None:
     found: list[int] = []
     serving = scheduler.service(lambda: found.append(1))
+    for level, error in (
+        (logging.WARNING, OperationalError("gone")),
+        (logging.ERROR, ValueError("odd")),
+    ):
+        make(error.args[0])
+        Schedule.objects.update(next_at=DbNow())
+        with refusing(error, lambda sql, params: True):
+            assert serving.step() > 0
+        assert logged(caplog, levelno=level)[:1] == ["schedules.failed"]
 
-    pauses = [serving.step() for _ in outcomes]
-
-    assert Schedule.objects.get().name == "declared"
+        assert serving.step() == 0.0
+        assert serving.step() > scheduler.PATIENCE
     assert found == [1, 1]
-    assert [pauses[0], *pauses[3:]] == [0.0, 7.0, 0.0]
-    assert logged(caplog, levelno=logging.WARNING)[0] == "schedules.failed"
-    assert logged(caplog, levelno=logging.ERROR) == ["schedules.failed"]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_schedules_are_declared_until_that_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    declare_all = Mock(side_effect=[OperationalError("gone"), 1])
-    monkeypatch.setattr(scheduler, "declare_all", declare_all)
+def test_schedules_are_declared_until_that_succeeds() -> None:
+    schedule("hourly", "jobs.echo", every=HOUR)
     serving = scheduler.service()
 
-    pauses = [serving.step() for _ in range(3)]
-
-    assert pauses[1:] == [scheduler.CHECK_EVERY] * 2
-    assert declare_all.call_count == 2
+    with refusing(OperationalError("gone"), lambda sql, params: True):
+        serving.step()
+    assert serving.step() == scheduler.CHECK_EVERY
+    Schedule.objects.get().delete()
+    assert serving.step() == scheduler.CHECK_EVERY
+    assert not Schedule.objects.exists()
 
 
 # Many at once
