@@ -133,14 +133,17 @@ def execution_of(notes: Keeper) -> Callable[[Task], Execution]:
 
 
 @pytest.fixture
-def connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection of a test, and its transaction, outlast the tasks that it runs."""
-    monkeypatch.setattr(runner, "close_old_connections", lambda: None)
+def connection_stays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The connection of a test, and its transaction, outlast the tasks that it runs. Returns the
+    moments at which old connections would have been closed."""
+    closed: list[str] = []
+    monkeypatch.setattr(runner, "close_old_connections", lambda: closed.append("closed"))
+    return closed
 
 
 @pytest.fixture
 def run_task(
-    execution_of: Callable[[Task], Execution], handlers: Handlers, connection_stays: None
+    execution_of: Callable[[Task], Execution], handlers: Handlers, connection_stays: list[str]
 ) -> Callable[..., Task]:
     """Run a task to its end as a worker would, with the function given as its handler: a new
     one, or the ``task`` that was claimed."""

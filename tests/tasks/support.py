@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.backends.utils import CursorWrapper
 from django.db.models import F
 from django.db.models.functions import Greatest, Least
 from django.db.models.signals import post_init
@@ -214,16 +215,23 @@ def before_a_statement_with(part: str, meanwhile: Callable[[], object]) -> Itera
 
 @contextmanager
 def refusing(error: Exception, refuses: Callable[[str, Any], bool]) -> Iterator[None]:
-    """Have the database answer ``error`` to each statement that is refused, by its text and its
-    parameters."""
+    """Answer ``error`` in place of the database to each statement, of any thread, that is refused
+    by its text and its parameters."""
+    execute = CursorWrapper.execute
 
-    def look(execute: Any, sql: str, params: Any, *rest: Any) -> Any:
-        if refuses(sql, params):
+    def look(cursor: CursorWrapper, sql: Any, params: Any = None) -> Any:
+        if refuses(str(sql), params):
             raise error
-        return execute(sql, params, *rest)
+        return execute(cursor, sql, params)
 
-    with connection.execute_wrapper(look):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CursorWrapper, "execute", look)
         yield
+
+
+def is_storing(sql: str) -> bool:
+    """Return True if a worker stores what came of tasks, or asks if the database is there."""
+    return '"task_output" =' in sql or sql == "SELECT 1"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,7 +17,7 @@ from tasks.querysets import TaskQuerySet
 from tests.api_calls import Answer, call
 from tests.leasing.support import OtherSession, expire, usurp
 from tests.pages import queries, signed_in
-from tests.tasks.support import make_due
+from tests.tasks.support import around, make_due
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
@@ -471,21 +472,17 @@ def test_a_heartbeat_of_a_task_that_was_taken_is_a_late_write(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_heartbeat_of_a_task_that_is_locked_waits_for_it(
-    client: Client,
-    other_session: OtherSession,
-    on_postgresql: None,
-    monkeypatch: pytest.MonkeyPatch,
+    client: Client, other_session: OtherSession, on_postgresql: None
 ) -> None:
     one, two = claimed(client, 2)
     other_session.lock(row_of(one))
-    alone = TaskQuerySet.heartbeat
 
-    def heartbeat(rows: TaskQuerySet, task: Task) -> Task:
+    def heartbeat(alone: Callable[..., Task], task: Task) -> Task:
         other_session.commit()
-        return alone(rows, task)
+        return alone(task)
 
-    monkeypatch.setattr(TaskQuerySet, "heartbeat", heartbeat)
-    results = put_many(client, "heartbeat", item(one), item(two))
+    with around("heartbeat", heartbeat):
+        results = put_many(client, "heartbeat", item(one), item(two))
     assert [each["status"] for each in results] == [202, 202]
 
 

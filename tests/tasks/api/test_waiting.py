@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,11 +20,11 @@ from leasing.runtime.clock import clock
 from leasing.waiting import listener
 from tasks.api.waiting import Claimers, claimers
 from tasks.models import Task, TaskStatus
-from tasks.querysets import TaskQuerySet
 from tests.api_calls import call
 from tests.event_loop import calls_in_turn, in_loop, settled, until
 from tests.leasing.support import PATIENCE, OtherSession
 from tests.processes import wait_for
+from tests.tasks.support import around
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("compatible")]
 
@@ -230,18 +230,15 @@ def test_a_client_ends_its_wait_in_a_loop() -> None:
 
 @pytest.mark.parametrize("may_repeat", [False, True])
 def test_a_request_that_may_be_sent_again_finds_its_task_after_its_client_hung_up(
-    may_repeat: bool, monkeypatch: pytest.MonkeyPatch
+    may_repeat: bool,
 ) -> None:
     key = {"Idempotency-Key": str(uuid.uuid4())} if may_repeat else {}
     under_way, go_on = threading.Event(), threading.Event()
-    claim = TaskQuerySet.claim
 
-    def held_up(*args: Any, **options: Any) -> Any:
+    def held_up(claim: Callable[..., Any], *args: Any, **options: Any) -> Any:
         under_way.set()
         assert go_on.wait(PATIENCE)
         return claim(*args, **options)
-
-    monkeypatch.setattr(TaskQuerySet, "claim", held_up)
 
     async def body(client: AsyncClient) -> None:
         task = await sync_to_async(Task.objects.enqueue)("jobs.echo")
@@ -256,5 +253,5 @@ def test_a_request_that_may_be_sent_again_finds_its_task_after_its_client_hung_u
         assert (task.status == TaskStatus.RUNNING) is may_repeat
         assert (await asked(client, **key)).json()["id"] == task.pk
 
-    with calls_in_turn():
+    with around("claim", held_up), calls_in_turn():
         in_loop(body)

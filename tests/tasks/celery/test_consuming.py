@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError
 from django.utils import timezone
 
 from leasing.functions import after
@@ -19,7 +20,16 @@ from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus
 from tasks.notifier import limiter
 from tests.tasks.celery.support import enqueue
-from tests.tasks.support import Handlers, Reported, end_well, grant_to, names_of, row_of, take_back
+from tests.tasks.support import (
+    Handlers,
+    Reported,
+    around,
+    end_well,
+    grant_to,
+    names_of,
+    row_of,
+    take_back,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -217,23 +227,20 @@ def test_a_coroutine_is_cancelled_at_its_await(
     assert Task.objects.get(pk=key).status == TaskStatus.CANCELLED
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_claim_is_tried_again_while_the_database_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (key,) = enqueue()
-    answers = iter([OperationalError("away"), OperationalError("away")])
-    claim = Task.objects.take_one
+    failures = iter(range(2))
 
-    def take_one(*args: Any, **options: Any) -> Any:
-        error = next(answers, None)
-        if error:
-            raise error
-        return claim(*args, **options)
+    def failing(take: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if next(failures, None) is not None:
+            raise OperationalError("away")
+        return take(*args, **options)
 
-    monkeypatch.setattr(type(Task.objects), "take_one", lambda self, *a, **o: take_one(*a, **o))
     monkeypatch.setattr(consuming, "CLAIM_PAUSES", (0, 0, 0))
-    monkeypatch.setattr(connection, "close", lambda: None)  # it has the test's transaction
-
-    assert consume(key, "default", "ann")
+    with around("take_one", failing):
+        assert consume(key, "default", "ann")
 
     assert Task.objects.get(pk=key).status == TaskStatus.SUCCEEDED

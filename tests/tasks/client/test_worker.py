@@ -25,9 +25,9 @@ from tasks.client import worker as client_worker
 from tasks.client.calls import claiming
 from tasks.exceptions import GiveUp, Snooze
 from tasks.models import Task, TaskAttempt
-from tasks.querysets import TaskQuerySet
 from tests.processes import wait_for
 from tests.remote import Fault, Service, answered, refused, swallowed
+from tests.tasks.support import around
 
 Function = Callable[..., Any]
 
@@ -629,31 +629,30 @@ def test_a_task_that_is_handed_out_to_a_worker_that_stops_is_given_back(
 
 
 def test_a_task_that_is_granted_while_the_wait_for_it_is_ended_is_given_back(
-    service: Service, remote: TaskClient, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    service: Service, remote: TaskClient, handlers: Handlers
 ) -> None:
     handlers.handler("jobs.echo")(echo)
     worker = Worker(remote, handlers, wait=30)
     granted, is_ended = threading.Event(), threading.Event()
-    claim = TaskQuerySet.claim
 
-    def slow(*args: Any, **options: Any) -> list[Task]:
+    def slow(claim: Callable[..., list[Task]], *args: Any, **options: Any) -> list[Task]:
         if claimed := claim(*args, **options):
             granted.set()
             assert is_ended.wait(20)
         return claimed
 
-    monkeypatch.setattr(TaskQuerySet, "claim", slow)
     thread = threading.Thread(target=worker.run)
-    thread.start()
-    wait_for(lambda: claimers("default")._waiting)
-    enqueued()
-    assert granted.wait(20)
+    with around("claim", slow):
+        thread.start()
+        wait_for(lambda: claimers("default")._waiting)
+        enqueued()
+        assert granted.wait(20)
 
-    worker.stop()
-    # The first has been answered once the second is sent.
-    wait_for(lambda: [each.method for each in service.network.requests].count("DELETE") >= 2)
-    is_ended.set()
-    thread.join(20)
+        worker.stop()
+        # The first has been answered once the second is sent.
+        wait_for(lambda: [each.method for each in service.network.requests].count("DELETE") >= 2)
+        is_ended.set()
+        thread.join(20)
 
     assert not thread.is_alive()
     assert (row().status, row().attempts, row().grants) == ("ready", 0, 1)

@@ -52,7 +52,7 @@ Heard = list[tuple[str, Any, Any, BaseException | None]]
 
 
 @pytest.fixture
-def work(manual_keeper: Keeper, connection_stays: None) -> Work:
+def work(manual_keeper: Keeper, connection_stays: list[str]) -> Work:
     """Run the task of a result once, on this thread, and refresh the result."""
 
     def work(result: Any, holder: str = "ann") -> Any:

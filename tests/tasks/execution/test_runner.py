@@ -24,7 +24,6 @@ from tasks.execution import outcome_store, runner
 from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
-from tasks.querysets import TaskQuerySet
 from tasks.runtime.timing import USUAL, Timing
 from tests.factories import claimed, make_task
 from tests.leasing.support import FakeClock, expire
@@ -32,11 +31,14 @@ from tests.logs import logged
 from tests.tasks.support import (
     Handlers,
     Reported,
+    around,
     attempt,
     attempts,
+    is_storing,
     make_due,
     names_of,
     refusals,
+    refusing,
     row_of,
     take_over,
 )
@@ -47,6 +49,7 @@ pytestmark = pytest.mark.django_db
 transactional = pytest.mark.django_db(transaction=True)
 
 Run = Callable[..., Task]
+Verb = Callable[..., Any]
 
 
 #: As many tries as usual, one after the other.
@@ -54,12 +57,9 @@ AT_ONCE = Timing(store_pauses=(0.0,) * len(USUAL.store_pauses))
 
 
 @pytest.fixture(autouse=True)
-def closings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the moments at which old connections would have been closed, which here stay open for
-    the test's sake."""
-    closed: list[str] = []
-    monkeypatch.setattr(runner, "close_old_connections", lambda: closed.append("closed"))
-    return closed
+def closings(connection_stays: list[str]) -> list[str]:
+    """Return the moments at which old connections would have been closed."""
+    return connection_stays
 
 
 class Running:
@@ -385,42 +385,32 @@ def test_a_task_whose_lease_may_be_over_does_not_begin(
 
 
 def test_a_renewal_under_way_while_the_task_completes_tells_of_no_loss(
-    run: Run,
-    manual_keeper: Keeper,
-    clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
-    reported: Reported,
+    run: Run, manual_keeper: Keeper, clock: FakeClock, reported: Reported
 ) -> None:
     """The renewal finds the row completed, before the holder could say that it has let go."""
-    complete = TaskQuerySet.complete_claimed
 
-    def complete_then_renew(rows: Any, results: Any) -> Any:
-        refused = complete(rows, results)
+    def complete_then_renew(complete: Verb, results: Any) -> Any:
+        refused = complete(results)
         clock.advance(15)
         manual_keeper.renew_due()
         return refused
 
-    monkeypatch.setattr(TaskQuerySet, "complete_claimed", complete_then_renew)
-
-    task = run(lambda ctx, **data: None)
-
+    with around("complete_claimed", complete_then_renew):
+        task = run(lambda ctx, **data: None)
     assert task.status == TaskStatus.SUCCEEDED
     assert names_of(reported) == ["enqueued", "claimed", "completed"]
 
 
 def test_a_task_is_renewed_until_its_result_is_stored(
-    run: Run, manual_keeper: Keeper, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    run: Run, manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    complete = TaskQuerySet.complete_claimed
-
-    def renew_then_complete(rows: Any, results: Any) -> Any:
+    def renew_then_complete(complete: Verb, results: Any) -> Any:
         clock.advance(15)
         manual_keeper.renew_due()
-        return complete(rows, results)
+        return complete(results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_claimed", renew_then_complete)
-
-    assert run(lambda ctx, **data: None).renewals == 1
+    with around("complete_claimed", renew_then_complete):
+        assert run(lambda ctx, **data: None).renewals == 1
 
 
 # A database that is away
@@ -428,27 +418,19 @@ def test_a_task_is_renewed_until_its_result_is_stored(
 
 @contextmanager
 def away(
-    monkeypatch: pytest.MonkeyPatch,
-    verb: str,
-    times: int,
-    error: BaseException,
-    *,
-    after: bool = False,
+    verb: str, times: int, error: BaseException, *, after: bool = False
 ) -> Iterator[list[int]]:
     """Make the next ``times`` of ``verb`` fail; ``after``: once its commit has arrived."""
-    stored = getattr(TaskQuerySet, verb)
     tries: list[int] = []
 
-    def failing(rows: Any, *args: Any, **options: Any) -> Any:
+    def failing(store: Verb, *args: Any, **options: Any) -> Any:
         tries.append(1)
-        if after:
-            answer = stored(rows, *args, **options)
+        answer = store(*args, **options) if after or len(tries) > times else None
         if len(tries) <= times:
             raise error
-        return answer if after else stored(rows, *args, **options)
+        return answer
 
-    with monkeypatch.context() as patch:
-        patch.setattr(TaskQuerySet, verb, failing)
+    with around(verb, failing):
         yield tries
 
 
@@ -458,9 +440,9 @@ GONE = OperationalError("server closed the connection unexpectedly")
 @transactional
 @pytest.mark.parametrize("error", [GONE, InterfaceError("connection already closed")])
 def test_a_result_is_stored_when_the_database_comes_back(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, caplog: Any
+    run: Run, error: Exception, caplog: Any
 ) -> None:
-    with away(monkeypatch, "complete_claimed", 5, error) as tries:
+    with away("complete_claimed", 5, error) as tries:
         task = run(lambda ctx, **data: {"kept": True})
 
     assert len(tries) == 6
@@ -470,21 +452,18 @@ def test_a_result_is_stored_when_the_database_comes_back(
 
 
 @transactional
-def test_a_result_is_stored_over_a_new_connection_where_the_old_one_broke(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    complete = TaskQuerySet.complete_claimed
+def test_a_result_is_stored_over_a_new_connection_where_the_old_one_broke(run: Run) -> None:
     tries: list[Any] = []
 
-    def break_first(rows: Any, results: Any) -> Any:
-        connections[rows.db].ensure_connection()
-        tries.append(connections[rows.db].connection)
+    def break_first(complete: Verb, results: Any) -> Any:
+        connection.ensure_connection()
+        tries.append(connection.connection)
         if len(tries) == 1:
             tries[0].close()
-        return complete(rows, results)
+        return complete(results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_claimed", break_first)
-    task = run(lambda ctx, **data: {"kept": True})
+    with around("complete_claimed", break_first):
+        task = run(lambda ctx, **data: {"kept": True})
 
     assert len(tries) == 2
     assert (task.status, task.task_output) == (TaskStatus.SUCCEEDED, {"kept": True})
@@ -492,21 +471,22 @@ def test_a_result_is_stored_over_a_new_connection_where_the_old_one_broke(
 
 @transactional
 def test_that_many_results_wait_is_told_in_one_line(
-    manual_keeper: Keeper, handlers: Handlers, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    manual_keeper: Keeper, handlers: Handlers, caplog: Any
 ) -> None:
     handlers["jobs.echo"] = lambda ctx, **data: None
     running = Running(manual_keeper)
     tasks = [make_task(name="jobs.echo", state="running", holder="ann") for _ in range(3)]
     done = [runner.work(running.execution(task)) for task in tasks]
 
-    with away(monkeypatch, "complete_claimed", 1, GONE):
-        monkeypatch.setattr(outcome_store, "_answers", lambda using: False)
+    refused = iter([True, True])  # the results, and the question if the database is there
+    with refusing(GONE, lambda sql, params: is_storing(sql) and next(refused, False)):
         outcome_store.store_outcomes(done, pauses=AT_ONCE.store_pauses)
 
     said = [each for each in caplog.records if each.event == "task.result_delayed"]
     assert [(each.levelname, each.task_id, each.waiting) for each in said] == [
         ("WARNING", tasks[0].pk, 3)
     ]
+    assert not Task.objects.running().exists()
 
 
 @transactional
@@ -521,13 +501,12 @@ def test_that_many_results_wait_is_told_in_one_line(
 )
 def test_a_result_whose_answer_was_lost_on_the_way_is_stored_once(
     run: Run,
-    monkeypatch: pytest.MonkeyPatch,
     reported: Reported,
     verb: str,
     handler: Any,
     status: str,
 ) -> None:
-    with away(monkeypatch, verb, 1, GONE, after=True) as tries:
+    with away(verb, 1, GONE, after=True) as tries:
         task = run(handler)
 
     assert len(tries) == 1
@@ -547,24 +526,22 @@ def completed_by_another(task: Task) -> None:
     ("meanwhile", "status"), [(lose, "ready"), (completed_by_another, "succeeded")]
 )
 def test_a_task_that_was_lost_while_the_database_was_away_is_refused_and_noted(
-    run: Run, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Task], None], status: str
+    run: Run, meanwhile: Callable[[Task], None], status: str
 ) -> None:
     """Lost is not arrived: neither while the row still has the grant, nor when it has ended
     under another."""
-    complete = TaskQuerySet.complete_claimed
     tries: list[Any] = []
 
-    def away_and_lost(rows: Any, results: Any) -> Any:
+    def away_and_lost(complete: Verb, results: Any) -> Any:
         ((claimed, output),) = results
         tries.append(output)
         if tries == [{"late": True}]:
             meanwhile(Task.objects.get(pk=claimed.id))
             raise GONE
-        return complete(rows, results)
+        return complete(results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_claimed", away_and_lost)
-
-    task = run(lambda ctx, **data: {"late": True})
+    with around("complete_claimed", away_and_lost):
+        task = run(lambda ctx, **data: {"late": True})
 
     assert tries.count({"late": True}) == 2
     assert task.status == status
@@ -573,10 +550,8 @@ def test_a_task_that_was_lost_while_the_database_was_away_is_refused_and_noted(
 
 
 @transactional
-def test_a_result_that_cannot_be_stored_is_left_to_recovery(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    with away(monkeypatch, "complete_claimed", 99, GONE) as tries:
+def test_a_result_that_cannot_be_stored_is_left_to_recovery(run: Run, caplog: Any) -> None:
+    with away("complete_claimed", 99, GONE) as tries:
         task = run(lambda ctx, **data: None)
 
     assert len(tries) == len(AT_ONCE.store_pauses) + 1
@@ -592,9 +567,9 @@ def test_the_pauses_between_the_tries_outlast_a_restart_of_the_database() -> Non
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), SystemExit(1)])
 def test_an_error_of_our_own_while_storing_reaches_no_worker(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: Any, error: BaseException
+    run: Run, caplog: Any, error: BaseException
 ) -> None:
-    with away(monkeypatch, "complete_claimed", 1, error) as tries:
+    with away("complete_claimed", 1, error) as tries:
         task = run(lambda ctx, **data: None)
 
     assert len(tries) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,12 +13,12 @@ from django.urls import reverse
 from django.utils import timezone
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
-from tasks import notifier, querysets, signals
+from tasks import notifier, signals
 from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.execution.context import Context
 from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Queue, Schedule, Task
-from tasks.querysets import TaskQuerySet, operator
+from tasks.querysets import operator
 from tasks.registry import handler
 from tasks.testing import inline
 from tasks.testing.context import FakeContext
@@ -25,7 +26,7 @@ from tasks.worker.process import Until
 from tests.factories import make_task, make_tasks
 from tests.leasing.support import expire
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, Reported, attempt, names_of, row_of
+from tests.tasks.support import Handlers, Reported, around, attempt, names_of, row_of
 from tests.tasks.workers import PATIENCE, ended, working
 
 pytestmark = pytest.mark.django_db
@@ -203,22 +204,18 @@ def test_a_thread_that_goes_on_after_its_timeout_keeps_no_worker_from_its_end(
 
 
 @LIVE
-def test_a_stop_lets_a_result_be_stored_that_is_on_its_way(
-    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_lets_a_result_be_stored_that_is_on_its_way(handlers: Handlers) -> None:
     storing, go_on = threading.Event(), threading.Event()
-    complete = TaskQuerySet.complete_claimed
 
-    def slow(rows: Any, *args: Any, **kwargs: Any) -> Any:
+    def slow(complete: Callable[..., Any], *args: Any) -> Any:
         storing.set()
         go_on.wait(0.3)
-        return complete(rows, *args, **kwargs)
+        return complete(*args)
 
-    monkeypatch.setattr(querysets.TaskQuerySet, "complete_claimed", slow)
     handlers["quick"] = lambda ctx: "well"
     task = Task.objects.enqueue("quick")
 
-    with working(threads=1, stop_timeout=0) as worker:
+    with around("complete_claimed", slow), working(threads=1, stop_timeout=0) as worker:
         assert storing.wait(PATIENCE)
         worker.stop()
         wait_for(ended(worker))

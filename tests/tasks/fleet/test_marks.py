@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from tasks.execution import outcome_store, runner
+from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.context import Context
 from tasks.execution.outcome_store import store_outcomes
@@ -21,7 +21,7 @@ from tasks.worker.hand_back import give_back
 from tests.factories import make_task
 from tests.leasing.support import FakeClock, stopped_clock
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, end_by_another
+from tests.tasks.support import Handlers, end_by_another, is_storing, refusing
 from tests.tasks.workers import PATIENCE, ended, states, working
 
 ONE_MORE = str(uuid.uuid4())
@@ -168,23 +168,13 @@ def test_a_task_without_a_handler_here_is_not_marked(
 
 @pytest.mark.django_db(transaction=True)
 def test_what_could_not_be_stored_stays_marked_for_as_long_as_its_lease(
-    known: Marks,
-    execution_of: Callable[[Task], Execution],
-    handlers: Handlers,
-    monkeypatch: pytest.MonkeyPatch,
+    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
-    def fail(*args: Any, **options: Any) -> None:
-        raise OperationalError("away")
-
     task = make_task(name="jobs.echo", state="running")
     handlers["jobs.echo"] = lambda ctx, **data: None
-    monkeypatch.setattr(outcome_store, "_store", fail)
-    monkeypatch.setattr(outcome_store, "connections", {"default": known})
-    monkeypatch.setattr(outcome_store, "_answers", lambda using: False)
-    monkeypatch.setattr(known, "close", lambda: None)
-    execution = execution_of(task)
 
-    store_outcomes([runner.work(execution)], pauses=())
+    with refusing(OperationalError("away"), lambda sql, params: is_storing(sql)):
+        store_outcomes([runner.work(execution_of(task))], pauses=())
     assert not known.are_full
     assert known.begun() == {task.grant_id}
 

@@ -26,6 +26,7 @@ from tests.leasing.support import FakeClock
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.runtime.test_process_identity import identity_of, with_part
+from tests.tasks.support import around
 from tests.tasks.workers import ended, patient, working
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -152,21 +153,20 @@ def test_a_stop_ends_the_wait() -> None:
 
 @pytest.mark.parametrize("make", [killed, lambda: None], ids=["killed", "new"])
 def test_of_two_that_start_at_the_same_time_one_has_the_name(
-    make: Callable[[], object], other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], object], other: subprocess.Popen[bytes]
 ) -> None:
     make()
-    register = WorkerQuerySet.register
+    starts: list[str] = []
 
-    def after_another(rows: WorkerQuerySet, name: str, **what: Any) -> bool:
+    def after_another(register: Callable[..., bool], name: str, **what: Any) -> bool:
         """The other has looked at the same row, and is faster."""
-        monkeypatch.setattr(WorkerQuerySet, "register", register)
-        faster = {"pid": other.pid, "process": identity_of(other.pid)}
-        assert register(rows, name, **what | faster)
-        return register(rows, name, **what)
+        if not starts:
+            starts.append(name)
+            faster = {"pid": other.pid, "process": identity_of(other.pid)}
+            assert register(name, **what | faster)
+        return register(name, **what)
 
-    monkeypatch.setattr(WorkerQuerySet, "register", after_another)
-
-    with pytest.raises(NameTaken):
+    with around("register", after_another, of=WorkerQuerySet), pytest.raises(NameTaken):
         begin()
     assert Worker.objects.get().pid == other.pid
 
@@ -194,19 +194,15 @@ def test_a_worker_whose_name_another_took_while_it_was_silent_stops(caplog: Any)
 
 
 @pytest.mark.parametrize("command", ["run_worker", "run_generator"])
-def test_a_command_whose_name_is_taken_meanwhile_exits_with_code_2(
-    monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_command_whose_name_is_taken_meanwhile_exits_with_code_2(command: str) -> None:
     """A process that was silent for long, and one elsewhere that started under its name."""
-    seen = WorkerQuerySet.seen
 
-    def after_another(rows: WorkerQuerySet, name: str, **news: Any) -> int:
-        rows.update(process="another-boot:1|1|1", hostname="node-2", pid=8)
-        return seen(rows, name, **news)
+    def after_another(seen: Callable[..., int], *args: Any, **news: Any) -> int:
+        Worker.objects.update(process="another-boot:1|1|1", hostname="node-2", pid=8)
+        return seen(*args, **news)
 
-    monkeypatch.setattr(WorkerQuerySet, "seen", after_another)
-
-    with pytest.raises(CommandError, match=r"node-2 \(pid 8\) has the name ann") as refusal:
+    taken = pytest.raises(CommandError, match=r"node-2 \(pid 8\) has the name ann")
+    with around("seen", after_another, of=WorkerQuerySet), taken as refusal:
         call_command(command, "--name", "ann", verbosity=0)
 
     assert refusal.value.returncode == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ from django.db.models import F
 from pytest_django import Settings
 
 from leasing.holding.keeper import keeper
-from tasks.execution import attempt, outcome_store
+from tasks.execution import attempt
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
@@ -22,7 +22,7 @@ from tasks.worker.process import Until, WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, row_of
+from tests.tasks.support import Handlers, around, is_storing, refusing, row_of
 from tests.tasks.workers import PATIENCE, ended, patient, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
@@ -278,22 +278,19 @@ def test_a_task_of_higher_priority_that_comes_goes_before_those_that_wait(
 # Storing together
 
 
-def test_results_that_come_together_are_stored_by_few_statements(
-    monkeypatch: pytest.MonkeyPatch, handlers: Handlers
-) -> None:
+def test_results_that_come_together_are_stored_by_few_statements(handlers: Handlers) -> None:
     sizes: list[int] = []
-    complete = TaskQuerySet.complete_claimed
 
-    def counting(rows: Any, results: Any) -> Any:
+    def counting(complete: Callable[..., Any], results: Any) -> Any:
         sizes.append(len(results))
-        return complete(rows, results)
+        return complete(results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_claimed", counting)
     barrier = threading.Barrier(8)
     handlers["jobs.meet"] = lambda ctx: barrier.wait(PATIENCE) and None
     make_tasks(8, name="jobs.meet", data={})
 
-    with working(threads=8, timing=patient(batch_delay=PATIENCE)):
+    timing = patient(batch_delay=PATIENCE)
+    with around("complete_claimed", counting), working(threads=8, timing=timing):
         wait_for(lambda: states() == ["succeeded"] * 8)
 
     assert sum(sizes) == 8
@@ -337,16 +334,8 @@ def test_a_bad_output_among_many_sinks_none(handlers: Handlers) -> None:
 
 
 def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
-    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    handlers: Handlers,
 ) -> None:
-    complete = TaskQuerySet.complete_claimed
-
-    def choking(rows: Any, results: Any) -> Any:
-        if any(output == "poison" for _, output in results):
-            raise OperationalError("program limit exceeded")
-        return complete(rows, results)
-
-    monkeypatch.setattr(TaskQuerySet, "complete_claimed", choking)
     barrier = threading.Barrier(4)
 
     def answer(ctx: Any, what: str) -> str:
@@ -357,34 +346,33 @@ def test_a_result_that_the_database_never_takes_sinks_none_of_its_neighbours(
     for what in ("good", "poison", "good", "good"):
         make_task(name="jobs.answer", data={"what": what})
 
-    with working(
-        threads=4, stop_timeout=0, timing=patient(batch_delay=PATIENCE, store_pauses=(0, 0))
-    ):
+    def refuses(sql: str, params: Any) -> bool:
+        return '"task_output" =' in sql and "poison" in str(params)
+
+    timing = patient(batch_delay=PATIENCE, store_pauses=(0, 0))
+    error = OperationalError("program limit exceeded")
+    with refusing(error, refuses), working(threads=4, stop_timeout=0, timing=timing):
         wait_for(lambda: states() == ["succeeded", "running", "succeeded", "succeeded"])
 
 
-def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    away = threading.Event()
+def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost() -> None:
+    away, tries = threading.Event(), []
     away.set()
-    complete, tries = TaskQuerySet.complete_claimed, []
 
-    def storing(rows: Any, results: Any) -> Any:
-        tries.append(len(results))
-        if away.is_set():
-            raise OperationalError("the database is away")
-        return complete(rows, results)
+    def refuses(sql: str, params: Any) -> bool:
+        tries.extend([sql] if is_storing(sql) else [])
+        return away.is_set() and is_storing(sql)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_claimed", storing)
-    monkeypatch.setattr(outcome_store, "_answers", lambda using: not away.is_set())
     first = make_task(name="jobs.echo", data={})
 
-    with working(timing=patient(store_pauses=(0.01,) * 5000)) as worker:
+    with (
+        refusing(OperationalError("the database is away"), refuses),
+        working(timing=patient(store_pauses=(0.01,) * 5000)) as worker,
+    ):
         wait_for(lambda: worker.executors.completer.is_full)
         others = make_tasks(5, name="jobs.echo", data={})
         before = len(tries)
-        wait_for(lambda: len(tries) > before + 20)
+        wait_for(lambda: len(tries) > before + 40)
         assert states() == ["running"] + ["ready"] * 5
         away.clear()
         wait_for(lambda: states() == ["succeeded"] * 6)
@@ -393,22 +381,21 @@ def test_while_results_cannot_be_stored_nothing_is_claimed_and_none_is_lost(
 
 
 def test_a_result_that_waits_for_a_lock_does_not_hold_up_those_after_it(
-    monkeypatch: pytest.MonkeyPatch, handlers: Handlers
+    handlers: Handlers,
 ) -> None:
     handlers["jobs.answer"] = lambda ctx, what: what
     locked, let_go = threading.Event(), threading.Event()
-    complete = TaskQuerySet.complete_claimed
 
-    def storing(rows: Any, results: Any) -> Any:
+    def storing(complete: Callable[..., Any], results: Any) -> Any:
         if any(output == "locked" for _, output in results):
             locked.set()
             let_go.wait(PATIENCE)
-        return complete(rows, results)
+        return complete(results)
 
-    monkeypatch.setattr(TaskQuerySet, "complete_claimed", storing)
     make_task(name="jobs.answer", data={"what": "locked"})
 
-    with working(timing=patient(stuck_writer_after=0.02)):
+    timing = patient(stuck_writer_after=0.02)
+    with around("complete_claimed", storing), working(timing=timing):
         assert locked.wait(PATIENCE)
         after = make_task(name="jobs.answer", data={"what": "free"})
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)

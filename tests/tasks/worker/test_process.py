@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +21,6 @@ from tasks import registry
 from tasks.models import TaskStatus, Worker, WorkerQuerySet
 from tasks.poller import SCHEDULES_AHEAD, Poller
 from tasks.querysets import TaskQuerySet
-from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
@@ -28,7 +28,16 @@ from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, attempt, attempts, make_due, refusals, row_of
+from tests.tasks.support import (
+    Handlers,
+    around,
+    attempt,
+    attempts,
+    make_due,
+    refusals,
+    refusing,
+    row_of,
+)
 from tests.tasks.workers import PATIENCE, ended, patient, states, working
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quick")]
@@ -233,16 +242,12 @@ def test_a_worker_that_is_asked_twice_does_not_wait(gate: Gate) -> None:
 
 
 def test_what_cannot_be_given_back_does_not_keep_a_worker_from_stopping(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    gate: Gate, caplog: Any
 ) -> None:
-    def away(*args: Any, **options: Any) -> None:
-        raise OperationalError("the database is away")
-
     task = make_task(name="jobs.gate", data={})
-    with working(stop_timeout=0) as worker:
+    with database_away() as is_away, working(stop_timeout=0) as worker:
         wait_for(lambda: gate.began == [task.pk])
-        monkeypatch.setattr(TaskQuerySet, "give_back_many", away)
-        monkeypatch.setattr(WorkerQuerySet, "sign_off", away)
+        is_away.set()
         worker.stop()
         wait_for(ended(worker))
 
@@ -253,24 +258,30 @@ def test_what_cannot_be_given_back_does_not_keep_a_worker_from_stopping(
 # Trouble
 
 
+@contextmanager
+def database_away() -> Iterator[threading.Event]:
+    """The event that has the database answer no statement while it is set."""
+    is_away = threading.Event()
+    away = OperationalError("the database is away")
+    with refusing(away, lambda sql, params: is_away.is_set()):
+        yield is_away
+        is_away.clear()
+
+
 @pytest.mark.parametrize(
     "error", [OperationalError("the database is away"), InterfaceError("connection closed")]
 )
-def test_a_claim_that_fails_is_tried_again(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    take = TaskQuerySet.take
+def test_a_claim_that_fails_is_tried_again(error: Exception, caplog: Any) -> None:
     failures = iter(range(3))
 
-    def failing(rows: Any, *args: Any, **options: Any) -> list[ClaimedTask]:
+    def failing(take: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if next(failures, None) is not None:
             raise error
-        return take(rows, *args, **options)
+        return take(*args, **options)
 
-    monkeypatch.setattr(TaskQuerySet, "take", failing)
     task = make_task(name="jobs.echo", data={})
 
-    with working():
+    with around("take", failing), working():
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
 
     events = [getattr(each, "event", "") for each in caplog.records]
@@ -361,36 +372,35 @@ def test_a_worker_whose_row_was_deleted_writes_another() -> None:
         wait_for(known(worker))
 
 
-def test_a_worker_that_could_not_say_so_works_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    def away(*args: Any, **options: Any) -> None:
-        raise OperationalError("the database is away")
-
-    register = WorkerQuerySet.register
-    monkeypatch.setattr(WorkerQuerySet, "register", away)
+def test_a_worker_that_could_not_say_so_works_all_the_same(caplog: Any) -> None:
     task = make_task(name="jobs.echo", data={})
+    is_read_only = threading.Event()
+    is_read_only.set()
 
-    with working(timing=patient(seen_every=0.02)) as worker:
+    def refuses(sql: str, params: Any) -> bool:
+        return is_read_only.is_set() and 'INSERT INTO "leasing_tasks_worker"' in sql
+
+    timing = patient(seen_every=0.02)
+    with refusing(OperationalError("the disk is full"), refuses), working(timing=timing) as worker:
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         wait_for(lambda: "worker.unseen" in logged(caplog))
-        monkeypatch.setattr(WorkerQuerySet, "register", register)
+        is_read_only.clear()
         wait_for(known(worker))
 
 
-def test_a_sign_of_life_under_way_does_not_undo_the_signing_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen, under_way = WorkerQuerySet.seen, threading.Event()
+def test_a_sign_of_life_under_way_does_not_undo_the_signing_off() -> None:
+    stops, under_way = threading.Event(), threading.Event()
 
-    def slow(rows: Any, name: str, **news: Any) -> int:
-        under_way.set()
-        threading.Event().wait(0.3)
-        return seen(rows, name)
+    def slow(seen: Callable[..., int], *args: Any, **news: Any) -> int:
+        if stops.is_set():
+            under_way.set()
+            threading.Event().wait(0.3)
+        return seen(*args, **news)
 
-    with working(timing=patient(seen_every=0.02)) as worker:
+    timing = patient(seen_every=0.02)
+    with around("seen", slow, of=WorkerQuerySet), working(timing=timing) as worker:
         wait_for(known(worker))
-        monkeypatch.setattr(WorkerQuerySet, "seen", slow)
+        stops.set()
         assert under_way.wait(PATIENCE)
         worker.stop()
         wait_for(ended(worker))
