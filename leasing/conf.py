@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, ClassVar, TypeGuard, get_type_hints
 
 from leasing.runtime.framework import django_setting
-from leasing.runtime.suggestions import suggestion
+from leasing.runtime.terminal import suggestion
 
 #: In place of a network: connections over a socket of this machine, which have no address.
 UNIX_SOCKET = "unix:"

@@ -16,9 +16,9 @@ LeaseError
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
-from leasing.runtime.labels import label
-from leasing.runtime.pickling import reduced
+from leasing.runtime.terminal import label
 
 
 class LeaseError(Exception):
@@ -27,7 +27,11 @@ class LeaseError(Exception):
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or " ".join((type(self).__doc__ or "").split()))
 
-    __reduce__ = reduced
+    def __reduce__(self: BaseException) -> Any:
+        # Made again without __init__, whose arguments are not always those that ``args`` has.
+        # OSError leaves its args to __init__ where a class has its own: they are set once more.
+        kind = type(self)
+        return kind.__new__, (kind, *self.args), {"args": self.args, **vars(self)}
 
 
 class LeaseHeld(LeaseError):

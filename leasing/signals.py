@@ -24,7 +24,7 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from leasing.runtime import callbacks
+from leasing.runtime import threads
 from leasing.runtime.event_lines import log
 from leasing.runtime.event_logger import Event
 from leasing.runtime.probes import Probe
@@ -66,10 +66,10 @@ class Logged(Signal):
             self.note([details.pop(self.subject)], **details)
         if not self.receivers:
             return []
-        if callbacks.callbacks_here() is not None:
+        if threads.callbacks_here() is not None:
             # The row may change before the receivers run: they get a copy as it was.
             named[self.subject] = copy(named[self.subject])
-            callbacks.call(partial(super().send_robust, sender, **named))
+            threads.call_apart(partial(super().send_robust, sender, **named))
             return []
         return super().send_robust(sender, **named)
 

@@ -25,8 +25,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from leasing.runtime.exit_codes import ExitCode
-from leasing.runtime.pickling import reduced
+from leasing.exceptions import LeaseError
+from leasing.runtime.shutdown import ExitCode
 from tasks.delays import check_delay
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class TaskError(Exception):
     """Something is wrong with a task."""
 
-    __reduce__ = reduced
+    __reduce__ = LeaseError.__reduce__
 
 
 class UnknownTask(TaskError, LookupError):

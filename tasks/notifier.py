@@ -20,8 +20,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from leasing.db.dialects import CHANNEL as RELEASED
 from leasing.db.dialects import after_commit
 from leasing.runtime.clock import clock
-from leasing.runtime.outage import LONGEST_PAUSE
 from leasing.runtime.services import Service
+from leasing.runtime.threads import LONGEST_PAUSE
 from leasing.waiting.listener import Notifications, listening, notify_trial
 from leasing.waiting.notifier import notifier as waiters
 from tasks.log import log

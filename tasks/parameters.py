@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from typing import Any
 
-from leasing.runtime.suggestions import closest
+from leasing.runtime.terminal import closest
 from leasing.validation.json_values import check_json, with_strings
 from leasing.validation.templates import fields_of
 

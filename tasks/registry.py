@@ -23,8 +23,8 @@ from typing import (
 
 from asgiref.sync import iscoroutinefunction
 
-from leasing.runtime import callbacks
-from leasing.runtime.suggestions import suggestion
+from leasing.runtime import threads
+from leasing.runtime.terminal import suggestion
 from leasing.validation.names import check_name
 from leasing.validation.options import option_names, unexpected
 from tasks import hints
@@ -371,7 +371,7 @@ def report_end(task: Ended) -> None:
         if known.logs_success:
             log_successes([task])
     else:
-        callbacks.call(partial(_report_end, known.on_end, task))
+        threads.call_apart(partial(_report_end, known.on_end, task))
 
 
 def log_successes(tasks: Iterable[Ended]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from leasing.holding.keeper import EXIT_PATIENCE, keeper
 from leasing.runtime import aio
-from leasing.runtime.outage import outage
+from leasing.runtime.threads import outage
 from leasing.web import cache
 from tests.brokers import Broker, NoBroker, serve_rabbitmq, serve_redis
 from tests.emptying import empty

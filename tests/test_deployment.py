@@ -29,7 +29,7 @@ from ruamel.yaml import YAML
 
 from leasing.api.readiness import ANSWER_WITHIN
 from leasing.conf import leasing_settings
-from leasing.runtime.exit_codes import ExitCode
+from leasing.runtime.shutdown import ExitCode
 from tasks.client.__main__ import parser as remote_parser
 from tasks.conf import task_settings
 from tasks.fleet.cleanup import GROUPS_PATIENCE

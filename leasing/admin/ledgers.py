@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.links import badge_column, column, json_column, link, short, short_column
 from leasing.models import AuditEntry, LeaseEvent
-from leasing.runtime.labels import label
+from leasing.runtime.terminal import label
 from leasing.web import navigation
 from leasing.web.badges import badge_of_entry, badge_of_event
 

@@ -30,7 +30,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import core_schema
 
 from leasing.conf import leasing_settings
-from leasing.runtime.suggestions import closest
+from leasing.runtime.terminal import closest
 from leasing.validation.json_values import dumped_json
 from leasing.validation.names import MAX_NAME
 from leasing.validation.requests import MAX_BODY, MAX_RENEWAL_BODY

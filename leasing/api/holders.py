@@ -39,7 +39,7 @@ from leasing.api.waiting import answer_with
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease, LeaseEvent, lease_kinds
 from leasing.runtime.aio import Steps
-from leasing.runtime.labels import TASKS
+from leasing.runtime.terminal import TASKS
 from leasing.store import Renewal, Renewals
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms

@@ -16,7 +16,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from leasing.conf import UNIX_SOCKET, AppSettings, is_number, leasing_settings
 from leasing.db.dialects import READ_COMMITTED
 from leasing.db.routing import is_ours
-from leasing.runtime.suggestions import suggestion
+from leasing.runtime.terminal import suggestion
 from leasing.waiting.listener import notifications_arrive
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ ServiceError
 
 from __future__ import annotations
 
-from leasing.runtime.pickling import reduced
+from leasing.exceptions import LeaseError
 
 
 class ServiceError(Exception):
     """The service did not do what was requested."""
 
-    __reduce__ = reduced
+    __reduce__ = LeaseError.__reduce__
 
 
 class ServiceUnavailable(ServiceError, ConnectionError):

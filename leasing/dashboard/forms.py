@@ -8,7 +8,7 @@ from django import forms
 from django.forms.fields import InvalidJSONInput
 
 from leasing.models import MAX_KEY, MAX_LABEL, LeaseState
-from leasing.runtime.labels import label
+from leasing.runtime.terminal import label
 from leasing.web.cursors import Cursor, InvalidCursor
 
 REASON_LENGTH = 500

@@ -20,9 +20,8 @@ from django.db import Error, OperationalError, connections
 from leasing.db.connection_watchdog import STOP_TIMEOUT, watch_answers
 from leasing.db.dialects import patience, use_private_connection
 from leasing.runtime.aio import Steps, Undoable, altered
-from leasing.runtime.callbacks import CallbackThreads, apart, callbacks_here
 from leasing.runtime.clock import system_clock
-from leasing.runtime.threads import start_thread
+from leasing.runtime.threads import CallbackThreads, apart, callbacks_here, start_thread
 
 Result = TypeVar("Result")
 

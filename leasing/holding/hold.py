@@ -21,7 +21,7 @@ from leasing.holding.keeper import Keeper, keeper
 from leasing.runtime import probes
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
 from leasing.runtime.framework import SynchronousOnlyOperation
-from leasing.runtime.labels import label
+from leasing.runtime.terminal import label
 from leasing.store import Grant, Store
 
 #: Tries of ``renew()`` while the row is locked, and the seconds between them.

@@ -14,7 +14,7 @@ Threads, all daemons, started with the first hold
     watchdog  declares holds lost whose trust has ended. It never uses a connection, so a renewal
               that hangs in the network does not delay it
     callbacks call ``on_lost`` and send signals, so that a slow callback delays nobody
-              (``leasing.runtime.callbacks``); the callbacks of this package, which end at once,
+              (``leasing.runtime.threads``); the callbacks of this package, which end at once,
               have threads of their own
     Renewer and watchdog check each other: one that has ended is started again.
 
@@ -57,12 +57,11 @@ from leasing.holding.breaker import Breaker
 from leasing.renewable import Group, Renewable, group_of, in_batches, is_metered
 from leasing.runtime import probes
 from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
-from leasing.runtime.callbacks import CallbackThreads
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.event_lines import log
 from leasing.runtime.framework import close_connections
 from leasing.runtime.notes import Notes
-from leasing.runtime.threads import note_replaced, start_thread
+from leasing.runtime.threads import CallbackThreads, note_replaced, start_thread
 from leasing.store import Store
 
 #: The part of their interval that holds are spread over after a pause.

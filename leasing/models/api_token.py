@@ -16,7 +16,7 @@ from leasing.functions import DbNow
 from leasing.models.event import MAX_KEY, MAX_LABEL
 from leasing.querysets.api_tokens import ApiTokenQuerySet, hash_of, new_secret
 from leasing.querysets.token_grants import TokenGrantQuerySet
-from leasing.runtime.suggestions import closest
+from leasing.runtime.terminal import closest
 from leasing.validation.names import MAX_NAME, TOKEN, check_name
 
 #: The permissions that routes of the API require, as far as they are imported.

@@ -15,8 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from leasing.runtime.labels import label
-from leasing.runtime.terminal import plain
+from leasing.runtime.terminal import label, plain
 
 #: Texts of a line for fields that are empty.
 UNKNOWN: Final = {

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from leasing.runtime.event_lines import log
 from leasing.runtime.framework import close_connections
-from leasing.runtime.outage import Streak
+from leasing.runtime.threads import Streak
 
 #: Notes that wait while the database does not answer; beyond this the oldest are dropped.
 MAX_NOTES = 1000

@@ -3,7 +3,7 @@
 A service *ticks*: it does a little, and returns the seconds until its next tick. Services that
 share a thread, and its connection, take turns. So a tick lasts about a second at most: longer work
 is split into ticks, or has a thread of its own. A tick that fails is tried again after a pause (see
-``leasing.runtime.outage``); it does not end the service or delay the others of its thread.
+``leasing.runtime.threads``); it does not end the service or delay the others of its thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from django.db import Error, close_old_connections, connections
 
 from leasing.runtime.clock import system_clock
-from leasing.runtime.outage import LONGEST_PAUSE, Streak
+from leasing.runtime.threads import LONGEST_PAUSE, Streak
 
 #: Seconds after which a tick that has more to do leaves it to the next.
 LONGEST_TICK = 1.0

@@ -1,4 +1,4 @@
-"""Clean shutdown on SIGTERM and SIGINT."""
+"""Clean shutdown on SIGTERM and SIGINT, and the exit codes of the commands that run something."""
 
 from __future__ import annotations
 
@@ -8,17 +8,34 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from types import FrameType
+from typing import Final
 
 from leasing.runtime.clock import clock
-from leasing.runtime.exit_codes import KILLED_BY
 
+#: The exit code of a process that ends by a signal, less the number of the signal.
+KILLED_BY: Final = 128
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Seconds that the end of the block waits for a ``stop`` under way.
 PATIENCE = 1.0
 #: Seconds that a block which was interrupted has to release what it holds. Signals in this time
 #: change nothing: an operator who presses Ctrl-C many times would interrupt the release.
 RELEASE_PATIENCE = 5.0
+
+
+class ExitCode(IntEnum):
+    """The exit code of a process, for its supervisor. docs/commands.md has them as a table."""
+
+    #: It was asked to stop, or has done what it was to do.
+    DONE = 0
+    #: It cannot begin as things are (a value is not valid, a migration is missing, a port is in
+    #: use), or it could do no more. It may be started again.
+    FAILED = 1
+    #: The command line is wrong, or another process has its name: restarting does not help.
+    REFUSED = 2
+    #: Its term as the leader has ended, and it was to lead no more than one (EX_TEMPFAIL).
+    TERM_ENDED = 75
 
 
 @contextmanager

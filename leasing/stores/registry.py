@@ -12,7 +12,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from leasing.conf import leasing_settings
-from leasing.runtime.suggestions import suggestion
+from leasing.runtime.terminal import suggestion
 from leasing.store import NamedStore
 
 #: The alias of the store in which leaders and decorated functions have their leases.

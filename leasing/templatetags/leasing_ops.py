@@ -16,7 +16,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from leasing import humanize
 from leasing.models import Leasable
-from leasing.runtime.labels import label
+from leasing.runtime.terminal import label
 from leasing.web import navigation
 from leasing.web.access import is_live, why_not
 from leasing.web.badges import Badge, badge_of_lease

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from leasing.runtime.suggestions import closest
+from leasing.runtime.terminal import closest
 from leasing.store import HoldOptions
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from types import ModuleType
 
 from leasing.client.address import checked_token
 from leasing.client.exceptions import ServiceError
-from leasing.runtime.exit_codes import ExitCode
+from leasing.runtime.shutdown import ExitCode
 from tasks.client.client import TaskClient
 from tasks.client.handlers import handlers
 from tasks.client.worker import Worker

@@ -37,7 +37,7 @@ from leasing.client.transport import Transport
 from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import Steps, drive
 from leasing.runtime.clock import clock
-from leasing.runtime.labels import TASKS
+from leasing.runtime.terminal import TASKS
 from leasing.store import Grant, Renewal, Renewals
 from leasing.validation.requests import MAX_BODY, MAX_TASKS
 from leasing.waiting.waiter import Rest, pauses

@@ -22,7 +22,7 @@ from typing import Any, Final
 from leasing.client.exceptions import RequestRefused, ServiceUnavailable
 from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
-from leasing.runtime.outage import Streak
+from leasing.runtime.threads import Streak
 from leasing.validation.requests import MAX_TASKS
 from tasks.client.calls import Claimed, Refused, TaskCalls
 from tasks.client.log import log

@@ -41,9 +41,8 @@ from leasing.holding.held_grant import detach_all, keep_all
 from leasing.holding.keeper import keeper
 from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
-from leasing.runtime.outage import Streak
 from leasing.runtime.shutdown import on_stop_signal
-from leasing.runtime.threads import start_thread
+from leasing.runtime.threads import Streak, start_thread
 from leasing.validation.names import check_duration, check_name, default_holder
 from leasing.validation.requests import MAX_TASKS
 from leasing.waiting.waiter import pauses

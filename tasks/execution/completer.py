@@ -13,9 +13,8 @@ from enum import Enum
 from django.db import connections
 
 from leasing.holding.keeper import keeper
-from leasing.runtime.callbacks import CallbackThreads, apart
 from leasing.runtime.clock import clock
-from leasing.runtime.threads import note_replaced
+from leasing.runtime.threads import CallbackThreads, apart, note_replaced
 from tasks.conf import task_settings
 from tasks.execution.attempt import Execution
 from tasks.execution.outcome_store import store_outcomes

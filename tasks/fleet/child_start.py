@@ -21,7 +21,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from leasing.process.deadman import find_prctl
-from leasing.runtime.exit_codes import ExitCode
+from leasing.runtime.shutdown import ExitCode
 from tasks.runtime.marks import Marks, size_of
 
 #: The first statements of a new Python process, where this one cannot fork.

@@ -30,10 +30,9 @@ from django.db import Error, connections
 from leasing.conf import leasing_settings
 from leasing.management import console
 from leasing.metrics import registry
-from leasing.runtime.callbacks import apart, receiver_threads
 from leasing.runtime.clock import clock
-from leasing.runtime.exit_codes import ExitCode
-from leasing.runtime.outage import Streak
+from leasing.runtime.shutdown import ExitCode
+from leasing.runtime.threads import Streak, apart, receiver_threads
 from tasks.fleet import child_start
 from tasks.log import log
 from tasks.models import Task, Worker

@@ -35,7 +35,7 @@ from logging import DEBUG, INFO
 from typing import Any
 
 from leasing.metrics import registry
-from leasing.runtime.exit_codes import ExitCode
+from leasing.runtime.shutdown import ExitCode
 from tasks.fleet import child_start
 from tasks.fleet.channel import STOP, STOP_NOW, ReportReader
 from tasks.fleet.child_start import ChildContext

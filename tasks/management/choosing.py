@@ -18,7 +18,7 @@ from leasing.functions import database_now
 from leasing.humanize import plural
 from leasing.management.base import duration
 from leasing.management.subcommands import add_operator
-from leasing.runtime.exit_codes import ExitCode
+from leasing.runtime.shutdown import ExitCode
 from leasing.runtime.terminal import plain
 from tasks import registry
 from tasks.conf import task_settings

@@ -17,7 +17,7 @@ from django.dispatch import Signal
 from leasing.db.dialects import after_commit
 from leasing.functions import DbNow, after
 from leasing.querysets.leasable import LeasableQuerySet
-from leasing.runtime.suggestions import suggestion
+from leasing.runtime.terminal import suggestion
 from leasing.store import Reason, Why
 from leasing.validation.terms import Terms
 from tasks import signals

@@ -20,7 +20,7 @@ from django.db import Error
 
 from leasing.db.routing import database_of
 from leasing.functions import EPOCH
-from leasing.runtime.labels import TASKS
+from leasing.runtime.terminal import TASKS
 from tasks.log import log
 from tasks.runtime.tracepoints import points
 

@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from leasing.db.connection_watchdog import answers
-from leasing.runtime.callbacks import apart, receiver_threads
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service, run_services
-from leasing.runtime.threads import LastingThread
+from leasing.runtime.threads import LastingThread, apart, receiver_threads
 from tasks.log import log
 from tasks.runtime.connection import LIMIT, lasting_connection
 from tasks.runtime.timing import USUAL, Timing

@@ -23,7 +23,7 @@ from cronsim import CronSim, CronSimError
 from django.db import models
 
 from leasing.humanize import span
-from leasing.runtime.suggestions import closest
+from leasing.runtime.terminal import closest
 from tasks.exceptions import InvalidSchedule
 
 SHORTEST_INTERVAL = timedelta(seconds=1)

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 
-from leasing.runtime.callbacks import CallbackThreads
 from leasing.runtime.clock import clock
+from leasing.runtime.threads import CallbackThreads
 from tasks import registry
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos

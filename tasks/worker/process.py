@@ -13,7 +13,7 @@
     housekeeping   examines and prunes, in one of all workers (``tasks.maintenance.services``)
     watcher        replaces any of these threads that has ended, and gives back its tasks; the
                    others replace the watcher (``tasks.runtime.service_threads``)
-    receivers      call ``on_end`` and the receivers of signals (``leasing.runtime.callbacks``)
+    receivers      call ``on_end`` and the receivers of signals (``leasing.runtime.threads``)
 
 After SIGTERM or SIGINT the worker claims nothing more and lets its tasks run until a deadline. Then
 coroutines are cancelled, processes killed, and all that is left is given back without spending an
@@ -43,9 +43,9 @@ from django.db import Error, connections
 
 from leasing.functions import database_now
 from leasing.holding.keeper import keeper
-from leasing.runtime.callbacks import apart
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
+from leasing.runtime.threads import apart
 from leasing.validation.names import default_holder
 from tasks.conf import task_settings
 from tasks.exceptions import NameTaken

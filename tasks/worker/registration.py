@@ -18,9 +18,9 @@ from leasing.db.compiled_queries import Questioner
 from leasing.functions import after, database_now
 from leasing.humanize import span
 from leasing.runtime import probes
-from leasing.runtime.callbacks import apart
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
+from leasing.runtime.threads import apart
 from tasks import registry
 from tasks.exceptions import NameTaken
 from tasks.log import log

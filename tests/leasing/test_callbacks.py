@@ -9,9 +9,8 @@ from functools import partial
 
 import pytest
 
-from leasing.runtime import callbacks
-from leasing.runtime.callbacks import MAX_THREADS, CallbackThreads
 from leasing.runtime.event_lines import log
+from leasing.runtime.threads import BACKLOG, HANGS_AFTER, MAX_THREADS, CallbackThreads
 from tests.leasing.support import PATIENCE, FakeClock
 from tests.processes import wait_for
 
@@ -109,14 +108,14 @@ def test_callbacks_are_behind_while_many_wait_although_some_end(
     calls, second = CallbackThreads(NAME, patience=PATIENCE), Gate()
     calls.call(gate)
     calls.call(second)
-    for _ in range(callbacks.BACKLOG - 1):
+    for _ in range(BACKLOG - 1):
         calls.call(bool)
     assert not calls.is_behind, "none has ended yet"
 
     gate.let_go.set()
     assert second.reached.wait(PATIENCE)
     assert calls.is_behind
-    holder_clock.advance(callbacks.HANGS_AFTER)
+    holder_clock.advance(HANGS_AFTER)
     assert not calls.is_behind, "the next one hangs"
 
     second.let_go.set()

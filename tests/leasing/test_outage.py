@@ -7,8 +7,8 @@ import logging
 import pytest
 from django.db import InterfaceError, OperationalError, ProgrammingError
 
-from leasing.runtime import outage as module
-from leasing.runtime.outage import TOGETHER, Outage, Streak
+from leasing.runtime import threads as module
+from leasing.runtime.threads import TOGETHER, Outage, Streak
 
 AWAY = OperationalError("no route")
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 from django.db import InterfaceError, OperationalError
 
-from leasing.runtime import outage, services
+from leasing.runtime import services, threads
 from leasing.runtime.event_logger import Event
 from leasing.runtime.services import Service, run_services
 from tests.leasing.support import FakeClock
@@ -36,7 +36,7 @@ class Log:
 
 def service(tick: Callable[[], float], **options: Any) -> Service:
     made = Service(tick, Log.work_failed, **options)
-    made.failures = outage.Streak(longest=options.get("longest", 15), outage=outage.Outage())
+    made.failures = threads.Streak(longest=options.get("longest", 15), outage=threads.Outage())
     return made
 
 
@@ -71,7 +71,7 @@ def test_after_a_failure_it_pauses_twice_as_long_each_time(error: Exception) -> 
 
 
 def test_no_pause_is_longer_than_the_longest() -> None:
-    assert max(steps(failing(*[AWAY] * 12), 12)) == outage.LONGEST_PAUSE
+    assert max(steps(failing(*[AWAY] * 12), 12)) == threads.LONGEST_PAUSE
     assert max(steps(failing(*[AWAY] * 12, longest=3), 12)) == 3
 
 

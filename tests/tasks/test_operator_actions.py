@@ -31,7 +31,7 @@ from leasing import once
 from leasing.functions import after
 from leasing.models import ApiToken, AuditEntry, Lease, LeaseEvent, OnceKey
 from leasing.runtime.aio import drive
-from leasing.runtime.labels import label
+from leasing.runtime.terminal import label
 from project.urls import api
 from tasks.dashboard.operator_actions import ACTIONS as TASK_ACTIONS
 from tasks.exceptions import GiveUp

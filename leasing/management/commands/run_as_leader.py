@@ -16,8 +16,7 @@ from leasing.management.base import ServiceCommand, duration
 from leasing.metrics import port
 from leasing.process.supervisor import Oversight, Run, notice_of, run_under
 from leasing.runtime.event_lines import log
-from leasing.runtime.exit_codes import KILLED_BY, ExitCode
-from leasing.runtime.shutdown import on_stop_signal
+from leasing.runtime.shutdown import KILLED_BY, ExitCode, on_stop_signal
 from leasing.stores import DEFAULT_STORE, InvalidStore, store_of
 
 

@@ -23,8 +23,7 @@ from leasing.management.base import ServiceCommand, duration
 from leasing.management.console import shown
 from leasing.metrics import port
 from leasing.runtime.clock import clock
-from leasing.runtime.exit_codes import ExitCode
-from leasing.runtime.shutdown import on_stop_signal
+from leasing.runtime.shutdown import ExitCode, on_stop_signal
 from leasing.runtime.threads import start_thread
 from leasing.validation.names import MAX_NAME, check_name, check_ttl, process_named
 from tasks.exceptions import NameTaken, UnknownQueue

@@ -24,8 +24,7 @@ from leasing.management.subcommands import (
     shown,
 )
 from leasing.models import OnceKey
-from leasing.runtime.suggestions import suggestion
-from leasing.runtime.terminal import as_json, as_table, plain
+from leasing.runtime.terminal import as_json, as_table, plain, suggestion
 from leasing.web.export import json_parts
 from leasing.web.masking import masked
 from leasing.web.paging import chunks_of

@@ -7,7 +7,7 @@ from django.core.management.base import CommandError
 
 from leasing.humanize import ago
 from leasing.management.subcommands import AddAction, SubcommandsCommand, add_json, attributes
-from leasing.runtime.exit_codes import ExitCode
+from leasing.runtime.shutdown import ExitCode
 from leasing.runtime.terminal import plain
 from tasks.dashboard.worker_rows import WorkerRow, with_tasks
 from tasks.diagnosis.slots import Slots

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from leasing.runtime.exit_codes import ExitCode
+from leasing.runtime.shutdown import ExitCode
 from tasks.fleet.child_start import setting_up
 
 

@@ -9,7 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from leasing.models import ApiToken, AuditEntry
-from leasing.runtime.exit_codes import ExitCode
+from leasing.runtime.shutdown import ExitCode
 from tasks.models import Task
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("queues")]

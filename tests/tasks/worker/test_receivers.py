@@ -15,7 +15,7 @@ from django.dispatch import Signal
 from pytest_django import Settings
 
 from leasing import signals as leases
-from leasing.runtime import callbacks
+from leasing.runtime import threads
 from tasks import signals
 from tasks.celery import attendant
 from tasks.management.commands import run_generator, run_recovery
@@ -60,7 +60,7 @@ class Hanging:
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
-    monkeypatch.setattr(callbacks, "HANGS_AFTER", 0.01)
+    monkeypatch.setattr(threads, "HANGS_AFTER", 0.01)
     hanging = Hanging()
     yield hanging
     hanging.let_go.set()

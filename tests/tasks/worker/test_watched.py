@@ -19,10 +19,9 @@ from leasing.db import connection_watchdog
 from leasing.holding.keeper import Keeper, keeper
 from leasing.runtime import services
 from leasing.runtime import threads as runtime_threads
-from leasing.runtime.callbacks import MAX_THREADS
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
-from leasing.runtime.threads import LastingThread, replaced, start_thread
+from leasing.runtime.threads import MAX_THREADS, LastingThread, replaced, start_thread
 from leasing.store import Renewal
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
