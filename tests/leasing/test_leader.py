@@ -22,11 +22,12 @@ from leasing import leader as leasing_leader
 from leasing.db import side_connection
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction, LeaseLost
 from leasing.holding import Hold
-from leasing.holding.held_grant import HeldGrant
 from leasing.holding.keeper import keeper
 from leasing.leader import Incumbent
 from leasing.models import Lease
 from leasing.querysets.lease import LeaseQuerySet
+from leasing.store import Grant
+from leasing.stores.memory import MemoryStore
 from leasing.testing import (
     assert_free,
     assert_held,
@@ -34,13 +35,14 @@ from leasing.testing import (
     expire,
     hold_elsewhere,
     in_memory,
-    manual_keeper,
     revoke,
 )
+from leasing.testing.keeper import ManualKeeper
+from leasing.validation.terms import Terms
 from leasing.waiting import notifier
 from leasing.waiting import waiter as leasing_waiting
-from leasing.waiting.waiter import Rest
 from tests.factories import make_lease
+from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE
 from tests.logs import logged
 from tests.processes import wait_for
@@ -303,70 +305,81 @@ def test_of_several_candidates_at_most_one_believes_to_lead_at_any_time(
     assert turns == sorted(set(turns))
 
 
-@pytest.fixture
-def asleep(monkeypatch: pytest.MonkeyPatch) -> list[HeldGrant]:
+class Asleep(MemoryStore):
     """The process sleeps through its first term, between winning and leading."""
-    keep = HeldGrant.keep
-    slept: list[HeldGrant] = []
 
-    def sleep_once(held: HeldGrant) -> None:
-        keep(held)
-        if not slept:
-            slept.append(held)
-            held.trusted_until = 0.0
-            expire("scheduler")
+    def __init__(self) -> None:
+        super().__init__()
+        self.granted_to: list[Grant] = []
 
-    monkeypatch.setattr(HeldGrant, "keep", sleep_once)
-    return slept
+    def granted(self, ask: Callable[[], Grant]) -> Grant:
+        grant = super().granted(ask)
+        self.granted_to.append(grant)
+        if len(self.granted_to) == 1:
+            grant.sent_at -= 60
+            self.revoke(grant.resource, reason="it slept")  # as after a minute
+        return grant
 
 
-@pytest.mark.parametrize("campaign", ["loop", "block"])
-def test_a_term_that_is_over_before_it_is_handed_out_is_not(
-    leader: Leader, asleep: list[HeldGrant], campaign: str
-) -> None:
+@pytest.mark.parametrize("campaign", ["loop", "block", "coroutine"])
+def test_a_term_that_is_over_before_it_is_handed_out_is_not(campaign: str) -> None:
+    store, held = Asleep(), []
+    leader = Leader("scheduler", ttl=30, store=store)
     terms = leader.terms()
-    term = leader.__enter__() if campaign == "block" else next(terms)
 
-    assert asleep
-    assert term._held not in asleep
-    assert term.valid
-
-
-def test_nor_is_it_to_a_coroutine(leader: Leader, asleep: list[HeldGrant]) -> None:
     async def body() -> None:
         async with leader as term:
-            assert asleep
-            assert term._held not in asleep
-            assert term.valid
             await asyncio.sleep(0)  # and nothing of the first is left to cancel this
+            assert term.valid
+            held.append(term)
 
-    soon(body)
+    match campaign:
+        case "loop":
+            held.append(next(terms))
+        case "block":
+            held.append(leader.__enter__())
+        case "coroutine":
+            soon(body)
+
+    _, second = store.granted_to
+    (term,) = held
+    assert term.fencing_token == second.fencing_token
+    assert term.valid is (campaign != "coroutine")
 
 
 # The database is away
 
 
-class Away:
-    """A database that refuses the first few attempts."""
+class Away(MemoryStore):
+    """A store that raises its errors first, one at each question."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, attempts: int) -> None:
-        self.left = attempts
-        begin = Hold._entering
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.asked = 0
+        self._errors = iter(errors)
 
-        def refusing(hold: Hold) -> Any:
-            if self.left:
-                self.left -= 1
-                raise OperationalError("nobody is there")
-            return begin(hold)
+    def grant(self, resource: str, terms: Terms) -> Grant:
+        self._fail()
+        return super().grant(resource, terms)
 
-        monkeypatch.setattr(Hold, "_entering", refusing)
+    def current(self, resource: str) -> Incumbent | None:
+        self._fail()
+        return super().current(resource)
+
+    def _fail(self) -> None:
+        self.asked += 1
+        for error in self._errors:
+            raise error
+
+
+AWAY = OperationalError("nobody is there")
 
 
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
 def test_while_the_database_is_away_the_campaign_goes_on(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+    caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    Away(monkeypatch, attempts=2)
+    leader = Leader("scheduler", store=Away(AWAY, AWAY))
 
     async def body() -> None:
         async with leader as term:
@@ -383,35 +396,28 @@ def test_while_the_database_is_away_the_campaign_goes_on(
 
 
 def test_a_campaign_without_a_database_ends_when_asked_to_stop(
-    leader: Leader,
-    stopping: threading.Event,
-    other_threads: OtherThreads,
-    monkeypatch: pytest.MonkeyPatch,
+    stopping: threading.Event, other_threads: OtherThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leasing_leader, "pauses", lambda **options: iter([600.0] * 9))
-    away = Away(monkeypatch, attempts=1_000_000)
+    away = Away(*[AWAY] * 9)
+    leader = Leader("scheduler", store=away)
     campaign = other_threads.start(lambda: list(leader.terms(stopping)))
-    wait_for(lambda: away.left < 1_000_000)
+    wait_for(lambda: away.asked)
 
     stopping.set()
     assert campaign.result(PATIENCE / 2) == []
 
 
-def test_whatever_else_goes_wrong_is_raised(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(hold: Hold) -> Any:
-        raise ZeroDivisionError
+def test_whatever_else_goes_wrong_is_raised() -> None:
+    leader = Leader("scheduler", store=Away(*[ZeroDivisionError()] * 3))
+    for campaign in (
+        leader.__enter__,
+        lambda: next(leader.terms()),
+        lambda: soon(leader.__aenter__),
+    ):
+        with pytest.raises(ZeroDivisionError):
+            campaign()
 
-    monkeypatch.setattr(Hold, "_entering", fail)
-    with pytest.raises(ZeroDivisionError), leader:
-        pass
-    with pytest.raises(ZeroDivisionError):
-        next(leader.terms())
-    with pytest.raises(ZeroDivisionError):
-        soon(leader.__aenter__)
-
-    monkeypatch.undo()
     with leader:
         pass
 
@@ -705,19 +711,6 @@ def test_a_decorated_coroutine_that_is_cancelled_gives_the_lease_back(leader: Le
 # Resigning
 
 
-@pytest.fixture
-def asides(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """For how many seconds it was stood aside; none of them passes."""
-    seconds: list[float] = []
-
-    async def await_(rest: Rest) -> None:
-        seconds.append(rest.seconds)
-
-    monkeypatch.setattr(Rest, "wait", lambda rest: seconds.append(rest.seconds))
-    monkeypatch.setattr(Rest, "await_", await_)
-    return seconds
-
-
 @on_the_database
 def test_who_resigns_hears_of_it_before_anybody_else_can_lead(leader: Leader) -> None:
     with leader as term:
@@ -733,7 +726,7 @@ def test_who_resigns_hears_of_it_before_anybody_else_can_lead(leader: Leader) ->
 
 
 def test_a_loop_that_resigned_stands_aside_and_campaigns_again(
-    leader: Leader, asides: list[float]
+    leader: Leader, clocks: ManualKeeper
 ) -> None:
     terms = []
     for term in leader.terms():
@@ -742,7 +735,7 @@ def test_a_loop_that_resigned_stands_aside_and_campaigns_again(
             break
         leader.resign()
 
-    assert asides == [2.0]
+    assert clocks.passed == 2.0
     assert events() == ["acquired", "released"] * 2
 
 
@@ -839,7 +832,7 @@ def test_somebody_elses_cancellation_is_not_taken_for_the_resignation(leader: Le
 
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
 def test_what_is_decorated_is_called_again_after_it_resigned(
-    leader: Leader, asides: list[float], kind: str
+    leader: Leader, clocks: ManualKeeper, kind: str
 ) -> None:
     terms = []
 
@@ -858,10 +851,10 @@ def test_what_is_decorated_is_called_again_after_it_resigned(
             return once_again(term)
 
         assert soon(main) == 2
-    assert asides == [2.0]
+    assert clocks.passed == 2.0
 
 
-def test_who_does_not_lead_resigns_from_nothing(leader: Leader, asides: list[float]) -> None:
+def test_who_does_not_lead_resigns_from_nothing(leader: Leader, clocks: ManualKeeper) -> None:
     leader.resign()
     terms = []
     for term in leader.terms():
@@ -872,7 +865,7 @@ def test_who_does_not_lead_resigns_from_nothing(leader: Leader, asides: list[flo
         leader.resign()  # of a term that is not its own any more
 
     leader.resign()
-    assert asides == []
+    assert clocks.passed == 0
     assert events() == ["acquired", "revoked", "acquired", "released"]
 
 
@@ -905,35 +898,34 @@ def reported(watching: Iterator[Incumbent | None]) -> str | None:
     return None if leads is None else leads.holder
 
 
-@on_the_database
 def test_who_watches_is_told_of_each_change_and_of_nothing_else(
-    leader: Leader, monkeypatch: pytest.MonkeyPatch
+    leader: Leader, clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
-    monkeypatch.setattr(Rest, "wait", lambda rest: looks.append(rest.seconds))
-    current, script = Leader.current, iter(range(100))
+    waits, terms = Waits(clocks, monkeypatch), Leader("scheduler", holder="bob").terms()
 
-    def acting(watcher: Leader) -> Incumbent | None:
-        steps.get(next(script), lambda: None)()
-        return current(watcher)
+    def lead_again() -> None:
+        next(terms)
+        next(terms)
 
-    monkeypatch.setattr(Leader, "current", acting)
-    terms = Leader("scheduler", holder="bob").terms()
-    steps = {
-        2: leader.__enter__,
-        5: lambda: Lease.objects.renew(Lease.objects.get()),
-        6: lambda: leader.__exit__(None, None, None),
-        # One leader after the other, with nobody seen in between, and one after itself.
-        7: lambda: next(terms),
-        8: lambda: next(terms),
-        9: terms.close,
-    }
+    for number, do in enumerate(
+        (
+            leader.__enter__,
+            clocks.renew,
+            lambda: leader.__exit__(None, None, None),
+            # One leader after the other, with nobody seen in between, and one after itself.
+            lambda: next(terms),
+            lead_again,
+            terms.close,
+        ),
+        start=1,
+    ):
+        waits.after(3.0 * number, do)
     watching = Leader("scheduler").watch()
 
     assert [reported(watching) for _ in range(6)] == [None, "ann", None, "bob", "bob", None]
-    assert next(script) == 10
-    assert len(looks) == 9
-    assert all(0.8 <= length <= 1.0 for length in looks)
+    assert 18 <= clocks.passed <= 19
+    assert len(waits.seconds) >= 18
+    assert all(0.8 <= length <= 1.0 for length in waits.seconds)
 
 
 def test_watching_ends_when_asked_to_stop(
@@ -961,37 +953,26 @@ def test_the_loss_of_another_lease_ends_leading_and_watching(
 
 
 def test_who_watches_waits_for_a_database_that_is_away(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clocks: ManualKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:
-    current, away = Leader.current, [1, 2]
-
-    def refusing(watcher: Leader) -> Incumbent | None:
-        if away:
-            away.pop()
-            raise OperationalError("nobody is there")
-        return current(watcher)
-
-    monkeypatch.setattr(Leader, "current", refusing)
-    monkeypatch.setattr(Rest, "wait", lambda rest: None)
-
-    assert next(Leader("scheduler").watch()) is None
+    assert next(Leader("scheduler", store=Away(AWAY, AWAY)).watch()) is None
     assert logged(caplog, resource="scheduler") == ["leader.unseen"] * 2
+    assert clocks.passed >= 1.6
 
 
 # In users' tests
 
 
-def test_where_clocks_stand_still_nobody_waits(leader: Leader) -> None:
-    with manual_keeper() as clocks:
-        terms = leader.terms()
-        next(terms)
-        leader.resign()
-        watching = leader.watch()
-        assert reported(watching) == "ann"
-        next(terms)
-        assert clocks.passed >= 2
-        terms.close()
-        assert reported(watching) is None
+def test_where_clocks_stand_still_nobody_waits(leader: Leader, clocks: ManualKeeper) -> None:
+    terms = leader.terms()
+    next(terms)
+    leader.resign()
+    watching = leader.watch()
+    assert reported(watching) == "ann"
+    next(terms)
+    assert clocks.passed >= 2
+    terms.close()
+    assert reported(watching) is None
 
 
 def in_thread(work: Callable[..., Any], *args: Any) -> Any:
