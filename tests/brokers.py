@@ -151,11 +151,19 @@ class Broker:
 
 
 @contextmanager
-def serve_redis(port: int = 0) -> Iterator[Broker]:
+def serve_redis(
+    port: int = 0, env: Mapping[str, str] | None = None, **others: object
+) -> Iterator[Broker]:
     """Run a redis-server that writes all it accepts to a file, at ``port`` or at any; raises
-    ``NoBroker``."""
-    program = shutil.which("redis-server")
-    if program is None:
+    ``NoBroker``.
+
+    Args:
+        port: The port; 0: one that is free.
+        env: Variables of its environment.
+        others: Options of the server, with ``_`` for ``-``.
+    """
+    path = shutil.which("redis-server")
+    if path is None:
         raise NoBroker("no redis-server on PATH (Debian: redis-server)")
     with _folder("redis") as folder:
         port = port or free_ports(1)[0]
@@ -166,12 +174,14 @@ def serve_redis(port: int = 0) -> Iterator[Broker]:
             "save": "",
             "appendonly": "yes",  # what was answered survives SIGKILL, not the machine
             "appendfsync": "no",
+            **{name.replace("_", "-"): value for name, value in others.items()},
         }
-        command = [program]
+        command = [path]
         for name, value in options.items():
             command += [f"--{name}", str(value)]
         url = f"redis://127.0.0.1:{port}/0"
-        broker = Broker(Program(command, {}, folder / "log"), port, url, b"PING\r\n", b"+PONG\r\n")
+        program = Program(command, env or {}, folder / "log")
+        broker = Broker(program, port, url, b"PING\r\n", b"+PONG\r\n")
         with _running(broker):
             yield broker
 

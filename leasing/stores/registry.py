@@ -13,13 +13,18 @@ from django.utils.module_loading import import_string
 
 from leasing.conf import leasing_settings
 from leasing.runtime.terminal import suggestion
-from leasing.store import NamedStore
+from leasing.store import Incumbent, NamedStore
 
 #: The alias of the store in which leaders and decorated functions have their leases.
 DEFAULT_STORE = "default"
 #: The store of leases in rows of the database, and all that come with this package.
 ROWS = "leasing.stores.rows.RowStore"
-BACKENDS = (ROWS, "leasing.stores.memory.MemoryStore", "leasing.stores.http.HttpStore")
+BACKENDS = (
+    ROWS,
+    "leasing.stores.memory.MemoryStore",
+    "leasing.stores.http.HttpStore",
+    "leasing.stores.redis.RedisStore",
+)
 
 
 class InvalidStore(ImproperlyConfigured):
@@ -62,6 +67,12 @@ class Stores:
     def check(self, alias: str) -> None:
         """Raise InvalidStore unless the settings make a store with ``alias``."""
         self._make(alias, is_enabled=True)
+
+    def held(self, alias: str) -> Mapping[str, Incumbent] | None:
+        """Return who holds what in the store with ``alias``, by name; None if it lists nothing.
+        Raises InvalidStore, StoreError."""
+        held = getattr(self[alias], "held", None)
+        return None if held is None else held()
 
     def forget(self) -> None:
         """Make all stores again when they are next asked for: the settings have changed."""

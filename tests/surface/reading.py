@@ -298,6 +298,7 @@ GIVEN = {
     "leases raise-tokens": ["--yes", "--reason", "restored"],
     "leases revoke": ["berth:active", "--reason", "gone"],
     "leases show": ["berth:active"],
+    "leases stores admit": ["default"],
     "leases ttl": ["berth:busy"],
     "queues pause": ["default", "--reason", "Moved."],
     "queues resume": ["default"],

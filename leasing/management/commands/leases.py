@@ -9,8 +9,10 @@ from leasing import audit
 from leasing.dashboard.lease_lists import is_internal
 from leasing.diagnosis.lease import explain
 from leasing.diagnosis.ttl import History, TooFewSamples, history_of_lease, readers, suggest
+from leasing.exceptions import StoreError
 from leasing.humanize import ago, plural, stamp, until
 from leasing.management.base import duration
+from leasing.management.stores import Stores
 from leasing.management.subcommands import (
     AddAction,
     SubcommandsCommand,
@@ -24,6 +26,7 @@ from leasing.management.suggested_ttl import facts_of, text_of
 from leasing.models import Lease, LeaseEvent, LeaseState, leasable_models
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.runtime.terminal import as_json, as_table, plain
+from leasing.stores import InvalidStore, stores
 from leasing.web.badges import badge_of_event
 
 #: Seconds, a day: tokens that are raised stay ahead of the clock until it has come so far.
@@ -38,6 +41,7 @@ class Command(SubcommandsCommand):
     def add_actions(self, add: AddAction) -> None:
         listing = add("list", "List leases by name")
         listing.add_argument("--state", choices=LeaseState.values, help="Only leases in this state")
+        listing.add_argument("--store", metavar="ALIAS", help="Leases held in this store")
         add_json(listing, "array")
         show = add("show", "Show one lease and its latest events")
         show.add_argument("name", metavar="NAME", help="Name of the resource")
@@ -50,6 +54,9 @@ class Command(SubcommandsCommand):
         of.add_argument("name", nargs="?", metavar="NAME", help="Name of the resource")
         of.add_argument("--queue", metavar="QUEUE", help="Name of a queue of tasks")
         add_json(ttl)
+        Stores().add_subcommands(
+            add("stores", "List the stores of leases, or admit their servers"), "stores_action"
+        )
         tokens = add("raise-tokens", "After a restore: revoke all leases and raise every token")
         tokens.add_argument(
             "--ahead",
@@ -66,6 +73,9 @@ class Command(SubcommandsCommand):
         )
 
     def _list(self, options: dict[str, Any]) -> None:
+        if options["store"]:
+            self._list_store(options)
+            return
         leases = Lease.objects.home()
         if options["state"] == LeaseState.FREE:
             leases = leases.filter(grants=0)
@@ -77,6 +87,21 @@ class Command(SubcommandsCommand):
         table = [head, *(_columns(lease) for lease in rows)]
         none = f"No lease is {options['state']}." if options["state"] else "No leases."
         self.print_list(options, [_facts(lease) for lease in rows], table, none)
+
+    def _list_store(self, options: dict[str, Any]) -> None:
+        alias = options["store"]
+        try:
+            found = stores.held(alias)
+        except (InvalidStore, StoreError) as error:
+            raise CommandError(str(error)) from error
+        if found is None:
+            raise CommandError(f"The store {plain(alias)} does not list its leases.")
+        held = sorted(found.items())
+        known = "holder", "fencing_token", "expires_at"
+        facts = [{"resource": name, **attributes(each, *known)} for name, each in held]
+        head = ("RESOURCE", *(name.replace("fencing_", "").upper() for name in known))
+        table = [head, *(tuple(map(shown, each.values())) for each in facts)]
+        self.print_list(options, facts, table, "No leases are held.")
 
     def _show(self, options: dict[str, Any]) -> None:
         lease = _find(options["name"])
@@ -124,6 +149,10 @@ class Command(SubcommandsCommand):
         except TooFewSamples as error:
             raise CommandError(str(error)) from error
         self.print_result(options, facts_of(suggestion), text_of(suggestion))
+
+    def _stores(self, options: dict[str, Any]) -> None:
+        command = Stores(self.stdout, self.stderr)  # type: ignore[arg-type]
+        command.handle(**options | {"action": options["stores_action"]})
 
     def _raise_tokens(self, options: dict[str, Any]) -> None:
         if not 0 <= options["ahead"] <= FURTHEST:

@@ -1,0 +1,357 @@
+"""Leases that a Redis or a Valkey keeps.
+
+    LEASING = {"STORES": {"redis": {
+        "BACKEND": "leasing.stores.redis.RedisStore",
+        "URL": "rediss://:password@redis.example.com/0",
+    }}}
+
+What happens when
+    the server is away       renewals fail and are tried again, with pauses; a hold lives as long as
+                             its trust. What acquires is refused with StoreError
+    an answer is lost        the request is sent once more. The id of a grant is made here, so a
+                             second request for it finds it
+    the server restarts      it has what it wrote to its append-only file. One that has none of it,
+                             or writes none, grants nothing until all that it may have granted has
+                             ended, or it is admitted: see ``leasing.stores.redis_scripts``
+    clocks differ            nothing: the server tells the seconds that are left. A clock of the
+                             server that is set ahead ends leases early, though
+    the network hangs        the renewing thread leaves the request behind at its limit
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
+
+try:
+    import redis
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "RedisStore needs redis-py: pip install 'django-leasing[redis]'.", name=error.name
+    ) from error
+
+from redis import exceptions as errors
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from leasing.conf import is_number, leasing_settings
+from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
+from leasing.runtime.errand import Errand
+from leasing.store import Grant, Incumbent, Reason, Renewal, Renewals, Why
+from leasing.stores import redis_scripts as scripts
+from leasing.stores.base import BaseStore
+from leasing.validation.terms import Terms
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND: Final = timedelta(microseconds=1)
+#: The oldest version whose scripts may read the clock and write.
+OLDEST: Final = 7
+#: Names that are read by one request.
+PAGE: Final = 500
+#: Names are no patterns.
+ESCAPED: Final = str.maketrans({each: f"\\{each}" for each in "*?[]\\"})
+
+#: Why a term is over, by the word of the scripts.
+OVER: Final[Mapping[str, Reason]] = {
+    "gone": Reason(Why.GONE, "Redis does not know it: it was emptied"),
+    "taken": Reason(Why.TAKEN, "somebody else has taken it"),
+    "expired": Reason(Why.EXPIRED, "its deadline has passed by the clock of Redis"),
+    "revoked": Reason(Why.REVOKED, "it was revoked"),
+    "released": Reason(Why.ENDED, "it was released before"),
+}
+
+
+class WrongServer(errors.RedisError):
+    """The server is none that may keep leases."""
+
+
+#: What an error means, the first that fits.
+SENTENCES: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (WrongServer, "{}"),
+    (errors.AuthenticationError, "refuses the user or the password of its URL."),
+    (errors.BusyLoadingError, "is still loading its data, and answers once it has them."),
+    (errors.ReadOnlyError, "is a read-only replica. Its URL must be that of the primary."),
+    (errors.OutOfMemoryError, "is full: it has reached its maxmemory."),
+    (errors.NoPermissionError, "does not permit this to the user of its URL: {}"),
+    (errors.ConnectionError, "does not answer: {}"),
+    (errors.TimeoutError, "does not answer: {}"),
+    (errors.RedisError, "refuses the request: {}"),
+)
+
+
+class Answer(NamedTuple):
+    """What a server knows of a lease. Times are microseconds of its clock."""
+
+    now: int
+    token: int
+    #: Empty if nobody holds it.
+    grant: str
+    holder: str
+    ttl: int
+    ends: int
+
+    @property
+    def incumbent(self) -> Incumbent | None:
+        return Incumbent(self.holder, self.token, _moment(self.ends)) if self.grant else None
+
+
+class RedisStore(BaseStore):
+    """Keeps leases in one Redis, or one Valkey. One for all threads of a process.
+
+    Args:
+        url: The address: redis://, rediss:// or unix://, as redis-py takes it.
+        prefix: The beginning of its keys. Stores of other prefixes know nothing of each other.
+        timeout: Seconds until a request must be answered, which is sent once more if it is not.
+
+    Raises ValueError for an address that is none, and for other options that are impossible.
+    """
+
+    #: False for a member of a majority: what it kept over a restart may not be all.
+    remembers_restarts = True
+
+    def __init__(self, *, url: str, prefix: str = "leasing:", timeout: float = 5.0) -> None:
+        if not is_number(timeout) or timeout <= 0:
+            raise ValueError("the TIMEOUT must be a number of seconds.")
+        if not isinstance(prefix, str) or not prefix.isprintable():
+            raise ValueError("the PREFIX must be printable text.")
+        self.timeout, self.prefix = timeout, prefix
+        #: The run of the server that was connected to last.
+        self.run_id = ""
+        self._pool: Any = redis.ConnectionPool.from_url(
+            url,
+            decode_responses=True,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            retry=Retry(NoBackoff(), 1),
+            redis_connect_func=self._connected,
+        )
+        self._client: Any = redis.Redis(connection_pool=self._pool)
+        self._errand = Errand()
+
+    def __repr__(self) -> str:
+        return f"Redis at {self.address}"
+
+    @property
+    def address(self) -> str:
+        """Its address, without a password."""
+        of = self._pool.connection_kwargs
+        where = of.get("path") or f"{of.get('host', 'localhost')}:{of.get('port', 6379)}"
+        return f"{where}/{of.get('db', 0)}"
+
+    # For the keeper
+
+    def open(self) -> None:
+        self._errand.open()
+
+    def close(self) -> None:
+        self._errand.close()
+
+    def abort(self) -> None:
+        self._errand.give_up(StoreError(f"{self} does not answer in time."))
+
+    def disconnect(self) -> None:
+        self._pool.disconnect()
+
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        return self._errand.run(partial(self.renew_here, grants))
+
+    def renew_here(self, grants: Mapping[Any, uuid.UUID]) -> Renewals:
+        """Renew ``grants`` as ``renew`` does, on this thread."""
+        keys = [self._mark, *map(self._key, grants)]
+        now, *answers = self.run(scripts.RENEW, keys, *self._memory, *map(str, grants.values()))
+        found = Renewals()
+        for resource, answer, ends in zip(grants, answers[::2], answers[1::2], strict=True):
+            if answer == "renewed":
+                found.renewed[resource] = Renewal(_moment(ends), (ends - now) / 1e6)
+            elif answer in OVER:
+                found.lost[resource] = OVER[answer]
+        return found
+
+    # The verbs
+
+    def grant(self, resource: str, terms: Terms) -> Grant:
+        return self.grant_as(uuid.uuid4(), resource, terms)
+
+    def grant_as(self, grant_id: uuid.UUID, resource: str, terms: Terms, token: int = 0) -> Grant:
+        """Grant ``resource`` under the id and the token that are given. Raises LeaseHeld, and
+        StoreError if the token is not greater than its last.
+
+        Args:
+            grant_id: The id of the grant. If it was made already, it is found.
+            resource: The name of the resource.
+            terms: The terms of the grant.
+            token: Its token; 0: the next one.
+        """
+        keys = [self._mark, self._key(resource)]
+        asked = str(grant_id), terms.holder, terms.ttl // MICROSECOND, token
+        match self.run(scripts.GRANT, keys, *self._memory, *asked):
+            case "granted", granted, ends, now:
+                return Grant(
+                    key=resource,
+                    grant_id=grant_id,
+                    fencing_token=granted,
+                    holder=terms.holder,
+                    resource=resource,
+                    ttl=terms.ttl.total_seconds(),
+                    remaining=(ends - now) / 1e6,
+                    expires_at=_moment(ends),
+                )
+            case "held", holder, ends, now:
+                raise LeaseHeld(resource, holder, _moment(ends), (ends - now) / 1e6)
+            case "forgetful", until:
+                raise StoreError(
+                    f"{self} is new, or was emptied or restarted, and may have forgotten leases. "
+                    f"It grants none until {_moment(until):%Y-%m-%d %H:%M:%S} UTC, when all have "
+                    "ended, or until an operator admits it: manage.py leases stores admit."
+                )
+            case "behind", last:
+                raise StoreError(f"{self} has granted token {last}, which is not below {token}.")
+            case over:
+                raise StoreError(f"The answer of {self} came too late: {OVER[over[0]]}.")
+
+    def give_back(self, grant: Grant) -> bool:
+        over = self.run(scripts.RELEASE, [self._key(grant.key)], str(grant.grant_id))
+        if over not in ("", "released"):
+            raise LeaseLost(grant.resource, OVER[over])
+        return True  # the answer to an earlier request may have been lost
+
+    def take_back(self, resource: str, reason: str, by: str) -> Incumbent | None:
+        return self.revoke_here(resource).incumbent
+
+    def revoke_here(self, resource: str) -> Answer:
+        """End the grant of ``resource`` and raise its token. Return both as they are then."""
+        return Answer(*self.run(scripts.REVOKE, [self._key(resource)], self._keep))
+
+    def current(self, resource: str) -> Incumbent | None:
+        return self.read([resource])[resource].incumbent
+
+    def read(self, resources: Sequence[str]) -> dict[str, Answer]:
+        """Return what the server knows of each."""
+        answers = self.run(scripts.READ, map(self._key, resources))
+        return {name: Answer(*each) for name, each in zip(resources, answers, strict=True)}
+
+    # For operators
+
+    def leases(self) -> Iterator[tuple[str, Answer]]:
+        """Yield the names that the server remembers, in no order, with what it knows of each. Those
+        that change meanwhile may be missing."""
+        pattern = self._key("").translate(ESCAPED) + "*"
+        found = self._scan(pattern)
+        while names := list(islice(found, PAGE)):
+            yield from self.read(names).items()
+
+    def held(self) -> dict[str, Incumbent]:
+        """Return who holds what, by name."""
+        return {name: each.incumbent for name, each in self.leases() if each.incumbent}
+
+    def remembers_from(self) -> datetime | None:
+        """Return the moment until which the server grants nothing, since it may have forgotten
+        leases; None if it has not."""
+        now, since = self.run(scripts.MEMORY, [self._mark], *self._memory)
+        return _moment(since) if since > now else None
+
+    def admit(self, is_nothing_held: bool) -> list[str]:
+        """Have the server grant at once, though it may have forgotten leases. Return its address in
+        a list; an empty one if it has forgotten nothing. Raises StoreError.
+
+        Args:
+            is_nothing_held: True if the operator says that nobody holds a lease of it.
+        """
+        if self.remembers_from() is None:
+            return []
+        if not is_nothing_held:
+            raise StoreError(
+                f"{self} may have forgotten leases, and nobody else knows them. Stop every process "
+                "that holds one, and confirm that."
+            )
+        self.learn({})
+        return [self.address]
+
+    def learn(self, known: Mapping[str, Answer]) -> None:
+        """Have the server grant from now on, with what other servers know."""
+        names = iter(known.items())
+        while page := list(islice(names, PAGE)):
+            facts = [
+                (each.token, each.grant, each.holder, each.ttl, max(each.ends - each.now, 0))
+                for _, each in page
+            ]
+            keys = [self._key(name) for name, _ in page]
+            self.run(scripts.COPY, keys, self._keep, *chain.from_iterable(facts))
+        self.run(scripts.ADMIT, [self._mark])
+
+    def _scan(self, pattern: str) -> Iterator[str]:
+        cursor, keys = 0, list[Any]()
+        while True:
+            with self._errors():
+                cursor, keys = self._client.scan(cursor, pattern, PAGE)
+            yield from (key.removeprefix(self._key("")) for key in keys)
+            if not cursor:
+                return
+
+    # Keys and arguments
+
+    @property
+    def _mark(self) -> str:
+        return f"{self.prefix}mark"
+
+    def _key(self, resource: str) -> str:
+        return f"{self.prefix}lease:{resource}"
+
+    @property
+    def _keep(self) -> int:
+        # Longer than MAX_TTL after the end, which is MAX_TTL after the last renewal at most.
+        return int(leasing_settings.MAX_TTL * 2000) + 1
+
+    @property
+    def _memory(self) -> tuple[int, str, int]:
+        """The arguments of scripts that ask if the server may have forgotten something."""
+        restarts = "remembers" if self.remembers_restarts else "forgets"
+        return int(leasing_settings.MAX_TTL * 1e6), restarts, self._keep
+
+    def run(self, script: str, keys: Iterable[str], *args: Any) -> Any:
+        """Return what ``script`` answers. Raises StoreError."""
+        with self._errors():
+            return self._client.register_script(script)(list(keys), args)
+
+    # The server
+
+    def _connected(self, connection: Any) -> None:
+        """Refuse a server that may lose leases, before the first request over each connection."""
+        connection.on_connect()
+        connection.send_command("INFO")
+        told = dict(
+            line.split(":", 1) for line in connection.read_response().splitlines() if ":" in line
+        )
+        if int(told["redis_version"].partition(".")[0]) < OLDEST:
+            raise WrongServer(f"is version {told['redis_version']}, and must be {OLDEST} or later.")
+        if told["redis_mode"] != "standalone":
+            raise WrongServer(
+                f"is a {told['redis_mode']}, where a lease may be lost in a failover. Leases are "
+                "kept by one server, or by a majority of several: MajorityStore."
+            )
+        if told["role"] != "master":
+            raise WrongServer("is a replica. Its URL must be that of the primary.")
+        if told["maxmemory"] != "0" and told["maxmemory_policy"] != "noeviction":
+            raise WrongServer(
+                f"evicts keys when it is full (maxmemory-policy {told['maxmemory_policy']}), and "
+                "leases would be among them. Set noeviction, or give leases a server of their own."
+            )
+        self.run_id = told["run_id"]
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise StoreError for errors of redis-py."""
+        try:
+            yield
+        except errors.RedisError as error:
+            said = next(sentence for kind, sentence in SENTENCES if isinstance(error, kind))
+            raise StoreError(f"{self} {said.format(error)}") from error
+
+
+def _moment(microseconds: int) -> datetime:
+    return EPOCH + timedelta(microseconds=microseconds)

@@ -1,0 +1,14 @@
+"""The contract of stores over a real Redis, in real time."""
+
+from __future__ import annotations
+
+import pytest
+
+from leasing.testing.contract import StoreRaces
+from tests.leasing.stores.redis_cases import ContractCases
+
+pytestmark = pytest.mark.slow
+
+
+class RedisStoreTest(StoreRaces, ContractCases):
+    pass
