@@ -18,9 +18,8 @@ from leasing.holding import Hold
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.store import HoldOptions, NamedStore
 from leasing.stores import DEFAULT_STORE, store_of
-from leasing.validation.names import check_name
+from leasing.validation.names import check_name, fields_of, unknown_fields
 from leasing.validation.options import refuse_unknown, spelled_out
-from leasing.validation.templates import fields_of, unknown_fields
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Called with the arguments of a refused call, and ``held``.

@@ -36,9 +36,9 @@ from leasing.runtime.aio import adrive, drive, in_thread
 from leasing.store import NamedStore
 from leasing.stores import stores
 from leasing.stores.rows import RowStore, grant_of
-from leasing.validation.json_values import Encoder, check_json
 from leasing.validation.names import check_duration, check_name
 from leasing.validation.terms import Terms
+from leasing.validation.values import Encoder, check_json
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.http import Http404
 
 from leasing.models import Leasable, Lease, lease_kinds
-from leasing.validation.keys import key_of
+from leasing.validation.values import key_of
 
 #: Columns of these kinds may be large; lists do without them.
 _LARGE = (models.JSONField, models.TextField, models.BinaryField)

@@ -16,8 +16,8 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from leasing.runtime.terminal import closest
-from leasing.validation.json_values import check_json, with_strings
-from leasing.validation.templates import fields_of
+from leasing.validation.names import fields_of
+from leasing.validation.values import check_json, with_strings
 
 #: In each reason why a handler cannot be called.
 MISMATCH = " does not take this data: "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from leasing.validation import json_values
-from leasing.validation.json_values import MAX_DEPTH
+from leasing.validation import values
+from leasing.validation.values import MAX_DEPTH
 from tasks.exceptions import InvalidArguments, InvalidOutput, NotSerializable
 from tasks.parameters import Parameters
 
@@ -48,7 +48,7 @@ def dumped_data(data: Any) -> tuple[dict[str, Any], str]:
     """``data`` as ``check_data`` returns it, and its JSON text."""
     arguments = as_arguments(data)
     try:
-        return arguments, json_values.dumped_json(arguments, "data")
+        return arguments, values.dumped_json(arguments, "data")
     except ValueError:  # most data is JSON: the rest may take its time
         arguments = _with_strings(arguments)
     return arguments, dumped_json(arguments, "data")
@@ -74,7 +74,7 @@ def dumped_many(many: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """The data of ``many`` as ``check_data`` returns each, and the JSON text of the list. Raises
     NotSerializable if any of them is not to be stored."""
     try:
-        return many, json_values.dumped_json(many, "data", MAX_DEPTH + 1)
+        return many, values.dumped_json(many, "data", MAX_DEPTH + 1)
     except ValueError:
         many = _with_strings(many)
     return many, _dumped(many, "data", MAX_DEPTH + 1)
@@ -83,14 +83,14 @@ def dumped_many(many: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
 def _with_strings(value: Any) -> Any:
     """Return ``value``, which is no JSON, with strings for what can be one."""
     try:
-        return json_values.with_strings(value)
+        return values.with_strings(value)
     except RecursionError:
         return value
 
 
 def _dumped(value: Any, what: str, max_depth: int) -> str:
     try:
-        return json_values.dumped_json(value, what, max_depth)
+        return values.dumped_json(value, what, max_depth)
     except ValueError as error:
         kind = InvalidOutput if what == OUTPUT else NotSerializable
         raise kind(str(error)) from error

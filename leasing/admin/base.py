@@ -30,7 +30,7 @@ from leasing.conf import leasing_settings
 from leasing.dashboard.operator_actions import OperatorAction
 from leasing.diagnosis.base import Diagnosis
 from leasing.models import AuditEntry
-from leasing.validation.keys import key_of
+from leasing.validation.values import key_of
 from leasing.web import navigation
 from leasing.web.access import READ_ONLY, is_read_only, why_not
 from leasing.web.badges import Badge, badge_of_entry

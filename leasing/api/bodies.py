@@ -31,9 +31,8 @@ from pydantic_core import core_schema
 
 from leasing.conf import leasing_settings
 from leasing.runtime.terminal import closest
-from leasing.validation.json_values import dumped_json
-from leasing.validation.names import MAX_NAME
-from leasing.validation.requests import MAX_BODY, MAX_RENEWAL_BODY
+from leasing.validation.names import MAX_BODY, MAX_NAME, MAX_RENEWAL_BODY
+from leasing.validation.values import dumped_json
 
 #: The greatest size of the bodies of addresses for which it is not MAX_BODY, in bytes.
 MAX_BODY_AT = {"/leases/renew/batch": MAX_RENEWAL_BODY}

@@ -34,8 +34,7 @@ from leasing.conf import DEFAULT, Wait
 from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidResource, LeaseError, LeaseHeld
 from leasing.runtime.event_lines import log
-from leasing.validation.names import check_duration, check_name
-from leasing.validation.templates import unknown_fields
+from leasing.validation.names import check_duration, check_name, unknown_fields
 
 if TYPE_CHECKING:
     from leasing.holding import Hold

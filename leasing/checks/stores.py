@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 
 from leasing.conf import leasing_settings
 from leasing.stores import InvalidStore, stores
-from leasing.validation.addresses import is_unencrypted
+from leasing.validation.names import is_unencrypted
 
 
 @register(Tags.compatibility)

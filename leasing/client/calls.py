@@ -27,8 +27,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.runtime.aio import Steps
 from leasing.runtime.clock import clock
 from leasing.store import MAX_RENEWED, Grant, Renewal, Renewals
-from leasing.validation.names import check_duration, check_name, default_holder
-from leasing.validation.requests import MAX_RENEWAL_BODY
+from leasing.validation.names import MAX_RENEWAL_BODY, check_duration, check_name, default_holder
 from leasing.waiting.waiter import Rest, pauses
 
 #: Seconds for which one request waits for a lease, at most; a longer wait is several requests.

@@ -33,7 +33,7 @@ from leasing.runtime.aio import Steps, in_thread, run_later
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 from leasing.runtime.terminal import plain
-from leasing.validation.addresses import is_unencrypted
+from leasing.validation.names import is_unencrypted
 from leasing.waiting.waiter import Rest, pauses
 
 #: The longest pause between two tries, in seconds, unless the service asks for a longer one.

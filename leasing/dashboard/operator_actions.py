@@ -19,7 +19,7 @@ from django.db.models import Model, QuerySet
 from leasing import audit
 from leasing.humanize import plural
 from leasing.models import Leasable
-from leasing.validation.keys import key_of
+from leasing.validation.values import key_of
 
 #: Rows that an action takes at most.
 MAX_SELECTED = 1_000

@@ -20,8 +20,8 @@ from leasing.querysets.granting import TRIES, pause_shortly
 from leasing.querysets.holder import releasing
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import in_thread
-from leasing.validation.json_values import check_json
 from leasing.validation.terms import Terms
+from leasing.validation.values import check_json
 
 if TYPE_CHECKING:
     from leasing.models import OnceKey

@@ -1,16 +1,21 @@
-"""The names of resources and holders, and how long a lease may last."""
+"""Judge names, durations and addresses: what clients check too, without Django."""
 
 from __future__ import annotations
 
+import inspect
+import ipaddress
 import os
+import re
 import secrets
 import socket
+import string
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import InvalidResource, InvalidTTL
@@ -20,6 +25,13 @@ MAX_NAME = 200
 TOKEN, STRANGER = "token ", "a client at "
 _USER = "user "
 LONGEST_DURATION = 10 * 365 * 86_400
+
+# Bounds of requests of the HTTP API, which the service keeps and its clients know.
+#: The greatest size of a body, in bytes, and of one that renews leases.
+MAX_BODY: Final = 64 * 1024
+MAX_RENEWAL_BODY: Final = 1024 * 1024
+#: Tasks of one request.
+MAX_TASKS: Final = 100
 
 _process_name: tuple[int, str] | None = None
 
@@ -120,3 +132,39 @@ def process_named(name: str) -> Iterator[None]:
         yield
     finally:
         _process_name = before
+
+
+def fields_of(template: str) -> Iterator[str]:
+    """The names of the arguments that ``template`` is formatted with; empty or a number for those
+    that have only a position. Raises ValueError if it is not a format string."""
+    for _, field, spec, _ in string.Formatter().parse(template):
+        if field is not None:
+            yield re.split(r"[.\[]", field, maxsplit=1)[0]
+            yield from fields_of(spec or "")
+
+
+def unknown_fields(template: str, signature: inspect.Signature) -> list[str]:
+    """The fields of ``template`` that no call of a function with ``signature`` has a value for.
+    Raises ValueError if it is not a format string."""
+    parameters = signature.parameters.values()
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    known = {each.name for each in parameters}
+    return sorted(
+        {
+            field
+            for field in fields_of(template)
+            if not (field in known or takes_any and field.isidentifier())
+        }
+    )
+
+
+def is_unencrypted(url: str) -> bool:
+    """Return True if what is sent to ``url`` crosses a network that others may read."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme != "http" or host == "localhost" or host.endswith(".localhost"):
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True

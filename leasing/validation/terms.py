@@ -12,9 +12,9 @@ from typing import Any
 from leasing.conf import leasing_settings
 from leasing.exceptions import InvalidTTL
 from leasing.store import TermOptions
-from leasing.validation.json_values import check_json
 from leasing.validation.names import check_duration, check_name, check_ttl, default_holder
 from leasing.validation.options import refuse_unknown
+from leasing.validation.values import check_json
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -32768, 32767
 

@@ -13,8 +13,7 @@ from django.utils.dateparse import parse_datetime
 
 from leasing.db.postgres import Spelled
 from leasing.functions import as_utc
-from leasing.validation.keys import key_of
-from leasing.validation.moments import check_moment
+from leasing.validation.values import check_moment, key_of
 from leasing.web.cursors import Cursor, InvalidCursor, Order
 
 MICROSECOND = timedelta(microseconds=1)

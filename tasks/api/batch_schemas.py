@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from leasing.api.bodies import WHOLE, Name, Request, Sparse, Text
 from leasing.api.keys import HoldersRequest
 from leasing.api.schemas import MAX_REASON
-from leasing.validation.requests import MAX_TASKS
+from leasing.validation.names import MAX_TASKS
 from tasks.api.holders import HasError, HasOutput
 from tasks.delays import LONGEST_DELAY
 

@@ -35,8 +35,7 @@ from leasing.api.principals import principal_of
 from leasing.api.waiting import Wait, answer_with
 from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import Undoable
-from leasing.validation.names import check_name
-from leasing.validation.requests import MAX_TASKS
+from leasing.validation.names import MAX_TASKS, check_name
 from tasks.api.rows import find, tasks
 from tasks.api.schemas import ClaimedTask, ClaimedTasks, HeldTask, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_claimer, shown_to_holder

@@ -20,7 +20,7 @@ from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import IDEMPOTENT, request_id
 from leasing.api.principals import principal_of
-from leasing.validation.requests import MAX_TASKS
+from leasing.validation.names import MAX_TASKS
 from tasks import registry
 from tasks.api.errors import refusal_of
 from tasks.api.holders import OF_TASK

@@ -18,7 +18,7 @@ from pydantic import (
 from leasing.api.bodies import BothSpellings, Keywords, Moment, Name
 from leasing.api.keys import TermOut
 from leasing.api.lists import Page
-from leasing.validation.moments import check_moment
+from leasing.validation.values import check_moment
 from tasks.models import Task
 
 #: ISO 8601 with a time zone. Pydantic reads more, seconds since 1970 in a string among it.

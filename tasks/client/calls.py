@@ -39,7 +39,7 @@ from leasing.runtime.aio import Steps, drive
 from leasing.runtime.clock import clock
 from leasing.runtime.terminal import TASKS
 from leasing.store import Grant, Renewal, Renewals
-from leasing.validation.requests import MAX_BODY, MAX_TASKS
+from leasing.validation.names import MAX_BODY, MAX_TASKS
 from leasing.waiting.waiter import Rest, pauses
 from tasks.exceptions import NotSerializable
 

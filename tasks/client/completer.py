@@ -23,7 +23,7 @@ from leasing.client.exceptions import RequestRefused, ServiceUnavailable
 from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import Streak
-from leasing.validation.requests import MAX_TASKS
+from leasing.validation.names import MAX_TASKS
 from tasks.client.calls import Claimed, Refused, TaskCalls
 from tasks.client.log import log
 from tasks.exceptions import NotSerializable

@@ -43,8 +43,7 @@ from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.runtime.threads import Streak, start_thread
-from leasing.validation.names import check_duration, check_name, default_holder
-from leasing.validation.requests import MAX_TASKS
+from leasing.validation.names import MAX_TASKS, check_duration, check_name, default_holder
 from leasing.waiting.waiter import pauses
 from tasks.client.calls import Claimed, claiming
 from tasks.client.client import TaskClient

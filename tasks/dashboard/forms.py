@@ -14,7 +14,7 @@ from leasing.dashboard.forms import (
     ReasonForm,
     RevokeForm,
 )
-from leasing.validation.moments import check_moment
+from leasing.validation.values import check_moment
 from tasks.conf import task_settings
 from tasks.dashboard.listing import STATES
 from tasks.dashboard.reconciliation import LISTS

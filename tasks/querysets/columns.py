@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Unpack
 
 from leasing.functions import after
-from leasing.validation.moments import check_moment
 from leasing.validation.names import check_name
+from leasing.validation.values import check_moment
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.delays import check_interval, check_limit

@@ -23,7 +23,7 @@ from django.dispatch import Signal
 from leasing.db.deletion import delete_batch, delete_up_to, unprotected
 from leasing.db.dialects import atomic, lock
 from leasing.functions import DbNow
-from leasing.validation.moments import check_moment
+from leasing.validation.values import check_moment
 from tasks import signals
 from tasks.notifier import notify, notify_holders
 from tasks.querysets.base import (

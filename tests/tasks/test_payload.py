@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from leasing.validation.json_values import MAX_DEPTH
+from leasing.validation.values import MAX_DEPTH
 from tasks.exceptions import NotSerializable, TaskError
 from tasks.payload import check_data, check_json, dumped_json, is_same_json
 from tests.tasks.querysets.test_enqueue import EVIL, GOOD, lists, nested

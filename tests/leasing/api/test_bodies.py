@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from leasing.api.bodies import MAX_BODY_AT, MAX_DEPTH, BodyParser
 from leasing.models import Lease
-from leasing.validation.requests import MAX_BODY
+from leasing.validation.names import MAX_BODY
 from tasks.models import Queue, Task
 from tests.api_calls import BODIES, call
 

@@ -24,7 +24,7 @@ from leasing.stores import InvalidStore, stores
 from leasing.stores.http import HttpStore
 from leasing.stores.memory import MemoryStore
 from leasing.testing.keeper import ManualKeeper
-from leasing.validation.requests import MAX_BODY
+from leasing.validation.names import MAX_BODY
 from leasing.validation.terms import Terms
 from tests.leasing.stores.served import InProcess, store_of_api
 from tests.leasing.support import OFTEN, PATIENCE

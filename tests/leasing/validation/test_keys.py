@@ -10,7 +10,7 @@ from django.db import models
 from django.test.utils import isolate_apps
 
 from leasing.models import Lease
-from leasing.validation.keys import key_of
+from leasing.validation.values import key_of
 
 
 @pytest.mark.parametrize(("text", "key"), [("17", 17), (" 18 ", 18), (19, 19), ("-1", -1)])

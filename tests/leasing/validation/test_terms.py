@@ -14,8 +14,8 @@ from leasing import leased
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.models import Lease
 from leasing.querysets.lease import LeaseQuerySet
-from leasing.validation.json_values import MAX_DEPTH, check_json
 from leasing.validation.terms import HIGHEST_PRIORITY, LOWEST_PRIORITY, Terms
+from leasing.validation.values import MAX_DEPTH, check_json
 from tasks.models import Task
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from leasing.models import ApiToken
-from leasing.validation.requests import MAX_BODY
+from leasing.validation.names import MAX_BODY
 from tasks.client import AccessDenied, AsyncTaskClient, Claimed, RequestRefused, TaskClient
 from tasks.exceptions import NotSerializable
 from tasks.models import Task, TaskAttempt

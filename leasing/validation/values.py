@@ -1,14 +1,18 @@
-"""Judge values that every supported database stores as JSON and returns unchanged."""
+"""Judge values from outside: JSON, keys and moments that every supported database stores and
+returns unchanged.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, time
+from datetime import UTC, datetime, time
 from typing import Any
 
+from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import Model
 
 #: The deepest nesting of objects and lists. Each parser on the way has a limit of its own, some of
 #: them lower when read than when written; this one is below them all.
@@ -163,3 +167,40 @@ def _containers(values: Iterable[Any]) -> list[Any]:
         for value in values
         if type(value) not in _SCALARS and isinstance(value, dict | list | tuple)
     ]
+
+
+def key_of(model: type[Model], text: Any) -> Any:
+    """The key of a row of ``model`` that ``text`` writes.
+
+    Raises ValueError if no row can have it: it is of another kind, out of the database's range,
+    or has a NUL, which PostgreSQL stores in no text.
+    """
+    column: Any = model._meta.pk
+    while column.remote_field:  # the key of a parent is the child's
+        column = column.target_field
+    try:
+        key = column.to_python(text)
+        column.run_validators(key)
+    except (ValidationError, ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{model.__name__} has no such key.") from error
+    if key is None or isinstance(key, str) and "\0" in key:
+        raise ValueError(f"{model.__name__} has no such key.")
+    return key
+
+
+def check_moment(value: datetime, what: str) -> datetime:
+    """Return ``value`` in UTC: PostgreSQL takes no offset of 16 hours or more, Python takes up to
+    a day. ``what`` names it in the error.
+
+    Raises ValueError if it has no time zone, or lies so near to an end of the calendar that
+    another zone's year may be none.
+    """
+    if value.utcoffset() is None:
+        raise ValueError(f"{what} must have a time zone.")
+    try:
+        moment = value.astimezone(UTC)
+    except OverflowError:
+        moment = None
+    if moment is None or not 2 <= moment.year <= 9998:
+        raise ValueError(f"{what} must lie in the years 2 to 9998.")
+    return moment
