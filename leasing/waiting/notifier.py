@@ -34,42 +34,43 @@ class Notifier:
     def forget(self) -> None:
         """Start over, in a forked child: the waiters and the thread are the parent's."""
         self._lock = threading.Lock()
-        self._waiters: defaultdict[str, list[Waiter]] = defaultdict(list)
-        self._listener = Listener(self.using, self.notify, self._is_wanted, self._lock)
+        #: Of each resource, who has waited longest first.
+        self.waiters: defaultdict[str, list[Waiter]] = defaultdict(list)
+        self.listener = Listener(self.using, self.notify, self._is_wanted, self._lock)
 
     def add(self, resource: str, waiter: Waiter) -> None:
         with self._lock:
-            self._waiters[resource].append(waiter)
-            self._listener.start()
+            self.waiters[resource].append(waiter)
+            self.listener.start()
 
     def remove(self, resource: str, waiter: Waiter) -> None:
         with self._lock:
-            waiting = self._waiters[resource]
+            waiting = self.waiters[resource]
             if waiter in waiting:
                 waiting.remove(waiter)
             if not waiting:
-                del self._waiters[resource]
+                del self.waiters[resource]
 
     def notify(self, resource: str) -> None:
         """Wake the caller that has waited longest."""
-        if not self._waiters:
+        if not self.waiters:
             return  # nobody waits yet: a caller that comes now comes after it
         with self._lock:
-            waiting = self._waiters.get(resource)
+            waiting = self.waiters.get(resource)
             if waiting:
                 waiting[0].notify()
 
     def ahead_of(self, waiter: Waiter) -> int:
         """Return the number of waiters that a notification wakes before ``waiter``; 0 where
         notifications do not arrive."""
-        if not self._listener.arrives:
+        if not self.listener.arrives:
             return 0
         with self._lock:
-            waiting = self._waiters.get(waiter.resource, [])
+            waiting = self.waiters.get(waiter.resource, [])
             return waiting.index(waiter) if waiter in waiting else 0
 
     def _is_wanted(self) -> bool:
-        return bool(self._waiters)
+        return bool(self.waiters)
 
 
 _notifiers: dict[str, Notifier] = {}

@@ -56,8 +56,9 @@ class Waiter:
         #: Returns the number of waiters of this process that poll for the same, and more often.
         self.ahead: Callable[[], int] = int
         self._stopping = stopping
-        self._pauses = pauses()
-        self._notified = threading.Event()
+        #: Seconds until each poll.
+        self.pauses = pauses()
+        self.woken = threading.Event()
         self._notified_async: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     @property
@@ -72,7 +73,7 @@ class Waiter:
 
     def notify(self) -> None:
         """Wake the waiter: the resource was released. Call it from any thread."""
-        self._notified.set()
+        self.woken.set()
         notified = self._notified_async
         if notified is not None:
             loop, event = notified
@@ -89,9 +90,9 @@ class Waiter:
         end = system_clock() + self._next_pause()
         while not self.stopped and (left := end - system_clock()) > 0:
             # A thread cannot wait for two events: it waits for one and polls the other.
-            if self._notified.wait(left if self._stopping is None else min(left, CHECK_STOP_EVERY)):
+            if self.woken.wait(left if self._stopping is None else min(left, CHECK_STOP_EVERY)):
                 break
-        self._notified.clear()
+        self.woken.clear()
 
     async def await_(self) -> None:
         """``wait``, for an event loop."""
@@ -99,7 +100,7 @@ class Waiter:
         pause = await in_thread(self._next_pause) if stands_still else self._next_pause()
         event = asyncio.Event()
         self._notified_async = asyncio.get_running_loop(), event
-        if self._notified.is_set():
+        if self.woken.is_set():
             event.set()
         try:
             # wait_for() of Python 3.11 can swallow a cancellation that comes with the notification.
@@ -109,10 +110,10 @@ class Waiter:
             pass
         finally:
             self._notified_async = None
-            self._notified.clear()
+            self.woken.clear()
 
     def _next_pause(self) -> float:
-        pause = next(self._pauses) * min(1 + self.ahead(), LAST_PLACE)
+        pause = next(self.pauses) * min(1 + self.ahead(), LAST_PLACE)
         return _real_pause(min(self.left, pause), self.resource)
 
 

@@ -26,13 +26,13 @@ def say(who: str, **what: object) -> None:
 
 
 def waiters() -> int:
-    return sum(len(waiting) for waiting in notifier("default")._waiters.values())
+    return sum(len(waiting) for waiting in notifier("default").waiters.values())
 
 
 def child() -> None:
     for name in connections:
         connections[name].connection = None  # the parent's: not ours to close
-    found = {"waiters": waiters(), "listens": notifier("default")._listener.is_running}
+    found = {"waiters": waiters(), "listens": notifier("default").listener.is_running}
     held = Lease.objects.acquire("crane:2", ttl=60)
     threading.Timer(0.1, lambda: Lease.objects.release(held)).start()
     waited = Lease.objects.acquire("crane:2", wait=20)

@@ -482,11 +482,11 @@ def test_a_cancelled_waiter_leaves_its_turn_to_the_next() -> None:
         return got
 
     assert run(body) == ["second"]
-    assert not notifier(MEMORY)._waiters
+    assert not notifier(MEMORY).waiters
 
 
 async def waiters(count: int) -> None:
-    while len(notifier(MEMORY)._waiters.get("berth:1", ())) < count:
+    while len(notifier(MEMORY).waiters.get("berth:1", ())) < count:
         await asyncio.sleep(0.001)
 
 

@@ -105,7 +105,7 @@ def events() -> list[str]:
 
 def campaigns() -> bool:
     """Return True if a leader in this process waits to lead."""
-    return any(known._waiters.get("scheduler") for known in notifier._notifiers.values())
+    return any(known.waiters.get("scheduler") for known in notifier._notifiers.values())
 
 
 def lose(term: Hold) -> None:

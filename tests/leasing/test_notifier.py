@@ -50,8 +50,8 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(listener, "PATIENCE", 0.05)
     yield
     own = notifier("default")
-    if own._listener.is_running:
-        wait_for(lambda: not own._listener.is_running, message="the listener to end")
+    if own.listener.is_running:
+        wait_for(lambda: not own.listener.is_running, message="the listener to end")
 
 
 class FakeWaiter(Waiter):
@@ -95,7 +95,7 @@ def test_a_notification_for_something_else_wakes_nobody(silent: Notifier) -> Non
     silent.notify("crane:2")
 
     assert waiter.notified == 0
-    assert set(silent._waiters) == {"crane:1"}
+    assert set(silent.waiters) == {"crane:1"}
 
 
 def test_nothing_is_kept_of_those_who_left(silent: Notifier) -> None:
@@ -104,7 +104,7 @@ def test_nothing_is_kept_of_those_who_left(silent: Notifier) -> None:
     silent.remove("crane:1", waiter)
     silent.remove("crane:1", waiter)
 
-    assert not silent._waiters
+    assert not silent.waiters
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_waiters_behind_others_poll_less_often_where_notifications_arrive(
             pauses_in_line()
         assert all(is_place(pause, 1) for pause in pauses_in_line())
 
-        silent._listener.arrives = True
+        silent.listener.arrives = True
         *announced, not_announced = pauses_in_line()
         assert all(is_place(pause, place) for place, pause in enumerate(announced, 1))
         assert is_place(not_announced, 1)
@@ -176,7 +176,7 @@ def test_a_notification_before_the_wait_is_not_lost() -> None:
 
     def wait() -> None:
         begun.set()
-        waiter._pauses = iter([PATIENCE])
+        waiter.pauses = iter([PATIENCE])
         waiter.wait()
 
     thread = threading.Thread(target=wait)
@@ -185,7 +185,7 @@ def test_a_notification_before_the_wait_is_not_lost() -> None:
 
     assert begun.is_set()
     assert not thread.is_alive()
-    assert not waiter._notified.is_set()
+    assert not waiter.woken.is_set()
 
 
 def test_a_notification_for_a_loop_that_was_closed_harms_nobody() -> None:
@@ -196,7 +196,7 @@ def test_a_notification_for_a_loop_that_was_closed_harms_nobody() -> None:
 
     waiter.notify()
 
-    assert waiter._notified.is_set()
+    assert waiter.woken.is_set()
 
 
 def test_databases_that_do_not_notify_are_not_listened_to(
@@ -208,7 +208,7 @@ def test_databases_that_do_not_notify_are_not_listened_to(
 
     own.add("crane:1", FakeWaiter())
 
-    assert not own._listener.is_running
+    assert not own.listener.is_running
     assert notifications_arrive("default")
 
 
@@ -218,7 +218,7 @@ def test_clocks_that_stand_still_keep_the_listener_away() -> None:
     with manual_keeper():
         own.add("crane:1", FakeWaiter())
 
-    assert not own._listener.is_running
+    assert not own.listener.is_running
 
 
 # Listening
@@ -286,7 +286,7 @@ def test_the_connection_goes_when_nobody_waits_and_comes_back() -> None:
         wait_for(listeners)
         notifier("default").remove("crane:1", waiter)
         wait_for(lambda: listeners() == [])
-        wait_for(lambda: not notifier("default")._listener.is_running)
+        wait_for(lambda: not notifier("default").listener.is_running)
 
 
 @transactional
@@ -349,7 +349,7 @@ def waiting_alone(own: Notifier | None = None) -> Iterator[Notifier]:
         yield own
     finally:
         own.remove("crane:1", waiter)
-        wait_for(lambda: not own._listener.is_running)
+        wait_for(lambda: not own.listener.is_running)
 
 
 @transactional
@@ -368,7 +368,7 @@ def test_a_database_that_is_away_while_its_listen_connection_opens_is_one_outage
         assert logged(caplog, levelno=logging.WARNING) == ["notifications.failed"]
         assert "outage.ended" not in logged(caplog)
         restored()
-        wait_for(lambda: not own._listener._service.is_failing)
+        wait_for(lambda: not own.listener._service.is_failing)
 
     assert logged(caplog).count("outage.ended") == 1
 
@@ -433,16 +433,16 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
     own, waiter = Notifier("default"), FakeWaiter()
     for _ in range(2):
         own.add("crane:1", waiter)
-        wait_for(lambda: not own._listener.is_running)
+        wait_for(lambda: not own.listener.is_running)
         own.add("crane:1", waiter)
-        assert not own._listener.is_running  # deaf for a while
-        own._listener._deaf_until = 0.001  # and that is over
+        assert not own.listener.is_running  # deaf for a while
+        own.listener._deaf_until = 0.001  # and that is over
     assert logged(caplog).count("notifications.swallowed") == 1
 
     monkeypatch.setattr(psycopg.Connection, "notifies", notifies)
     monkeypatch.setattr(listener, "ARRIVAL", PATIENCE)
     heard: list[str] = []
-    monkeypatch.setattr(own._listener, "_hear", heard.append)
+    monkeypatch.setattr(own.listener, "_hear", heard.append)
     own.add("crane:1", waiter)
     wait_for(lambda: [name for name in heard if name.startswith(" ")], message="the trial arrives")
     now = clock.system_clock
@@ -451,10 +451,10 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
     for count in (1, 2):
         notify("crane:1")
         wait_for(lambda: heard.count("crane:1") >= count)  # noqa: B023
-    assert own._listener.is_running
+    assert own.listener.is_running
 
-    own._waiters.clear()
-    wait_for(lambda: not own._listener.is_running)
+    own.waiters.clear()
+    wait_for(lambda: not own.listener.is_running)
     assert logged(caplog).count("notifications.swallowed") == 1
 
 
@@ -472,7 +472,7 @@ def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPa
         notify("crane:1")
         wait_for(lambda: waiter.notified)
         own.remove("crane:1", waiter)
-        wait_for(lambda: not own._listener.is_running)
+        wait_for(lambda: not own.listener.is_running)
         wait_for(lambda: not listeners("around"))  # the server ends it a moment later
 
 

@@ -677,7 +677,7 @@ def test_async_duplicates_wait_for_the_one_that_runs(done: list[str]) -> None:
     async def slowly() -> str:
         done.append("ann")
         async with asyncio.timeout(PATIENCE):
-            while len(notifier("default")._waiters.get("once:charge", ())) < 4:
+            while len(notifier("default").waiters.get("once:charge", ())) < 4:
                 await asyncio.sleep(0)
         return "receipt"
 

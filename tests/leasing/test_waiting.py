@@ -331,7 +331,7 @@ def test_an_error_of_the_database_ends_the_waiting(
 
 
 def no_waiters() -> bool:
-    return not notifier("default")._waiters
+    return not notifier("default").waiters
 
 
 # Who wakes whom: waiters that never poll, so that only a notification can wake them
@@ -364,7 +364,7 @@ def closing(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def waiters(resource: str = "crane:1") -> int:
-    return len(notifier("default")._waiters.get(resource, ()))
+    return len(notifier("default").waiters.get(resource, ()))
 
 
 @in_earnest
@@ -406,9 +406,9 @@ def test_a_release_that_is_rolled_back_wakes_nobody() -> None:
     try:
         with transaction.atomic():
             Lease.objects.release(held)
-            assert not waiter._notified.is_set()
+            assert not waiter.woken.is_set()
             transaction.set_rollback(True)
-        assert not waiter._notified.is_set()
+        assert not waiter.woken.is_set()
     finally:
         notifier("default").remove("crane:1", waiter)
 
@@ -511,7 +511,7 @@ def test_an_async_waiter_leaves_the_loop_free_and_is_woken() -> None:
 
 def test_a_notification_before_the_wait_is_not_lost_to_async_code() -> None:
     waiter = Waiter(until=float("inf"))
-    waiter._pauses = iter([PATIENCE])
+    waiter.pauses = iter([PATIENCE])
 
     async def story() -> None:
         waiter.notify()
@@ -519,7 +519,7 @@ def test_a_notification_before_the_wait_is_not_lost_to_async_code() -> None:
             await waiter.await_()
 
     async_to_sync(story)()
-    assert not waiter._notified.is_set()
+    assert not waiter.woken.is_set()
 
 
 @in_earnest

@@ -239,7 +239,7 @@ def test_the_workers_of_a_process_wake_those_who_wait_in_it(
     with working():
         begin(lambda: answers.append(wait_for(Task.objects.get(pk=task.pk), PATIENCE)))
         begin(lambda: asyncio.run(wait()))
-        wait_until(lambda: len(waiters("default")._waiters[task.lease_resource]) == 2)
+        wait_until(lambda: len(waiters("default").waiters[task.lease_resource]) == 2)
         wait_until(lambda: bool(waited_for))
         go.set()
         wait_until(lambda: answers == [True, True])
@@ -271,14 +271,14 @@ def test_a_wait_that_is_cancelled_leaves_nobody_behind() -> None:
 
     async def begin_and_cancel() -> None:
         wait = asyncio.create_task(await_for(task, None))
-        while task.lease_resource not in waiters("default")._waiters:
+        while task.lease_resource not in waiters("default").waiters:
             await asyncio.sleep(0.01)
         wait.cancel()
         with pytest.raises(asyncio.CancelledError):
             await wait
 
     asyncio.run(begin_and_cancel())
-    assert task.lease_resource not in waiters("default")._waiters
+    assert task.lease_resource not in waiters("default").waiters
 
 
 def test_who_waits_asks_the_workers_now_and_then(

@@ -32,7 +32,7 @@ THREADED: dict[str, Any] = {"wsgi.multithread": True}
 @pytest.fixture(autouse=True)
 def _nobody_waits_afterwards() -> Iterator[None]:
     yield
-    assert not notifier("default")._waiters
+    assert not notifier("default").waiters
     assert not waiting._waits
 
 
@@ -41,7 +41,7 @@ def held() -> Lease:
 
 
 def waiters() -> int:
-    return len(notifier("default")._waiters.get("crane:1", ()))
+    return len(notifier("default").waiters.get("crane:1", ()))
 
 
 def test_a_request_waits_for_the_release(client: Client, other_session: OtherSession) -> None:

@@ -71,13 +71,13 @@ def test_a_wait_out_of_bounds_is_refused(client: Client, wait: Any) -> None:
 def test_an_enqueue_wakes_those_who_wait_for_its_queue(client: Client) -> None:
     def is_woken() -> bool:
         Task.objects.enqueue("jobs.echo")  # again: a test before may just have notified the queue
-        return default._notified.is_set()
+        return default.woken.is_set()
 
     until = clock() + PATIENCE
     waiting = claimers("default").waiting
     with waiting(["mail"], until) as mail, waiting(["default"], until) as default:
         wait_for(is_woken)
-        assert not mail._notified.is_set()
+        assert not mail.woken.is_set()
 
 
 def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive(
@@ -101,7 +101,7 @@ def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive(
             assert [each.ahead() for each in waiters] == [0, 0, 0, 1, 2]
             left.close()
             assert [each.ahead() for each in waiters[1:]] == [0, 0, 0, 1]
-            woken = [each._notified.is_set() for each in waiters]
+            woken = [each.woken.is_set() for each in waiters]
             assert woken == [False, False, False, True, False]
 
 
@@ -112,7 +112,7 @@ def test_a_claimer_whose_time_is_over_wakes_nobody(monkeypatch: pytest.MonkeyPat
         left.enter_context(waiting(["default"], clock()))
         with waiting(["default"], clock() + PATIENCE) as second:
             left.close()
-            assert not second._notified.is_set()
+            assert not second.woken.is_set()
 
 
 def test_an_enqueue_of_another_process_wakes_them(on_postgresql: None) -> None:
@@ -122,7 +122,7 @@ def test_an_enqueue_of_another_process_wakes_them(on_postgresql: None) -> None:
 
     def is_woken() -> bool:
         notify()  # again, until it listens
-        return waiter._notified.is_set()
+        return waiter.woken.is_set()
 
     with claimers("default").waiting(["default"], clock() + PATIENCE) as waiter:
         wait_for(is_woken)
