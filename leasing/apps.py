@@ -20,6 +20,7 @@ class LeasingConfig(AppConfig):
     def ready(self) -> None:
         import atexit
 
+        from leasing import signals  # noqa: F401 - which subscribe, as the log does
         from leasing.checks import refuse_missing_backends
         from leasing.conf import leasing_settings
         from leasing.holding.keeper import keeper

@@ -27,7 +27,6 @@ from typing import Any, ClassVar, Self
 
 from django.db import models, router, transaction
 
-from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
 from leasing.db.joins import is_joined
@@ -36,6 +35,7 @@ from leasing.exceptions import StaleToken
 from leasing.functions import DbNow
 from leasing.holding import Hold
 from leasing.models import MAX_KEY, Leasable, LeaseEvent
+from leasing.runtime.events import happened
 from leasing.stores.rows import RowStore, write_apart
 
 #: A proof of a term: a hold, a row just acquired, or the bare token.
@@ -228,7 +228,7 @@ class BareToken:
         )
         using = leasing_settings.DATABASE
         write_apart(using, partial(event.save, using=using, force_insert=True))
-        signals.send(signals.refused, self, verb=GUARDED, reason=reason)
+        happened("lease.refused", [self], verb=GUARDED, reason=reason)
 
 
 def note_refused(bearer: Hold | Leasable | BareToken, reason: str) -> str:

@@ -49,9 +49,10 @@ from leasing.decorators import refuse_generators
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
 from leasing.holding import Hold
 from leasing.holding.interrupt import Interrupt
-from leasing.runtime import aio, probes
+from leasing.runtime import aio
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
 from leasing.runtime.event_lines import log
+from leasing.runtime.events import happened
 from leasing.store import Incumbent, NamedStore
 from leasing.stores import DEFAULT_STORE, store_of
 from leasing.stores.rows import RowStore
@@ -296,8 +297,7 @@ class Leader:
                 yield Rest(pause, stopping)
                 continue
             self._term, self._resigned = term, False
-            if probes.leading:
-                probes.leading("elected")
+            happened("leader.elected")
             if term.valid:
                 return term
             yield from self._ending(term)  # the process may have slept since it won
@@ -312,8 +312,7 @@ class Leader:
     def _leave(self) -> Hold:
         term, self._term = self._term, None
         assert term is not None
-        if probes.leading:
-            probes.leading("lost" if not (term.valid or self._resigned) else "left")
+        happened("leader.left" if term.valid or self._resigned else "leader.lost")
         return term
 
     def _ending(self, term: Hold) -> Steps[None]:

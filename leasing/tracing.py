@@ -11,15 +11,17 @@ module never reaches the traced code.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ParamSpec, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from django.core.exceptions import ImproperlyConfigured
 
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.runtime.aio import Steps
 from leasing.runtime.event_lines import log
-from leasing.runtime.tracepoints import Held, points
+from leasing.runtime.events import Subscriber, followers, subscribe, unsubscribe
 
 try:
     from opentelemetry import context, trace
@@ -34,6 +36,8 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 Value = str | int | float | bool
 
+#: The subscribers that trace leases, by the names of events.
+_heard: dict[str, Subscriber] = {}
 #: Failures of tracing that were logged already.
 _said: set[str] = set()
 
@@ -41,12 +45,18 @@ _said: set[str] = set()
 def instrument(tracer_provider: TracerProvider | None = None) -> None:
     """Trace leases from now on, by ``tracer_provider`` or, without one, the global one, which may
     be set later."""
-    points.tracer = Leases(tracer_of("leasing", tracer_provider))
+    uninstrument()
+    leases = Leases(tracer_of("leasing", tracer_provider))
+    _heard.update(leases.heard)
+    subscribe(_heard, log.tracing_failed)
+    followers["lease.release"] = leases.releasing
 
 
 def uninstrument() -> None:
     """Stop tracing leases."""
-    points.tracer = None
+    unsubscribe(_heard)
+    _heard.clear()
+    followers.pop("lease.release", None)
 
 
 def tracer_of(name: str, provider: TracerProvider | None) -> trace.Tracer:
@@ -79,7 +89,7 @@ def harmless(method: Callable[P, Result]) -> Callable[P, Result | None]:
 
 class Following:
     """One span, and whether it is the current one of the thread or coroutine that began it. None of
-    its methods raises.
+    its methods raises. As a block it ends with that.
 
     Args:
         span: The span, which has begun.
@@ -94,6 +104,15 @@ class Following:
         self.is_own = span.is_recording()
         self.is_over = False
         self._token = context.attach(self.context) if inside else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.fail(error)
+        self.leave()
+        self.end()
 
     @harmless
     def note(self, attributes: Mapping[str, Value]) -> None:
@@ -118,6 +137,11 @@ class Following:
         if not self.is_over:
             self.span.set_attribute("error.type", kind)
             self.span.set_status(Status(StatusCode.ERROR, text))
+
+    def lose(self, reason: str) -> None:
+        """The span is that of a term that was lost for ``reason``."""
+        self.event("lost", {"leasing.reason": reason})
+        self.err(LeaseLost.__qualname__, f"lost: {reason}")
 
     @harmless
     def leave(self) -> None:
@@ -162,80 +186,79 @@ def begin(
     return Following(span, parent, inside=inside)
 
 
-def within(following: Following | None, call: Callable[[], Result]) -> Result:
-    """``call``, in the span that ``following`` has made the current one, which ends with it."""
-    if following is None:
-        return call()
-    try:
-        return call()
-    except BaseException as error:
-        following.fail(error)
-        raise
-    finally:
-        following.leave()
-        following.end()
-
-
 class Leases:
     """Follows leases with spans of ``tracer``."""
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
+        self._holds: WeakKeyDictionary[Any, Following] = WeakKeyDictionary()
+        #: What it hears, by the names of events.
+        self.heard: dict[str, Subscriber] = {
+            "lease.asked": self._asked,
+            "hold.begun": self._begun,
+            "hold.renewed": self._renewed,
+            "hold.lost": self._lost,
+            "hold.ended": self._ended,
+        }
 
-    def acquiring(self, resource: str, steps: Steps[Any]) -> Steps[Any]:
-        # Now: the steps may be done on another thread.
-        return self._acquiring(resource, steps, context.get_current())
+    def releasing(self, row: Any) -> AbstractContextManager[object]:
+        span = begin(self._tracer, "release", _attributes(row.lease_resource), inside=True)
+        return span or nullcontext()
 
-    def _acquiring(self, resource: str, steps: Steps[Any], parent: Context) -> Steps[Any]:
-        span = begin(self._tracer, "acquire", _attributes(resource), parent=parent)
+    def _asked(
+        self,
+        rows: Sequence[Any],
+        *,
+        resource: str,
+        seconds: float,
+        error: BaseException | None,
+        is_campaign: bool,
+        **details: Any,
+    ) -> None:
+        start = time.time_ns() - round(seconds * 1e9)
+        span = (
+            None
+            if is_campaign
+            else begin(self._tracer, "acquire", _attributes(resource), start=start)
+        )
         if span is None:
-            return (yield from steps)
-        try:
-            row = yield from steps
+            return
+        for row in rows:
             term = {"leasing.holder": row.holder, "leasing.fencing_token": row.fencing_token}
             span.note({"leasing.outcome": "acquired", **term})
-            return row
-        except LeaseHeld as held:
+        if isinstance(error, LeaseHeld):
             # Nothing went wrong: that is what leases are for.
-            span.note({"leasing.outcome": "held", "leasing.held_by": held.holder})
-            raise
-        except BaseException as error:
+            span.note({"leasing.outcome": "held", "leasing.held_by": error.holder})
+        elif error is not None:
             span.fail(error)
-            raise
-        finally:
-            span.end()
+        span.end()
 
-    def releasing(self, resource: str, release: Callable[[], Result]) -> Result:
-        span = begin(self._tracer, "release", _attributes(resource), inside=True)
-        return within(span, release)
+    def _begun(self, holds: Sequence[Any], *, inside: bool) -> None:
+        for hold in holds:
+            attributes = {
+                **_attributes(hold.grant.resource),
+                "leasing.holder": hold.grant.holder,
+                "leasing.fencing_token": hold.grant.fencing_token,
+                "leasing.ttl": hold.grant.ttl,
+            }
+            span = begin(self._tracer, "hold", attributes, inside=inside)
+            if span is not None:
+                self._holds[hold] = span
 
-    def holding(self, hold: Held, inside: bool) -> Holding | None:
-        attributes = {
-            **_attributes(hold.resource),
-            "leasing.holder": hold.holder,
-            "leasing.fencing_token": hold.fencing_token,
-            "leasing.ttl": hold.ttl,
-        }
-        following = begin(self._tracer, "hold", attributes, inside=inside)
-        return None if following is None else Holding(following)
+    def _renewed(self, holds: Sequence[Any]) -> None:
+        for span in filter(None, map(self._holds.get, holds)):
+            span.event("renewed")
 
+    def _lost(self, holds: Sequence[Any], *, reason: str) -> None:
+        for span in filter(None, map(self._holds.get, holds)):
+            span.lose(reason)
 
-class Holding:
-    """The span of one term of a hold."""
-
-    def __init__(self, following: Following) -> None:
-        self._following = following
-
-    def renewed(self) -> None:
-        self._following.event("renewed")
-
-    def lost(self, reason: str) -> None:
-        self._following.event("lost", {"leasing.reason": reason})
-        self._following.err(LeaseLost.__qualname__, f"lost: {reason}")
-
-    def close(self) -> None:
-        self._following.leave()
-        self._following.end()
+    def _ended(self, holds: Sequence[Any]) -> None:
+        for hold in holds:
+            span = self._holds.pop(hold, None)
+            if span is not None:
+                span.leave()
+                span.end()
 
 
 def _attributes(resource: str) -> dict[str, Value]:

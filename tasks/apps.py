@@ -26,6 +26,7 @@ class TasksConfig(AppConfig):
             checks,  # noqa: F401 - it registers, as the sample does
             discovery,
             sample,  # noqa: F401
+            signals,  # noqa: F401 - which subscribe, as the log does
         )
 
         discovery.discover()

@@ -7,7 +7,7 @@ file is long for the signature of ``handler``, which type checkers and readers w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -47,7 +47,7 @@ UNKNOWN_DELAY = timedelta(seconds=60)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-#: Called with a ``Task``, or with a ``Completed`` if no instance was made.
+#: Called with a ``Task``, or with a ``ClaimedTask`` if no instance was made.
 OnEnd: TypeAlias = Callable[[Any], object]
 
 
@@ -90,27 +90,6 @@ class Ended(Protocol):
     def status(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class EndReport:
-    """An ``on_end`` that need not be called with tasks that have succeeded while nobody listens.
-
-    Args:
-        tell: Called with each task that has ended.
-        is_heard: Returns False while nobody listens to ``tell`` but a log.
-        is_logged: Returns False while that log would write nothing.
-        log: Called at once with the tasks, as they were claimed, that have succeeded while nobody
-            else listens. It ends at once, and raises nothing.
-    """
-
-    tell: OnEnd
-    is_heard: Callable[[], bool]
-    is_logged: Callable[[], bool]
-    log: Callable[[Sequence[Ended]], object]
-
-    def __call__(self, task: Any) -> object:
-        return self.tell(task)
-
-
 @dataclass(frozen=True)
 class Handler:
     """Registered code: ``function(ctx, **data)``, plain or async. What else is said of it are the
@@ -126,7 +105,7 @@ class Handler:
     concurrency_key: str = ""
     concurrency_limit: int | None = None
     process: bool = False
-    #: May be called with a ``Completed`` instead of the row, in the process that stores the end.
+    #: May be called with a ``ClaimedTask`` instead of the row, in the process that stores the end.
     on_end: OnEnd | None = None
     aliases: tuple[str, ...] = ()
     compensate: str | None = None
@@ -139,17 +118,6 @@ class Handler:
     parameters: Parameters = field(init=False, repr=False, compare=False)
     #: Values for the concurrency key of tasks whose data lacks them: its parameters' defaults.
     key_defaults: dict[str, Any] = field(init=False, repr=False, compare=False)
-
-    @property
-    def reports_success(self) -> bool:
-        """Return True if ``on_end`` is to be called with its tasks that succeed."""
-        on_end = self.on_end
-        return on_end is not None and (not isinstance(on_end, EndReport) or on_end.is_heard())
-
-    @property
-    def logs_success(self) -> bool:
-        """Return True if ``on_end`` is to log its tasks that succeed, where it is told of none."""
-        return isinstance(self.on_end, EndReport) and self.on_end.is_logged()
 
     def __post_init__(self) -> None:
         # Determined once: the inspection takes longer than a call of a short handler.
@@ -357,35 +325,24 @@ def all_names(name: str) -> tuple[str, ...]:
 
 
 def observed() -> list[str]:
-    """The names of those tasks of whose success ``on_end`` is told."""
+    """The names of the tasks whose ends are reported: to ``on_end``, or to ``django.tasks``."""
     each = list(_handlers.items())
-    return [name for name, known in each if known.on_end is not None and known.reports_success]
+    return [
+        name
+        for name, known in each
+        if known.on_end is not None or hasattr(known.function, "django_task")
+    ]
 
 
 def report_end(task: Ended) -> None:
-    """Call the ``on_end`` of the handler of ``task``, which has ended. Raises nothing."""
+    """Call the ``on_end`` of the handler of ``task``, which has ended."""
     known = _handlers.get(task.name)
-    if known is None or known.on_end is None:
-        return
-    if task.status == "succeeded" and not known.reports_success:
-        if known.logs_success:
-            log_successes([task])
-    else:
-        threads.call_apart(partial(_report_end, known.on_end, task))
+    if known is not None and known.on_end is not None:
+        threads.call_apart(partial(tell_end, known.on_end, task))
 
 
-def log_successes(tasks: Iterable[Ended]) -> None:
-    """Have ``on_end`` log that ``tasks`` have succeeded, of which nobody else is to be told."""
-    by_report: dict[EndReport, list[Ended]] = {}
-    for task in tasks:
-        known = _handlers.get(task.name)
-        if known is not None and isinstance(known.on_end, EndReport):
-            by_report.setdefault(known.on_end, []).append(task)
-    for report, ended in by_report.items():
-        report.log(ended)
-
-
-def _report_end(on_end: Callable[[Any], object], task: Ended) -> None:
+def tell_end(on_end: OnEnd, task: Ended) -> None:
+    """Call ``on_end`` with ``task``. Raises nothing."""
     try:
         on_end(task)
     except Exception:  # as any receiver's: what has happened has happened

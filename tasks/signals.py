@@ -32,71 +32,115 @@ And of queues, with ``sender=Queue`` and the name as ``queue``:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from django.apps import apps
 from django.dispatch import Signal
 
-from leasing.signals import Logged
+from leasing.runtime.event_lines import log as leasing_log
+from leasing.runtime.event_logger import Event
+from leasing.runtime.events import Subscriber, subscribe
+from leasing.signals import sending
 from tasks import registry
 from tasks.log import log
 from tasks.notifier import notify_ended, waited_for
+from tasks.querysets.claimed import ClaimedTask, instance_of, resource_of
+
+enqueued = Signal()
+claimed = Signal()
+completed = Signal()
+attempt_failed = Signal()
+failed = Signal()
+recovered = Signal()
+returned = Signal()
+snoozed = Signal()
+cancelled = Signal()
+retried = Signal()
+duplicate = Signal()
+rescheduled = Signal()
+discarded = Signal()
+repaired = Signal()
+suspected = Signal()
+replaced = Signal()
+paused = Signal()
+resumed = Signal()
 
 
-class TaskSignal(Logged):
-    """A signal about a task."""
+def _with_error(line: Event) -> Subscriber:
+    """Return a subscriber that logs attempts that failed, each with its error and traceback, if
+    this process has it: not where only the text is known, as of a task that was recovered."""
 
-    subject = "task"
+    def each(rows: Sequence[Any], **details: Any) -> None:
+        for row in rows:
+            line.each([row], exc_info=row.raised, **details)
 
-
-class FailureSignal(TaskSignal):
-    """A signal about an attempt that failed. Its record has the error with its traceback, if this
-    process has it: not where only the text is known, as of a task that was recovered."""
-
-    def _log(self, row: Any, by: Any = None, **details: Any) -> None:
-        super()._log(row, by, exc_info=row.raised, **details)
+    return each
 
 
-class QueueSignal(Logged):
-    """A signal about a queue."""
-
-    subject = "queue"
-
-
-enqueued = TaskSignal(log.task_enqueued)
-claimed = TaskSignal(log.task_claimed)
-completed = TaskSignal(log.task_completed)
-attempt_failed = FailureSignal(log.task_attempt_failed)
-failed = FailureSignal(log.task_failed)
-recovered = TaskSignal(log.task_recovered)
-returned = TaskSignal(log.task_returned)
-snoozed = TaskSignal(log.task_snoozed)
-cancelled = TaskSignal(log.task_cancelled)
-retried = TaskSignal(log.task_retried)
-duplicate = TaskSignal(log.task_duplicate)
-rescheduled = TaskSignal(log.task_rescheduled)
-discarded = TaskSignal(log.task_discarded)
-repaired = TaskSignal(log.task_repaired)
-suspected = TaskSignal()
-replaced = TaskSignal(log.task_replaced)
-paused = QueueSignal(log.queue_paused)
-resumed = QueueSignal(log.queue_resumed)
+def _report_ends(rows: Sequence[Any], **details: Any) -> None:
+    """Call the ``on_end`` of what has ended, and notify those who wait for it."""
+    for row in rows:
+        registry.report_end(row)
+    if waited_for and rows:
+        first = rows[0]
+        using = first.using if isinstance(first, ClaimedTask) else first._state.db
+        notify_ended(using, [resource_of(row.pk) for row in rows])
 
 
-#: Signals that report the end of a task.
-_ENDS = (completed, failed, cancelled)
+def _send_of_queue(signal: Signal) -> Subscriber:
+    def send(names: Sequence[str], **details: Any) -> None:
+        for name in names:
+            queue = apps.get_model("leasing_tasks", "Queue")
+            signal.send_robust(sender=queue, queue=name, **details)
+
+    return send
 
 
-def send(signal: Signal, task: Any, **details: Any) -> None:
-    """Send a signal about a task. If the task has ended, call its handler's ``on_end``, and notify
-    callers that wait for the end.
-
-    Args:
-        signal: One of this module.
-        task: The task, which the receivers get. Its class is the sender.
-        details: The further arguments of the receivers.
-    """
-    signal.send_robust(sender=type(task), task=task, **details)
-    if signal in _ENDS:
-        registry.report_end(task)
-        if waited_for:
-            notify_ended(task._state.db, [task.lease_resource])
+_SIGNALS = {
+    "enqueued": enqueued,
+    "claimed": claimed,
+    "completed": completed,
+    "attempt_failed": attempt_failed,
+    "failed": failed,
+    "recovered": recovered,
+    "returned": returned,
+    "snoozed": snoozed,
+    "cancelled": cancelled,
+    "retried": retried,
+    "duplicate": duplicate,
+    "rescheduled": rescheduled,
+    "discarded": discarded,
+    "repaired": repaired,
+    "suspected": suspected,
+    "replaced": replaced,
+}
+#: What writes the lines of tasks, by the names of events.
+LINES: dict[str, Subscriber] = {
+    "task.enqueued": log.task_enqueued.each,
+    "task.claimed": log.task_claimed.each,
+    "task.completed": log.task_completed.each,
+    "task.attempt_failed": _with_error(log.task_attempt_failed),
+    "task.failed": _with_error(log.task_failed),
+    "task.recovered": log.task_recovered.each,
+    "task.returned": log.task_returned.each,
+    "task.snoozed": log.task_snoozed.each,
+    "task.cancelled": log.task_cancelled.each,
+    "task.retried": log.task_retried.each,
+    "task.duplicate": log.task_duplicate.each,
+    "task.rescheduled": log.task_rescheduled.each,
+    "task.discarded": log.task_discarded.each,
+    "task.repaired": log.task_repaired.each,
+    "task.replaced": log.task_replaced.each,
+    "queue.paused": log.queue_paused.each,
+    "queue.resumed": log.queue_resumed.each,
+}
+_failed = leasing_log.log_failed
+subscribe({f"task.{end}": _report_ends for end in ("completed", "failed", "cancelled")}, _failed)
+subscribe(
+    {f"task.{name}": sending(each, "task", instance_of) for name, each in _SIGNALS.items()}, _failed
+)
+subscribe(
+    {"queue.paused": _send_of_queue(paused), "queue.resumed": _send_of_queue(resumed)}, _failed
+)
+subscribe(LINES, _failed)

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 # First, for what it says where OpenTelemetry is missing.
 from leasing.tracing import (  # isort: split
@@ -31,7 +32,6 @@ from leasing.tracing import (  # isort: split
     harmless,
     is_set_up,
     tracer_of,
-    within,
 )
 
 from django.apps import apps
@@ -43,7 +43,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from leasing.exceptions import LeaseLost
 from leasing.functions import EPOCH
 from leasing.runtime.clock import clock
-from tasks.runtime.tracepoints import Send, points
+from leasing.runtime.event_lines import log
+from leasing.runtime.events import Subscriber, followers, subscribe, unsubscribe
+from tasks.registry import Kind
 
 if TYPE_CHECKING:
     from tasks.execution.attempt import Execution
@@ -51,8 +53,8 @@ if TYPE_CHECKING:
     from tasks.models import Task
     from tasks.querysets.claimed import ClaimedTask
 
-Stored = TypeVar("Stored")
-
+#: The subscribers that trace tasks, by the names of events.
+_heard: dict[str, Subscriber] = {}
 #: The name, next to the headers in a row, of the span of the latest attempt.
 PREVIOUS = "previous"
 #: The outcome of an attempt, by the verb that stores it.
@@ -68,12 +70,19 @@ OUTCOMES = {
 def instrument(tracer_provider: TracerProvider | None = None) -> None:
     """Trace tasks from now on, by ``tracer_provider`` or, without one, the global one, which may
     be set later. A process that a worker starts for a handler does so if the setting says so."""
-    points.tracer = Tasks(tracer_of("tasks", tracer_provider))
+    uninstrument()
+    tracer = Tasks(tracer_of("tasks", tracer_provider))
+    _heard.update(tracer.heard)
+    subscribe(_heard, log.tracing_failed)
+    followers.update({"task.send": tracer.sending, "task.publish": tracer.publishing})
 
 
 def uninstrument() -> None:
     """Stop tracing tasks."""
-    points.tracer = None
+    unsubscribe(_heard)
+    _heard.clear()
+    for name in ("task.send", "task.publish"):
+        followers.pop(name, None)
 
 
 # What a row carries
@@ -142,15 +151,35 @@ class Tasks:
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
+        #: The spans of attempts, by their holds.
+        self._attempts: WeakKeyDictionary[Any, Following] = WeakKeyDictionary()
+        #: Name and trace context of tasks whose messages are about to be sent.
+        self._publishing: dict[int, tuple[str, str | None]] = {}
+        #: What it hears, by the names of events.
+        self.heard: dict[str, Subscriber] = {
+            "task.sent": self._sent,
+            "tasks.sent": self._many_sent,
+            "tasks.publishing": self._read_publishing,
+            "task.claimed": self._claimed,
+            "attempt.begun": self._begun,
+            "hold.renewed": self._renewed,
+            "hold.lost": self._lost,
+            "attempt.left": self._left,
+            "attempt.over": self._over,
+            "attempt.returned": self._returned,
+            "outcomes.storing": self._storing,
+            "outcomes.stored": self._stored,
+            "attempt.lost": self._recovered,
+        }
 
     # Producers
 
-    def sending(self, columns: dict[str, Any], store: Callable[[], Stored]) -> Callable[[], Stored]:
-        return partial(self._send, columns, store, context.get_current())
+    def sending(self, columns: dict[str, Any]) -> AbstractContextManager[object]:
+        # Of now: it may be sent after the commit.
+        return self._send(columns, context.get_current())
 
-    def _send(
-        self, columns: dict[str, Any], store: Callable[[], Stored], parent: Context
-    ) -> Stored:
+    @contextmanager
+    def _send(self, columns: dict[str, Any], parent: Context) -> Iterator[None]:
         name, queue = columns["name"], columns["queue"]
         attributes = {**_attributes("send", "send", queue), "tasks.name": name}
         span = begin(
@@ -162,49 +191,49 @@ class Tasks:
             inside=True,
         )
         if span is None:
-            return store()
+            yield
+            return
         carried = _carried_by(span)
         if carried is not None:
             columns["trace_context"] = carried
+        with span:
+            yield
 
-        def stored() -> Stored:
-            sent = store()
-            _tell_sent(span, sent)
-            return sent
+    def _sent(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            span = trace.get_current_span()
+            span.set_attribute("messaging.message.id", str(task.pk))
+            if task.is_duplicate:
+                span.set_attribute("tasks.is_duplicate", True)
 
-        return within(span, stored)
+    def _many_sent(self, tasks: Sequence[Task]) -> None:
+        trace.get_current_span().set_attribute("messaging.batch.message_count", len(tasks))
 
-    def publishing(self, send: Send, keys: Sequence[int]) -> Send:
-        rows = self._rows(keys) or {}
+    def publishing(self, key: int, queue: str) -> AbstractContextManager[object]:
+        name, carried = self._publishing.pop(key, ("", None))
+        attributes = {
+            **_attributes("publish", "send", queue),
+            "messaging.message.id": str(key),
+            "tasks.name": name,
+        }
+        span = _begin_of(
+            self._tracer,
+            f"publish {queue}",
+            attributes,
+            carried,
+            kind=SpanKind.PRODUCER,
+            inside=True,
+        )
+        return span or nullcontext()
 
-        def publish(key: int, queue: str) -> object:
-            name, carried = rows.get(key, ("", None))
-            attributes = {
-                **_attributes("publish", "send", queue),
-                "messaging.message.id": str(key),
-                "tasks.name": name,
-            }
-            span = _begin_of(
-                self._tracer,
-                f"publish {queue}",
-                attributes,
-                carried,
-                kind=SpanKind.PRODUCER,
-                inside=True,
-            )
-            return within(span, partial(send, key, queue))
-
-        return publish
-
-    @harmless
-    def _rows(self, keys: Sequence[int]) -> dict[int, tuple[str, str | None]]:
+    def _read_publishing(self, keys: Sequence[int]) -> None:
         rows = apps.get_model("leasing_tasks", "Task").objects.home().filter(pk__in=keys)
-        return {key: more for key, *more in rows.values_list("pk", "name", "trace_context")}
+        read = rows.values_list("pk", "name", "trace_context")
+        self._publishing = {key: (name, carried) for key, name, carried in read}
 
     # Workers
 
-    @harmless
-    def claimed(self, claimed: Sequence[Task | ClaimedTask]) -> None:
+    def _claimed(self, claimed: Sequence[Task | ClaimedTask]) -> None:
         now = time.time_ns()
         for task in claimed:
             if task.trace_context:
@@ -213,38 +242,79 @@ class Tasks:
                 if span is not None:
                     span.end()
 
-    def running(self, execution: Execution) -> Attempt | None:
-        claimed = execution.claimed
-        if not (claimed.trace_context or is_set_up(self._tracer)):
-            return None
-        span = self._begin(
-            "process", "process", claimed, kind=SpanKind.CONSUMER, is_linked=True, inside=True
-        )
-        return None if span is None else Attempt(execution, span)
+    def _begun(self, executions: Sequence[Execution]) -> None:
+        for execution in executions:
+            claimed = execution.claimed
+            if not (claimed.trace_context or is_set_up(self._tracer)):
+                continue
+            span = self._begin(
+                "process", "process", claimed, kind=SpanKind.CONSUMER, is_linked=True, inside=True
+            )
+            if span is not None:
+                self._attempts[execution.hold] = span
+                if execution.kind is Kind.PROCESS:
+                    execution.trace_context = _carried_by(span)
 
-    def storing(
-        self, store: Callable[[list[Outcome]], Refused], outcomes: list[Outcome]
-    ) -> Refused:
-        began = time.time_ns()
+    def _renewed(self, holds: Sequence[Any]) -> None:
+        for span in filter(None, map(self._attempts.get, holds)):
+            span.event("heartbeat")
+
+    def _lost(self, holds: Sequence[Any], *, reason: str) -> None:
+        for span in filter(None, map(self._attempts.get, holds)):
+            span.lose(reason)
+
+    def _left(self, executions: Sequence[Execution], *, outcome: Outcome) -> None:
+        """The attempt has ended, on the thread or coroutine on which it began."""
+        for execution in executions:
+            if (span := self._attempts.get(execution.hold)) is not None:
+                span.leave()
+        if not outcome.dropped:
+            self._over(executions, outcome=outcome)
+
+    def _over(self, executions: Sequence[Execution], *, outcome: Outcome) -> None:
+        self._storing([outcome])
+        for execution in executions:
+            span = self._attempts.get(execution.hold)
+            if span is None:
+                continue
+            # What its handler has completed itself has nothing to be stored, and what is lost has
+            # not.
+            lost = not outcome.verb and execution.hold.is_lost
+            named = "lost" if lost else OUTCOMES.get(outcome.verb, "succeeded")
+            span.note({"tasks.outcome": named})
+            if isinstance(outcome.value, BaseException):
+                span.fail(outcome.value)
+            span.end()
+
+    def _returned(self, executions: Sequence[Execution], *, reason: str) -> None:
+        """The attempts were given back, while their handlers may still run."""
+        for execution in executions:
+            span = self._attempts.get(execution.hold)
+            if span is not None and not span.is_over:
+                _keep(span, execution.task, execution.claimed.trace_context)
+                span.note({"tasks.outcome": "returned", "tasks.reason": reason})
+                span.end()
+
+    def _storing(self, outcomes: Sequence[Outcome]) -> None:
+        """Keep the spans of attempts in their rows, if other attempts may follow."""
         for outcome in outcomes:
-            _leave_trace(outcome)
-        refused = store(outcomes)
-        self._tell_stored(outcomes, refused, began)
-        return refused
+            span, claimed = self._attempts.get(outcome.execution.hold), outcome.execution.claimed
+            if span is not None and outcome.verb not in ("", "complete"):
+                _keep(span, claimed.task, claimed.trace_context)
 
-    @harmless
-    def _tell_stored(self, outcomes: list[Outcome], refused: Refused, began: int) -> None:
+    def _stored(self, outcomes: Sequence[Outcome], *, refused: Refused, seconds: float) -> None:
+        began = time.time_ns() - round(seconds * 1e9)
         errors = {id(outcome): error for outcome, error in refused}
         for outcome in outcomes:
-            attempt = outcome.execution.trace
-            if not (isinstance(attempt, Attempt) and attempt.following.is_own):
+            attempt = self._attempts.get(outcome.execution.hold)
+            if attempt is None or not attempt.is_own:
                 continue  # which no sampler would tell either
             span = begin(
                 self._tracer,
                 f"{outcome.verb} {outcome.execution.claimed.queue}",
                 _attributes_of(outcome.verb, "settle", outcome.execution.claimed),
                 kind=SpanKind.CLIENT,
-                parent=attempt.following.context,
+                parent=attempt.context,
                 start=began,
             )
             if span is None:
@@ -256,20 +326,21 @@ class Tasks:
 
     # Recovery
 
-    @harmless
-    def lost(self, task: Task, reason: str) -> None:
-        assert task.acquired_at is not None
-        # In nanoseconds, and without the rounding of a float.
-        start = (task.acquired_at - EPOCH) // timedelta(microseconds=1) * 1000
-        span = self._begin(
-            "lost", "process", task, kind=SpanKind.CONSUMER, start=start, is_linked=True
-        )
-        if span is None:
-            return
-        span.note({"tasks.outcome": "lost"})
-        span.err(LeaseLost.__qualname__, reason)
-        _keep(span, task, task.trace_context)
-        span.end()
+    def _recovered(self, tasks: Sequence[Task], *, reason: str) -> None:
+        """The attempt that each of ``tasks`` still names was taken from a holder that is gone, and
+        the row is about to be written."""
+        for task in tasks:
+            assert task.acquired_at is not None
+            # In nanoseconds, and without the rounding of a float.
+            start = (task.acquired_at - EPOCH) // timedelta(microseconds=1) * 1000
+            span = self._begin(
+                "lost", "process", task, kind=SpanKind.CONSUMER, start=start, is_linked=True
+            )
+            if span is not None:
+                span.note({"tasks.outcome": "lost"})
+                span.err(LeaseLost.__qualname__, reason)
+                _keep(span, task, task.trace_context)
+                span.end()
 
     def _begin(
         self,
@@ -288,49 +359,6 @@ class Tasks:
             is_linked=is_linked,
             **options,
         )
-
-
-class Attempt:
-    """The span of one attempt."""
-
-    def __init__(self, execution: Execution, following: Following) -> None:
-        self.following = following
-        self._execution = execution
-
-    def renewed(self) -> None:
-        self.following.event("heartbeat")
-
-    def lost(self, reason: str) -> None:
-        self.following.event("lost", {"leasing.reason": reason})
-        self.following.err(LeaseLost.__qualname__, f"lost: {reason}")
-
-    def leave(self, outcome: Outcome) -> None:
-        self.following.leave()
-        if not outcome.dropped:
-            self.over(outcome)
-
-    def over(self, outcome: Outcome) -> None:
-        _leave_trace(outcome)
-        # What its handler has completed itself has nothing to be stored, and what is lost has not.
-        lost = not outcome.verb and self._execution.hold.is_lost
-        named = "lost" if lost else OUTCOMES.get(outcome.verb, "succeeded")
-        self.following.note({"tasks.outcome": named})
-        if isinstance(outcome.value, BaseException):
-            self.following.fail(outcome.value)
-        self.following.end()
-
-    def returned(self, reason: str) -> None:
-        if not self.following.is_over:
-            _keep(self.following, self._execution.task, self._execution.claimed.trace_context)
-            self.following.note({"tasks.outcome": "returned", "tasks.reason": reason})
-            self.following.end()
-
-    def close(self) -> None:
-        self.following.leave()
-        self.following.end()
-
-    def carrier(self) -> str | None:
-        return _carried_by(self.following)
 
 
 @harmless
@@ -356,27 +384,9 @@ def _carried_by(following: Following) -> str | None:
 
 
 @harmless
-def _leave_trace(outcome: Outcome) -> None:
-    """Keep the span of an attempt in its row, if another attempt may follow."""
-    attempt, claimed = outcome.execution.trace, outcome.execution.claimed
-    if outcome.verb not in ("", "complete") and isinstance(attempt, Attempt):
-        _keep(attempt.following, claimed.task, claimed.trace_context)
-
-
-@harmless
 def _keep(following: Following, task: Task, carried: str | None) -> None:
     if task.traced is None and following.is_own:
         task.traced = _with_previous(carried, following.span.get_span_context())
-
-
-@harmless
-def _tell_sent(following: Following, sent: Any) -> None:
-    if isinstance(sent, Sequence):
-        following.note({"messaging.batch.message_count": len(sent)})
-    else:
-        following.note({"messaging.message.id": str(sent.pk)})
-        if sent.is_duplicate:
-            following.note({"tasks.is_duplicate": True})
 
 
 def _attributes(verb: str, kind_of_verb: str, queue: str) -> dict[str, Value]:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.test import Client
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from pytest_django import DjangoDbBlocker, Settings
 
 from leasing.db import postgres
+from leasing.metrics import process as lease_metrics
 from leasing.testing import keeper
 from leasing.testing.keeper import ManualKeeper
+from tasks.metrics import process as task_metrics
 from tests import databases
 from tests.leasing.support import FakeClock, stopped_clock
 from tests.metrics import Value, reading
@@ -61,14 +63,23 @@ def portable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def registry() -> CollectorRegistry:
-    """Return a registry of metrics of the test's own."""
-    return CollectorRegistry()
+def registry() -> Iterator[CollectorRegistry]:
+    """Count in this process from zero while the test runs, and return the registry."""
+    modules: tuple[Any, ...] = (lease_metrics, task_metrics)
+    for module in modules:
+        for metric in vars(module).values():
+            if isinstance(metric, Counter | Histogram):
+                metric.clear()
+        module.connect()
+    yield REGISTRY
+    for module in modules:
+        module.disconnect()
+        vars(module.STATE).update(vars(type(module.STATE)()))
 
 
 @pytest.fixture
-def value(counted: object, registry: CollectorRegistry) -> Value:
-    """Read ``registry``, into which the module's ``counted`` counts."""
+def value(registry: CollectorRegistry) -> Value:
+    """Read what this process counts during the test."""
     return reading(registry)
 
 

@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import tomllib
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,16 @@ from django.core.management import get_commands, load_command_class
 from django.template import engines
 from django.test import Client
 
+import leasing.tracing
+import tasks.tracing
 from leasing.conf import leasing_settings
 from leasing.diagnosis.ttl import spare
-from leasing.runtime.tracepoints import points as leases
 from leasing.validation.options import option_names
 from tasks import registry
 from tasks.client import __main__ as remote
 from tasks.conf import KEPT, task_settings
 from tasks.execution.context import Context
 from tasks.models import Schedule, Worker
-from tasks.runtime.tracepoints import points as tasks
 from tasks.scheduling import declarations
 from tests import first_hour, tutorial
 from tests.plugin import ROOT
@@ -89,11 +90,12 @@ def test_every_block_of_a_page_has_a_language_that_is_tested(page: Path) -> None
 
 
 @pytest.fixture
-def own_handlers(own_handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_handlers(own_handlers: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Handlers and schedules that a page declares are gone after it, and nobody traces."""
-    for points in (leases, tasks):
-        monkeypatch.setattr(points, "tracer", None)
     monkeypatch.setattr(declarations, "_declared", dict(declarations._declared))
+    yield
+    leasing.tracing.uninstrument()
+    tasks.tracing.uninstrument()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -36,6 +37,16 @@ class Spans:
     def one(self, name: str) -> ReadableSpan:
         (span,) = self.named(name)
         return span
+
+
+class Faulty:
+    """A provider of a ``tracer`` that has a fault."""
+
+    def __init__(self, tracer: Any) -> None:
+        self._tracer = tracer
+
+    def get_tracer(self, *args: Any, **options: Any) -> Any:
+        return self._tracer
 
 
 @contextmanager

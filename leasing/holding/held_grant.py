@@ -23,7 +23,7 @@ from leasing.holding.interrupt import Interrupt
 from leasing.holding.keeper import Keeper, keeper
 from leasing.holding.trust import interval, margin
 from leasing.runtime.event_lines import log
-from leasing.runtime.tracepoints import HoldTrace, points
+from leasing.runtime.events import happened
 from leasing.store import Grant, Reason, Renewal, Store, Why
 
 #: The reason of a loss because the thread or coroutine that did the work has ended.
@@ -78,8 +78,6 @@ class HeldGrant:
     reason: str = ""
     #: Cancels the block that it is held for.
     interrupt: Interrupt | None = None
-    #: Its trace; None unless leases are traced.
-    trace: HoldTrace | None = None
     _on_lost: Callable[[HeldGrant], object] | None = None
     _on_yield: Callable[[HeldGrant], object] | None = None
     _proof: Callable[[], bool] | None = None
@@ -173,15 +171,12 @@ class HeldGrant:
         self._is_ending = True
 
     def follow(self, *, inside: bool = True) -> None:
-        """Trace it from now on, if leases are traced. With ``inside``, what this thread or
-        coroutine does until ``unfollow`` is part of the trace."""
-        if points.tracer is not None:
-            self.trace = points.tracer.holding(self.grant, inside)
+        """Tell that its block begins. With ``inside``, what this thread or coroutine does until
+        ``unfollow`` is part of it."""
+        happened("hold.begun", [self], inside=inside)
 
     def unfollow(self) -> None:
-        trace, self.trace = self.trace, None
-        if trace is not None:
-            trace.close()
+        happened("hold.ended", [self])
 
     # Giving back
 
@@ -288,8 +283,7 @@ class HeldGrant:
             asked = renewal.yield_to and not self.yield_to
             self.yield_to = renewal.yield_to
             self._is_last = renewal.is_last
-        if self.trace is not None:
-            self.trace.renewed()
+        happened("hold.renewed", [self])
         if asked:
             self._keeper.call(self._tell_asked, is_prompt=self._are_prompt)
 
@@ -324,8 +318,7 @@ class HeldGrant:
             if self._loss is not None:
                 self._loss.set()
         self._keeper.discard(self)
-        if self.trace is not None:
-            self.trace.lost(reason)
+        happened("hold.lost", [self], reason=reason)
         interrupt = self.interrupt
         if interrupt is not None:
             interrupt()

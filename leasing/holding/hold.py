@@ -18,8 +18,8 @@ from leasing.exceptions import LeaseLost
 from leasing.holding.held_grant import HeldGrant, Loss
 from leasing.holding.interrupt import Interrupt
 from leasing.holding.keeper import Keeper, keeper
-from leasing.runtime import probes
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
+from leasing.runtime.events import happened
 from leasing.runtime.framework import SynchronousOnlyOperation
 from leasing.runtime.terminal import label
 from leasing.store import Grant, Store
@@ -186,9 +186,8 @@ class Hold:
             held.ensure()
             sent_at = keeper.clock()
             answer = self._store.renew({held.key: held.grant_id}, held.interval)
-            if probes.renewing:
-                now = keeper.clock()
-                probes.measure_renewal(self._store, [held], answer, now - sent_at, now)
+            told = {"answer": answer, "sent_at": sent_at, "now": keeper.clock()}
+            happened("lease.renewals", [held], store=self._store, **told)
             if held.key in answer.lost:
                 held.mark_lost(answer.lost[held.key])
             elif held.key in answer.renewed:

@@ -55,10 +55,10 @@ from typing import Any
 from leasing.conf import leasing_settings
 from leasing.holding.breaker import Breaker
 from leasing.renewable import Group, Renewable, group_of, in_batches, is_metered
-from leasing.runtime import probes
 from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.event_lines import log
+from leasing.runtime.events import happened
 from leasing.runtime.framework import close_connections
 from leasing.runtime.notes import Notes
 from leasing.runtime.threads import CallbackThreads, note_replaced, start_thread
@@ -237,14 +237,14 @@ class Keeper:
             # Not after the answer: a hold that calls ``renew_now`` meanwhile may wait for news that
             # is not in it yet.
             hold.due_at = sent_at + hold.interval * jitter
+        about = [*holds.values()]
+        told = partial(happened, "lease.renewals", about, store=store, sent_at=sent_at)
         try:
             self._open(store)
             with self._requesting(store.abort, limit):
                 answer = store.renew(grants, limit)
         except Exception as error:
-            if probes.renewing:
-                took = self.clock() - sent_at
-                probes.measure_renewal(store, holds.values(), None, took, self.clock())
+            told(answer=None, now=self.clock())
             # One warning per outage.
             level = logging.WARNING if breaker.is_closed else logging.DEBUG
             pause = self._open_breaker(breaker, interval)
@@ -253,9 +253,9 @@ class Keeper:
             )
             self._put_off(holds.values(), breaker.opens_again_at)
             return
-        took = self.clock() - sent_at
-        if probes.renewing:
-            probes.measure_renewal(store, holds.values(), answer, took, self.clock())
+        now = self.clock()
+        took = now - sent_at
+        told(answer=answer, now=now)
         if took > interval / 2:
             self._open_breaker(breaker, interval)
             log.keeper_renewal_slow(holds=len(holds), seconds=took)

@@ -1,27 +1,27 @@
 """Count this process's work on leases, for Prometheus.
 
-``connect()`` counts from now on, in the client library's registry. How things stand in the
-database is read elsewhere: ``leasing.metrics.database``.
+Imported only where a process counts: ``connect()`` counts from now on, in the client library's
+registry. How things stand in the database is read elsewhere: ``leasing.metrics.database``.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import Metric
 
-from leasing import signals
+from leasing.exceptions import LeaseHeld, LeaseTimeout
 from leasing.holding.keeper import keeper
 from leasing.leader import leaders
 from leasing.metrics.family import Family
-from leasing.runtime import probes
-from leasing.runtime.probes import Probe, Receiver, Round
+from leasing.runtime.event_lines import log
+from leasing.runtime.events import Subscriber, subscribe, unsubscribe
 from leasing.runtime.threads import replaced
-from leasing.store import why_of
+from leasing.store import Renewals, why_of
 
 #: Seconds, for what usually takes milliseconds and may take as long as a ttl.
 DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -36,165 +36,131 @@ VERBS = frozenset(
     }
 )
 
-Details = Mapping[str, Any]
+
+ACQUIRES = Counter("leasing_acquires_total", "Calls of acquire, by outcome.", ["model", "outcome"])
+ACQUIRE_WAIT = Histogram(
+    "leasing_acquire_wait_seconds",
+    "Duration of acquire, with its waiting.",
+    ["model", "outcome"],
+    buckets=DURATIONS,
+)
+RENEWALS = Counter("leasing_renewals_total", "Renewals, one for each lease.", ["model", "outcome"])
+RENEW_DURATION = Histogram(
+    "leasing_renew_duration_seconds",
+    "Duration of one request that renews leases.",
+    ["model"],
+    buckets=DURATIONS,
+)
+SLACK = Histogram(
+    "leasing_renewal_slack_ratio",
+    "Share of the ttl that was left when a renewal was answered.",
+    ["model"],
+    buckets=RATIOS,
+)
+LOSSES = Counter(
+    "leasing_losses_total",
+    "Terms that ended before their holder released them.",
+    ["model", "reason"],
+)
+EXPIRATIONS = Counter(
+    "leasing_expirations_total", "Terms that expired, counted by their successors.", ["model"]
+)
+GAP = Histogram(
+    "leasing_takeover_gap_seconds", "From an expiry to the takeover.", ["model"], buckets=TERMS
+)
+RELEASES = Counter("leasing_releases_total", "Released leases.", ["model"])
+REVOCATIONS = Counter("leasing_revocations_total", "Leases that operators revoked.", ["model"])
+PREEMPTIONS = Counter("leasing_preemptions_total", "Holders that were asked to yield.", ["model"])
+REJECTIONS = Counter("leasing_fence_rejections_total", "Refused late writes.", ["model", "verb"])
+TRANSITIONS = Counter(
+    "leasing_leader_transitions_total",
+    "Terms of leaders in this process: elected, lost, left.",
+    ["kind"],
+)
 
 
-class ProcessMetrics:
-    """Counts what signals and probes tell in ``registry``, from ``connect`` to ``disconnect``."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def counter(self, name: str, help: str, *labels: str) -> Counter:
-        """Return a new counter of this registry.
-
-        Args:
-            name: Its name, with the ending _total.
-            help: Its description.
-            labels: The names of its labels.
-        """
-        return Counter(name, help, labels, registry=self._registry)
-
-    def histogram(
-        self, name: str, help: str, *labels: str, buckets: Sequence[float] = DURATIONS
-    ) -> Histogram:
-        """Return a new histogram of this registry. The other arguments are those of ``counter``.
-
-        Args:
-            buckets: The upper bounds, in its unit: seconds for the default ones.
-        """
-        return Histogram(name, help, labels, registry=self._registry, buckets=buckets)
-
-    @cached_property
-    def receivers(self) -> Mapping[Probe, Receiver]:
-        return {}
-
-    def connect(self) -> None:
-        """Count from now on."""
-        for probe, receiver in self.receivers.items():
-            probe.connect(receiver)
-
-    def disconnect(self) -> None:
-        """Stop counting."""
-        for probe, receiver in self.receivers.items():
-            probe.disconnect(receiver)
+def label_of(model: Any) -> str:
+    """Return the label of ``model`` in metrics; "other" where it is none, as of leases in
+    memory."""
+    meta = getattr(model, "_meta", None)
+    return "other" if meta is None else str(meta.concrete_model._meta.label_lower)
 
 
-class LeaseMetrics(ProcessMetrics):
-    """Counts of leases."""
+def _add(metric: Counter, *labels: str) -> Subscriber:
+    """Return what adds the rows of an event to ``metric``, those of each model apart."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        counter, histogram, model = self.counter, self.histogram, "model"
-        self.acquires = counter(
-            "leasing_acquires_total", "Calls of acquire, by outcome.", model, "outcome"
-        )
-        self.acquire_wait = histogram(
-            "leasing_acquire_wait_seconds",
-            "Duration of acquire, with its waiting.",
-            model,
-            "outcome",
-        )
-        self.renewals = counter(
-            "leasing_renewals_total", "Renewals, one for each lease.", model, "outcome"
-        )
-        self.renew_duration = histogram(
-            "leasing_renew_duration_seconds", "Duration of one request that renews leases.", model
-        )
-        self.slack = histogram(
-            "leasing_renewal_slack_ratio",
-            "Share of the ttl that was left when a renewal was answered.",
-            model,
-            buckets=RATIOS,
-        )
-        self.losses = counter(
-            "leasing_losses_total",
-            "Terms that ended before their holder released them.",
-            *(model, "reason"),
-        )
-        self.expirations = counter(
-            "leasing_expirations_total", "Terms that expired, counted by their successors.", model
-        )
-        self.gap = histogram(
-            "leasing_takeover_gap_seconds",
-            "From an expiry to the takeover.",
-            model,
-            buckets=TERMS,
-        )
-        self.releases = counter("leasing_releases_total", "Released leases.", model)
-        self.revocations = counter(
-            "leasing_revocations_total", "Leases that operators revoked.", model
-        )
-        self.preemptions = counter(
-            "leasing_preemptions_total", "Holders that were asked to yield.", model
-        )
-        self.rejections = counter(
-            "leasing_fence_rejections_total", "Refused late writes.", model, "verb"
-        )
-        self.transitions = counter(
-            "leasing_leader_transitions_total",
-            "Terms of leaders in this process: elected, lost, left.",
-            "kind",
-        )
-        self.state = State()
-        registry.register(self.state)
+    def add(rows: Sequence[Any], **details: Any) -> None:
+        for model, number in Tally(map(type, rows)).items():
+            metric.labels(label_of(model), *labels).inc(number)
 
-    @cached_property
-    def receivers(self) -> dict[Probe, Receiver]:
-        return {
-            signals.acquired.counts: _counting(self.acquires, "acquired"),
-            signals.taken_over.counts: self._taken_over,
-            signals.renewed.counts: _counting(self.renewals, "renewed"),
-            signals.released.counts: _counting(self.releases),
-            signals.revoked.counts: _counting(self.revocations),
-            signals.preempted.counts: _counting(self.preemptions),
-            signals.lost.counts: self._lost,
-            signals.refused.counts: self._refused,
-            probes.acquiring: self._asked,
-            probes.renewing: self._round,
-            probes.comparing: self.state.compared,
-            probes.leading: self._led,
-        }
+    return add
 
-    # Signals
 
-    def _taken_over(self, rows: Sequence[Any], details: Details) -> None:
-        for row in rows:
-            label = label_of(row)
-            self.acquires.labels(label, "taken_over").inc()
-            self.expirations.labels(label).inc()
-            if row.previous_expired_at is not None:
-                gap = (row.acquired_at - row.previous_expired_at).total_seconds()
-                self.gap.labels(label).observe(max(0.0, gap))
+def _taken_over(rows: Sequence[Any], **details: Any) -> None:
+    for row in rows:
+        label = label_of(type(row))
+        ACQUIRES.labels(label, "taken_over").inc()
+        EXPIRATIONS.labels(label).inc()
+        if row.previous_expired_at is not None:
+            gap = (row.acquired_at - row.previous_expired_at).total_seconds()
+            GAP.labels(label).observe(max(0.0, gap))
 
-    def _lost(self, rows: Sequence[Any], details: Details) -> None:
-        why = why_of(details.get("reason", ""))
-        _counting(self.losses, why.value)(rows, details)
 
-    def _refused(self, rows: Sequence[Any], details: Details) -> None:
-        verb = str(details.get("verb", "")).replace(" ", "_")
-        _counting(self.rejections, verb if verb in VERBS else "other")(rows, details)
+def _lost(rows: Sequence[Any], *, reason: str, **details: Any) -> None:
+    _add(LOSSES, why_of(reason).value)(rows)
 
-    # Probes
 
-    def _asked(self, model: type[Any], outcome: str, seconds: float) -> None:
-        label = label_of_model(model)
-        self.acquire_wait.labels(label, outcome).observe(seconds)
-        if outcome not in ("acquired", "taken_over"):  # of which the signals tell
-            self.acquires.labels(label, outcome).inc()
+def _refused(rows: Sequence[Any], *, verb: str, **details: Any) -> None:
+    verb = verb.replace(" ", "_")
+    _add(REJECTIONS, verb if verb in VERBS else "other")(rows)
 
-    def _round(self, round: Round) -> None:
-        label = label_of_model(getattr(round.store, "model", None))
-        self.renew_duration.labels(label).observe(round.took)
-        for outcome in ("renewed", "lost", "skipped", "failed"):
-            if count := getattr(round, outcome):
-                self.renewals.labels(label, outcome).inc(count)
-        slack = self.slack.labels(label)
-        for each in round.slack:
-            slack.observe(each)
 
-    def _led(self, kind: str) -> None:
-        self.transitions.labels(kind).inc()
+def _asked(
+    rows: Sequence[Any],
+    *,
+    model: Any,
+    seconds: float,
+    error: BaseException | None,
+    **details: Any,
+) -> None:
+    label = label_of(model)
+    if rows:  # counted as it was granted
+        outcome = "acquired" if rows[0].previous_expired_at is None else "taken_over"
+    else:
+        is_held = isinstance(error, LeaseHeld)
+        outcome = "timed_out" if isinstance(error, LeaseTimeout) else "held" if is_held else "other"
+        ACQUIRES.labels(label, outcome).inc()
+    ACQUIRE_WAIT.labels(label, outcome).observe(seconds)
+
+
+def _renewals(
+    holds: Collection[Any], *, store: Any, answer: Renewals | None, sent_at: float, now: float
+) -> None:
+    label = label_of(getattr(store, "model", None))
+    RENEW_DURATION.labels(label).observe(now - sent_at)
+    if answer is None:
+        RENEWALS.labels(label, "failed").inc(len(holds))
+        return
+    counts = Tally(
+        "renewed"
+        if hold.key in answer.renewed
+        else "lost"
+        if hold.key in answer.lost
+        else "skipped"
+        for hold in holds
+    )
+    for outcome, count in counts.items():
+        RENEWALS.labels(label, outcome).inc(count)
+    for hold in holds:
+        if hold.key in answer.renewed and hold.is_kept:
+            SLACK.labels(label).observe(max(0.0, hold.trusted_until - now) / hold.ttl)
+    for renewal in answer.renewed.values():
+        STATE.compare(renewal.expires_at.timestamp() - renewal.remaining, now - sent_at)
+        break
+
+
+def _led(kind: str) -> Subscriber:
+    return lambda rows: TRANSITIONS.labels(kind).inc()
 
 
 class State:
@@ -203,12 +169,13 @@ class State:
     def __init__(self) -> None:
         self._ahead: float | None = None
 
-    def compared(self, ahead: float) -> None:
-        """Record by how many seconds this host's wall clock is ahead of the database's."""
-        self._ahead = ahead
+    def compare(self, there: float, took: float) -> None:
+        """Record how far this host's clock is ahead of the database's, which read ``there`` seconds
+        since 1970: within half of the time that the request ``took``, which was just answered."""
+        self._ahead = time.time() - took / 2 - there
 
     def collect(self) -> Iterator[Metric]:
-        models = Tally(label_of_model(getattr(h.store, "model", None)) for h in keeper.holds)
+        models = Tally(label_of(getattr(h.store, "model", None)) for h in keeper.holds)
         held = Family("leasing_holds", "Leases that this process holds now.", "model")
         yield held.add_all(models)
         here = leaders()
@@ -233,40 +200,33 @@ class State:
             yield Family("leasing_clock_offset_seconds", ahead).add(self._ahead)
 
 
-def label_of_model(model: Any) -> str:
-    """Return the label of ``model`` in metrics; "other" where it is none, as of leases in
-    memory."""
-    meta = getattr(model, "_meta", None)
-    return "other" if meta is None else str(meta.concrete_model._meta.label_lower)
+STATE = State()
+REGISTRY.register(STATE)
 
-
-def label_of(row: Any) -> str:
-    return label_of_model(type(row))
-
-
-def _counting(metric: Counter, *labels: str) -> Receiver:
-    """Return what adds the rows of a signal to ``metric``, those of each model apart."""
-
-    def count(rows: Sequence[Any], details: Details) -> None:
-        for model, number in Tally(type(row) for row in rows).items():
-            metric.labels(label_of_model(model), *labels).inc(number)
-
-    return count
-
-
-_metrics: LeaseMetrics | None = None
+#: The subscribers of the hub, by the names of events.
+HEARD: Mapping[str, Subscriber] = {
+    "lease.acquired": _add(ACQUIRES, "acquired"),
+    "lease.taken_over": _taken_over,
+    "lease.renewed": _add(RENEWALS, "renewed"),
+    "lease.released": _add(RELEASES),
+    "lease.revoked": _add(REVOCATIONS),
+    "lease.preempted": _add(PREEMPTIONS),
+    "lease.lost": _lost,
+    "lease.refused": _refused,
+    "lease.asked": _asked,
+    "lease.renewals": _renewals,
+    "clock.read": lambda rows, *, now, took: STATE.compare(now.timestamp(), took),
+    "leader.elected": _led("elected"),
+    "leader.lost": _led("lost"),
+    "leader.left": _led("left"),
+}
 
 
 def connect() -> None:
     """Count what this process does with leases, from now on."""
-    global _metrics
-    if _metrics is None:
-        _metrics = LeaseMetrics(REGISTRY)
-    _metrics.connect()
+    subscribe(HEARD, log.metrics_failed)
 
 
-def metrics() -> LeaseMetrics:
-    """Return the counters of this process. Raises RuntimeError before ``connect``."""
-    if _metrics is None:
-        raise RuntimeError("Nothing is counted yet: call leasing.metrics.registry.connect().")
-    return _metrics
+def disconnect() -> None:
+    """Stop counting."""
+    unsubscribe(HEARD)

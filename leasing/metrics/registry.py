@@ -1,7 +1,7 @@
 """List the modules that count in processes, and those that read figures from the database. None is
 imported before metrics are collected, and nothing here needs the client library.
 
-A module that counts has ``connect()`` and ``metrics()``; a module of figures has ``figures()``.
+A module that counts has ``connect()`` and ``STATE``; a module of figures has ``figures()``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def connect() -> None:
 def states() -> Iterator[Any]:
     """Collectors of how this process stands, which no directory has."""
     for name in _counting:
-        yield import_module(name).metrics().state
+        yield import_module(name).STATE
 
 
 def figures() -> Iterator[Figure]:

@@ -16,7 +16,7 @@ from leasing.holding.held_grant import HeldGrant, abandon_all, keep_all, valid_o
 from leasing.holding.interrupt import Interrupt
 from leasing.querysets.row_hold import RowHold
 from leasing.runtime.aio import in_thread
-from leasing.runtime.tracepoints import points
+from leasing.runtime.events import happened
 from leasing.stores.rows import RowStore
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ class Claim(list[Row]):
         keep_all(kept)
         number = id(self)
         _blocks[number] = ref(self, lambda _: _blocks.pop(number, None))
-        if points.tracer is not None:
-            for held in kept:
-                held.follow(inside=False)
+        happened("hold.begun", kept, inside=False)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -75,14 +73,13 @@ class Claim(list[Row]):
         self._held, self._holds, self._by_grant = [], [], {}
         losses = self._release_together(valid_of(terms))
         for held in terms:
-            if not (held.is_kept or held.trace):
-                continue  # it is given back, and nobody follows it
+            if not held.is_kept:
+                continue  # it is given back
             try:
                 held.end(error)  # of those that were lost before
             except LeaseLost as loss:
                 losses[held.key] = loss
-            finally:
-                held.unfollow()
+        happened("hold.ended", terms)
         if losses and error is None:
             raise next(losses[held.key] for held in terms if held.key in losses)
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db import models
 from django.db.models import Case, Value, When
 
-from leasing import signals
 from leasing.conf import Wait, leasing_settings
 from leasing.db import joins, postgres
 from leasing.db.compiled_queries import query_instance
@@ -27,16 +26,15 @@ from leasing.holding import Hold
 from leasing.querysets.holder import HolderRows
 from leasing.querysets.saving import Row
 from leasing.querysets.states import LeaseState
-from leasing.runtime import probes
 from leasing.runtime.aio import Steps, Undoable
 from leasing.runtime.clock import clock
-from leasing.runtime.tracepoints import points
+from leasing.runtime.events import happened
 from leasing.store import Grant
 from leasing.stores.memory import memory
 from leasing.stores.rows import RowStore, grant_of, row_store
 from leasing.stores.separate import SeparateRowStore, taking_separately
 from leasing.validation.terms import Terms
-from leasing.waiting.notifier import taking, timed
+from leasing.waiting.notifier import taking, told
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
@@ -74,11 +72,7 @@ class GrantingRows(HolderRows[Row]):
             say_wanted=partial(self._say_wanted, resource, by) if self.tells_waiters else None,
             stopping=stopping,
         )
-        if probes.acquiring:
-            steps = timed(self.model, steps)
-        if points.tracer is None or stopping is not None:
-            return steps
-        return points.tracer.acquiring(resource, steps)
+        return told(self.model, resource, steps, is_campaign=stopping is not None)
 
     def holding_of(
         self,
@@ -169,7 +163,7 @@ class GrantingRows(HolderRows[Row]):
         if not granted:
             return None
         ((row, kind),) = granted
-        signals.send_each(getattr(signals, kind), [row])
+        happened(f"lease.{kind}", [row])
         return row
 
     @property
@@ -248,7 +242,7 @@ class GrantingRows(HolderRows[Row]):
         for row, kind in granted:
             alike.setdefault(kind, []).append(row)
         for kind, rows in alike.items():
-            signals.send_each(getattr(signals, kind), rows)
+            happened(f"lease.{kind}", rows)
         return [row for row, _ in granted]
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from django.db import connections
 from django.db.models import Q
 
-from leasing import signals
 from leasing.db import postgres
 from leasing.db.dialects import (
     after_commit,
@@ -31,7 +30,7 @@ from leasing.querysets.claim import ending, leaves_block
 from leasing.querysets.saving import Row
 from leasing.querysets.states import LeaseRows
 from leasing.runtime.aio import in_thread
-from leasing.runtime.tracepoints import points
+from leasing.runtime.events import during, happened
 from leasing.store import Renewals
 
 
@@ -52,7 +51,7 @@ class HolderRows(LeaseRows[Row]):
         rows = self.home(row)
         if not rows._renew(row):
             raise rows._refuse(row, rows.renewing)
-        signals.send(signals.renewed, row)
+        happened("lease.renewed", [row])
         return row
 
     def release(self, row: Row) -> Row:
@@ -60,11 +59,8 @@ class HolderRows(LeaseRows[Row]):
 
         Raises LeaseLost if the grant is no longer the current one or had expired.
         """
-        release = partial(self.home(row)._release_held, row)
-        if points.tracer is None:
-            release()
-        else:
-            points.tracer.releasing(row.lease_resource, release)
+        with during("lease.release", row):
+            self.home(row)._release_held(row)
         return row
 
     @leaves_block
@@ -72,7 +68,7 @@ class HolderRows(LeaseRows[Row]):
         if self._release_in_one([row]):
             return
         if self._release(row):
-            after_commit(self.db, lambda: signals.send(signals.released, row))
+            after_commit(self.db, partial(happened, "lease.released", [row]))
         elif not self._was_released_by_holder(row):
             raise self._refuse(row, "release")
 
@@ -133,7 +129,7 @@ class HolderRows(LeaseRows[Row]):
         return freed
 
     def _tell_freed(self, freed: list[Row]) -> None:
-        signals.send_each(signals.released, freed)
+        happened("lease.released", freed)
 
     def _release(self, row: Row) -> bool:
         with atomic(self.db):

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Never
 from django.db.models import F
 from django.db.models.functions import Greatest, Least
 
-from leasing import signals
 from leasing.conf import DEFAULT, Wait
 from leasing.db.dialects import after_commit, atomic, durable, lock
 from leasing.functions import DbMicroseconds, DbNow, next_token
@@ -29,6 +28,7 @@ from leasing.querysets.granting import GrantingRows, pause_shortly
 from leasing.querysets.saving import LEASE_FIELDS, Row
 from leasing.querysets.states import LeaseState
 from leasing.runtime.aio import Undoable, adrive, drive, in_thread
+from leasing.runtime.events import happened
 from leasing.validation.options import refuse_unknown
 from leasing.validation.terms import Terms
 
@@ -180,11 +180,7 @@ class LeasableQuerySet(GrantingRows[Row]):
                 ended = row.expires_at  # which may be long ago
                 rows.record("revoked", row, previous_expired_at=ended, reason=reason, actor=by)
 
-        def tell() -> None:
-            for row in taken:
-                signals.send(signals.revoked, row, reason=reason, by=by)
-
-        after_commit(rows.db, tell)
+        after_commit(rows.db, partial(happened, "lease.revoked", taken, reason=reason, by=by))
         return len(taken)
 
     async def arevoke(self, reason: str = "", by: str = "") -> int:

@@ -16,7 +16,6 @@ from django.db import connections, transaction
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Coalesce, Greatest, Least
 
-from leasing import signals
 from leasing.conf import DEFAULT, Wait
 from leasing.db import postgres
 from leasing.db.dialects import after_commit, durable, lock
@@ -28,6 +27,7 @@ from leasing.querysets.granting import TRIES, pause_shortly
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock
+from leasing.runtime.events import happened
 from leasing.store import TermOptions
 from leasing.validation.names import check_name
 from leasing.validation.options import refuse_unknown, spelled_out
@@ -302,7 +302,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             if asked:
                 self.record("preempted", held, actor=by, reason=f"asked to yield to {by}")
         if asked:
-            signals.send(signals.preempted, held, by=by)
+            happened("lease.preempted", [held], by=by)
 
     def _say_wanted(self, resource: str, by: str = "") -> None:
         """Request a notification of the holder's release; ``by`` is who waits."""

@@ -16,14 +16,13 @@ from django.db import models
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest
 
-from leasing import signals
 from leasing.db import joins, postgres
 from leasing.db.dialects import lock
 from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow, after, next_token
 from leasing.querysets.saving import GuardedRows, Row
+from leasing.runtime.events import happened
 from leasing.store import Reason, Why
-from leasing.stores.rows import write_apart
 from leasing.validation.terms import Terms
 
 
@@ -149,8 +148,7 @@ class LeaseRows(GuardedRows[Row]):
         """Note the refused ``verb`` and return what to raise."""
         current = self._lease_columns([row.pk]).first()
         reason = self.why_over(current, row.grant_id, row.fencing_token) or "it was being changed"
-        write_apart(self.db, lambda: self.note_refused(row, verb, reason))
-        signals.send(signals.refused, row, verb=verb, reason=reason)
+        happened("lease.refused", [row], verb=verb, reason=reason)
         return LeaseLost(row.lease_resource, reason)
 
     # The rows

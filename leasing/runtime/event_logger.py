@@ -12,7 +12,7 @@ a terminal, is escaped here, so that no formatter can be made to forge a line.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from leasing.runtime.terminal import label, plain
@@ -79,6 +79,12 @@ class Event:
         extra = {"event": self.name} | said
         # The caller of this method is whose line it is.
         self.logger.log(level, self.message, words, extra=extra, exc_info=exc_info, stacklevel=2)
+
+    def each(self, rows: Sequence[Any], *, by: str | None = None, **details: Any) -> None:
+        """Write the record of each of ``rows``. Of a subscriber of ``leasing.runtime.events``."""
+        if self.logger.isEnabledFor(self.level):
+            for row in rows:
+                self(row, actor=by, **details)
 
 
 def _known(given: Mapping[str, Any]) -> dict[str, Any]:

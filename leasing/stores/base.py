@@ -37,13 +37,13 @@ from typing import Any, ClassVar, Never, Unpack
 from django.apps import apps
 from django.db import connections
 
-from leasing import signals
 from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseLost, UnsupportedByStore
 from leasing.holding.hold import Hold, HoldCallback
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps, Undoable
+from leasing.runtime.events import happened
 from leasing.store import Grant, Incumbent, Renewals, TermOptions
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
@@ -209,7 +209,7 @@ class BaseStore(ABC):
                 expires_at=grant.expires_at,
             )
         is_first = grant.row.previous_expired_at is None
-        signals.send(signals.acquired if is_first else signals.taken_over, grant.row)
+        happened("lease.acquired" if is_first else "lease.taken_over", [grant.row])
         return grant
 
     def refuse_in(self, using: str | None) -> None:
@@ -226,7 +226,7 @@ class BaseStore(ABC):
             self.refused(grant.held_row, "release", loss.reason)
             raise
         if is_freed:
-            signals.send(signals.released, grant.held_row)
+            happened("lease.released", [grant.held_row])
             self.notify(grant.resource)
 
     def revoke(self, resource: str, reason: str = "", by: str = "") -> bool:
@@ -234,7 +234,8 @@ class BaseStore(ABC):
         ended = self.take_back(resource, reason, by)
         if ended is None:
             return False
-        signals.send(signals.revoked, _row(resource=resource, **vars(ended)), reason=reason, by=by)
+        row = _row(resource=resource, **vars(ended))
+        happened("lease.revoked", [row], reason=reason, by=by)
         self.notify(resource)
         return True
 
@@ -244,11 +245,11 @@ class BaseStore(ABC):
 
     def lost(self, grant: Grant, reason: str) -> None:
         """Signal that the holder of ``grant`` has learned of its loss."""
-        signals.send(signals.lost, grant.held_row, reason=reason)
+        happened("lease.lost", [grant.held_row], reason=reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
         """Signal that a target refused a late write. Arguments are those of ``Store.refused``."""
-        signals.send(signals.refused, row, verb=verb, reason=reason)
+        happened("lease.refused", [row], verb=verb, reason=reason)
 
     def proving(self, row: Any) -> AbstractContextManager[None]:
         """Refuse: there is no transaction of this store that could prove a grant."""

@@ -25,10 +25,10 @@ from weakref import WeakSet
 from django.apps import apps
 from django.db import transaction
 
-from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.runtime import clock as clocks
+from leasing.runtime.events import happened
 from leasing.store import Grant, Incumbent, Renewals
 from leasing.stores.base import TERMS, BaseStore
 from leasing.stores.rows import grant_of
@@ -131,7 +131,7 @@ class MemoryStore(BaseStore):
             held.ends_at, held.yield_to = end, terms.holder
             reason = f"asked to yield to {terms.holder}"
             self._record(held, "preempted", actor=terms.holder, reason=reason)
-            signals.send(signals.preempted, held, by=terms.holder)
+            happened("lease.preempted", [held], by=terms.holder)
 
     def _granted(self, row: Any, old: Any, terms: Terms) -> Any:
         now = self.now()
@@ -255,7 +255,7 @@ class MemoryStore(BaseStore):
         row = self._take_back(key, reason, by)
         if row is None:
             return False
-        signals.send(signals.revoked, row, reason=reason, by=by)
+        happened("lease.revoked", [row], reason=reason, by=by)
         self.notify(row.lease_resource)
         return True
 

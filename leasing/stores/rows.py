@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -12,8 +12,8 @@ from typing import Any, Unpack
 from django.apps import apps
 from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 
-from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.db.dialects import (
     hang_up,
@@ -27,6 +27,8 @@ from leasing.exceptions import LeaseLost
 from leasing.holding import Hold
 from leasing.holding.keeper import keeper
 from leasing.runtime.aio import drive
+from leasing.runtime.event_lines import log
+from leasing.runtime.events import happened, subscribe
 from leasing.runtime.notes import NOTE_LIMIT
 from leasing.store import Grant, HoldOptions, Incumbent, Renewals
 from leasing.validation.terms import Terms
@@ -79,19 +81,11 @@ class RowStore:
         return lost
 
     def lost(self, grant: Grant, reason: str) -> None:
-        # Never from here: this thread tells every loss of this process, and the database that
-        # was silent about the renewal may be as silent about the note.
-        rows = self._rows().home()
-        row = grant.held_row
-        note = partial(rows.record, "lost", row, reason=reason)
-        keeper.soon(partial(_write_bounded, self.using, note), self.abort)
-        signals.send(signals.lost, row, reason=reason)
+        happened("lease.lost", [grant.held_row], reason=reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
         """Arguments are those of ``Store.refused``."""
-        rows = self._rows().home()
-        write_apart(self.using, lambda: rows.note_refused(row, verb, reason))
-        signals.send(signals.refused, row, verb=verb, reason=reason)
+        happened("lease.refused", [row], verb=verb, reason=reason)
 
     # Leases on names
 
@@ -178,3 +172,32 @@ def write_apart(using: str, write: Callable[[], object]) -> None:
         keeper.soon(partial(_write_bounded, using, write), partial(_abort, using))
     else:
         write()
+
+
+# The ledger of what no statement of a verb records
+
+
+def _record_lost(rows: Sequence[Any], *, reason: str) -> None:
+    for row in rows:
+        if (kept := _kept(row)) is not None:
+            # Never from here: this thread tells every loss of this process, and the database that
+            # was silent about the renewal may be as silent about the note.
+            note = partial(kept.record, "lost", row, reason=reason)
+            keeper.soon(partial(_write_bounded, kept.db, note), partial(_abort, kept.db))
+
+
+def _record_refused(rows: Sequence[Any], *, verb: str, reason: str) -> None:
+    for row in rows:
+        if (kept := _kept(row)) is not None:
+            write_apart(kept.db, partial(kept.note_refused, row, verb, reason))
+
+
+def _kept(row: Any) -> Any:
+    """Return the queryset of the rows in the database that has ``row``; None: none has it."""
+    is_stored = isinstance(row, Model) and row._state.db is not None
+    return type(row)._kept_rows().home(row) if is_stored else None
+
+
+subscribe({"lease.lost": _record_lost}, log.log_failed)
+# Where the database refuses the note, the holder is to know that.
+subscribe({"lease.refused": _record_refused}, None)

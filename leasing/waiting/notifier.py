@@ -17,8 +17,9 @@ from typing import Any
 
 from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseTimeout
-from leasing.runtime import clock, probes
+from leasing.runtime import clock
 from leasing.runtime.aio import Steps, Undoable
+from leasing.runtime.events import happened
 from leasing.validation.names import check_duration
 from leasing.waiting.listener import Listener
 from leasing.waiting.waiter import Waiter
@@ -186,18 +187,14 @@ def taking(
                     raise LeaseTimeout(resource, *known) from held
 
 
-def timed(model: type[Any], steps: Steps[Any]) -> Steps[Any]:
-    """The same ``steps`` of acquiring a row of ``model``; probes are told how long they took."""
-    began_at, outcome = clock.clock(), "other"
+def told(model: type[Any], resource: str, steps: Steps[Any], *, is_campaign: bool) -> Steps[Any]:
+    """The same ``steps`` of acquiring a row of ``model``, and the event of their end."""
+    began_at = clock.clock()
+    about = {"model": model, "resource": resource, "is_campaign": is_campaign}
     try:
         taken = yield from steps
-        outcome = "acquired" if taken.previous_expired_at is None else "taken_over"
-        return taken
-    except LeaseTimeout:
-        outcome = "timed_out"
+    except BaseException as error:
+        happened("lease.asked", error=error, seconds=clock.clock() - began_at, **about)
         raise
-    except LeaseHeld:
-        outcome = "held"
-        raise
-    finally:
-        probes.acquiring(model, outcome, clock.clock() - began_at)
+    happened("lease.asked", [taken], error=None, seconds=clock.clock() - began_at, **about)
+    return taken

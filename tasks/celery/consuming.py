@@ -13,6 +13,7 @@ from typing import Any
 from django.db import Error, connections
 
 from leasing.runtime.clock import clock
+from leasing.runtime.events import happened
 from leasing.validation.names import default_holder
 from tasks.exceptions import UnknownQueue
 from tasks.execution import runner
@@ -24,7 +25,6 @@ from tasks.models import Task
 from tasks.notifier import notify_now
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
-from tasks.runtime import probes
 from tasks.runtime.connection import handlers_limited
 from tasks.worker.timeouts import Timekeeper
 
@@ -56,8 +56,7 @@ def _consume(key: int, queue: str, holder: str, chaos: bool) -> bool:
     execution = Execution(claimed, stopping, watch=_timekeeper().watch)
     began_at = clock()
     runner.run(execution, _call, _chaos() if chaos else None)
-    if probes.running:
-        probes.running(queue, clock() - began_at)
+    happened("attempt.ran", queue=queue, seconds=clock() - began_at)
     if claimed.concurrency_key:
         notify_now(claimed.using, queue)  # another of its key may be published now
     return True

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.utils.module_loading import import_string
 
+from leasing.runtime import threads
+from leasing.runtime.events import subscribe
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.django_api.compat import (
@@ -43,7 +45,7 @@ from tasks.django_api.compat import (
 from tasks.exceptions import UnknownTask
 from tasks.execution.context import Context
 from tasks.log import log
-from tasks.querysets.claimed import ClaimedTask, Completed
+from tasks.querysets.claimed import ClaimedTask
 from tasks.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -109,7 +111,6 @@ def declare(task: AnyTask, defaults: dict[str, Any], queue: str = "") -> None:
         register = registry.handler(
             task.module_path,
             queue=queue or task.queue_name,
-            on_end=_ENDS,
             **defaults | given,
         )
         register(_runs(task))
@@ -246,35 +247,42 @@ def _log_started(task: AnyTask, ctx: Context) -> None:
         _log(log_task_started, _Line(task, _row(ctx), TaskResultStatus.RUNNING))
 
 
-def _log_finished(rows: Sequence[registry.Ended]) -> None:
-    for row in rows:
-        if (task := find(row.name)) is not None:
-            _log(log_task_finished, _Line(task, row, TaskResultStatus.SUCCESSFUL))
-
-
-def _tell_finished(row: models.Task | Completed) -> None:
-    """Send ``task_finished`` of what has ended, in the except block of what it raised."""
-    is_well = row.status == "succeeded"
-    if not is_heard(task_finished, logging.INFO if is_well else logging.ERROR):
+def _hear_ends(level: int, rows: Sequence[registry.Ended], **details: Any) -> None:
+    """Tell of the tasks among ``rows`` that have ended, which Django logs at this ``level``."""
+    if not is_heard(task_finished, level):
         return
+    # Its log alone needs no result to be made for its line about a success.
+    is_logged_alone = level == logging.INFO and not has_receivers(task_finished)
+    for row in rows:
+        if (task := find(row.name)) is None:
+            continue
+        if is_logged_alone:
+            _log(log_task_finished, _Line(task, row, TaskResultStatus.SUCCESSFUL))
+        else:
+            threads.call_apart(partial(registry.tell_end, _tell_finished, row))
+
+
+subscribe(
+    {
+        "task.completed": partial(_hear_ends, logging.INFO),
+        "task.failed": partial(_hear_ends, logging.ERROR),
+        "task.cancelled": partial(_hear_ends, logging.ERROR),
+    },
+    log.task_end_not_told,
+)
+
+
+def _tell_finished(row: models.Task | ClaimedTask) -> None:
+    """Send ``task_finished`` of what has ended, in the except block of what it raised."""
     declared = find(row.name)
     if declared is None:
         return
     result = _result(declared, row)
+    error = None if isinstance(row, ClaimedTask) else row.raised
     try:
-        if not is_well and row.raised is not None:
-            raise row.raised
+        if error is not None:
+            raise error
     except BaseException:
         task_finished.send_robust(sender=_sender(result), task_result=result)
     else:
         task_finished.send_robust(sender=_sender(result), task_result=result)
-
-
-#: Told of every end, but of a success only while somebody listens: Django's log alone needs no
-#: result to be made for its line.
-_ENDS = registry.EndReport(
-    tell=_tell_finished,
-    is_heard=partial(has_receivers, task_finished),
-    is_logged=partial(is_logged, task_finished),
-    log=_log_finished,
-)

@@ -13,10 +13,10 @@ from django.db.models import F, QuerySet
 from tasks import models
 from tasks.django_api.compat import AnyResult, AnyTask, TaskError, TaskResultStatus
 from tasks.models import AttemptOutcome, TaskStatus
-from tasks.querysets.claimed import ClaimedTask, Completed
+from tasks.querysets.claimed import ClaimedTask
 
 #: The source of a result: a task, or the known part of one without reading its row.
-Row: TypeAlias = models.Task | ClaimedTask | Completed
+Row: TypeAlias = models.Task | ClaimedTask
 
 STATUS = {
     TaskStatus.READY.value: TaskResultStatus.READY,

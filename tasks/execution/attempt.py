@@ -16,6 +16,7 @@ from typing import Protocol
 from leasing.holding.held_grant import keep_all
 from leasing.holding.keeper import Keeper, keeper
 from leasing.runtime.clock import clock
+from leasing.runtime.events import happened
 from tasks import registry
 from tasks.execution.cancellation import Interruption
 from tasks.execution.claimed_hold import ClaimedHold
@@ -24,7 +25,6 @@ from tasks.models import Task
 from tasks.querysets.claimed import ClaimedTask
 from tasks.runtime import marks
 from tasks.runtime.latch import Latch
-from tasks.runtime.tracepoints import AttemptTrace, points
 
 Watch = Callable[["Execution"], object]
 
@@ -54,8 +54,8 @@ class Execution:
     carrier: Carrier | None = None
     #: Ends what can be ended from outside: a coroutine. May be called on any thread.
     interrupt: Callable[[], object] | None = None
-    #: Follows it from the call of its handler on, where tasks are traced.
-    trace: AttemptTrace | None = None
+    #: The headers by which a child process goes on with its trace; None while it has none.
+    trace_context: str | None = None
 
     def __init__(
         self,
@@ -142,10 +142,8 @@ class Execution:
         return carrier is None or carrier.is_alive()
 
     def follow(self) -> None:
-        """Trace the attempt from now on, where tasks are traced; the work of this thread or
-        coroutine becomes a part of it."""
-        if points.tracer is not None:
-            self.trace = self.hold.trace = points.tracer.running(self)
+        """Tell that the attempt begins: the work of this thread or coroutine is a part of it."""
+        happened("attempt.begun", [self])
 
     def context(self) -> Context:
         """Return the context for the handler."""

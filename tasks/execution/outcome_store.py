@@ -16,6 +16,8 @@ from django.db import Error, connections
 
 from leasing.exceptions import LeaseLost
 from leasing.holding.held_grant import detach_all
+from leasing.runtime.clock import clock
+from leasing.runtime.events import happened
 from tasks.exceptions import NotSerializable
 from tasks.execution.outcomes import COMPLETE, FAIL, Outcome, Refused
 from tasks.log import log
@@ -24,7 +26,6 @@ from tasks.querysets import TaskQuerySet, TaskStatus
 from tasks.runtime import marks
 from tasks.runtime.marks import Marks
 from tasks.runtime.timing import USUAL
-from tasks.runtime.tracepoints import points
 
 
 def store_outcomes(
@@ -127,8 +128,10 @@ def _store_many(outcomes: list[Outcome], store: Callable[[list[Outcome]], Refuse
     if not outcomes:
         return
     try:
-        tracer = points.tracer
-        refused = store(outcomes) if tracer is None else tracer.storing(store, outcomes)
+        began_at = clock()
+        happened("outcomes.storing", outcomes)
+        refused = store(outcomes)
+        happened("outcomes.stored", outcomes, refused=refused, seconds=clock() - began_at)
     except Error:
         raise
     except BaseException as failure:  # sys.exit() too, in what asks a retry policy

@@ -20,6 +20,7 @@ from django.dispatch import receiver
 
 from leasing.db.dialects import in_transaction
 from leasing.exceptions import LeaseLost
+from leasing.runtime.events import happened
 from tasks.exceptions import Snooze, TaskCancelled
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
@@ -89,8 +90,7 @@ def work(execution: Execution, call: Call | None = None, chaos: Chaos | None = N
         if chaos is not None and stalled and outcome.verb:
             chaos.run_late(execution.hold)
     outcome.close("handler")
-    if execution.trace is not None:
-        execution.trace.leave(outcome)
+    happened("attempt.left", [execution], outcome=outcome)
     return outcome
 
 
@@ -145,8 +145,7 @@ def time_out(execution: Execution, timing: Timing = USUAL) -> None:
     with lasting_connection():
         outcome = judge(execution, execution.context(), error=error)
         outcome.close("timeout")
-        if execution.trace is not None:
-            execution.trace.over(outcome)
+        happened("attempt.over", [execution], outcome=outcome)
         store_outcomes([outcome], pauses=timing.store_pauses)
     connections.close_all()
 

@@ -38,7 +38,7 @@ from leasing.db.compiled_queries import query_scalars
 from leasing.db.dialects import lock
 from leasing.functions import DbNow, after
 from leasing.runtime.clock import clock
-from tasks import signals
+from leasing.runtime.events import happened
 from tasks.exceptions import TaskError
 from tasks.models import Queue, Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
 from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
@@ -123,7 +123,7 @@ class Invariant:
 
     def tell(self, task: Task) -> None:
         """Tell of a repair."""
-        signals.send(signals.repaired, task, kind=self.kind, remedy=self.remedy)
+        happened("task.repaired", [task], kind=self.kind, remedy=self.remedy)
 
 
 class Expired(Invariant):

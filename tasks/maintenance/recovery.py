@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from leasing.runtime.clock import clock
+from leasing.runtime.events import happened
 from leasing.runtime.services import LONGEST_TICK, Service
-from tasks import signals
 from tasks.conf import task_settings
 from tasks.log import log
 from tasks.maintenance.invariants import (
@@ -167,7 +167,7 @@ def _tell_suspects(invariant: Invariant, found: list[Any]) -> None:
     log.recovery_suspected(kind=invariant.kind, what=invariant.what, found=len(news), rows=named)
     for row in news:
         if isinstance(row, Task):
-            signals.send(signals.suspected, row, kind=invariant.kind, what=invariant.what)
+            happened("task.suspected", [row], kind=invariant.kind, what=invariant.what)
 
 
 def service(

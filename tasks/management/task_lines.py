@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any, Final
 
 from leasing.runtime.clock import clock
-from leasing.signals import every
-from tasks import signals
+from leasing.runtime.event_lines import log as leasing_log
+from leasing.runtime.events import Subscriber, subscribe, unsubscribe
 from tasks.log import log
+from tasks.signals import LINES
 
 #: Ends in a second from which on they are counted.
 MANY: Final = 100
@@ -25,14 +26,14 @@ MANY: Final = 100
 LONG_AFTER: Final = 1.0
 #: Handlers that one line names.
 MAX_NAMED: Final = 10
-#: The signals of an end, by the word for it; and those of failures.
+#: The events of an end, by the word for it; and those of failures.
 ENDS: Final = {
-    "completed": signals.completed,
-    "failed": signals.failed,
-    "failed and retried": signals.attempt_failed,
-    "postponed": signals.snoozed,
-    "given back": signals.returned,
-    "cancelled": signals.cancelled,
+    "completed": "task.completed",
+    "failed": "task.failed",
+    "failed and retried": "task.attempt_failed",
+    "postponed": "task.snoozed",
+    "given back": "task.returned",
+    "cancelled": "task.cancelled",
 }
 FAILURES: Final = ("failed", "failed and retried")
 
@@ -60,24 +61,25 @@ class TaskLines:
     @contextmanager
     def choosing(self) -> Iterator[None]:
         """Choose the lines of this process during the block."""
-        signals.claimed.chosen = self._claims
-        for outcome, signal in ENDS.items():
-            signal.chosen = partial(self._ends, outcome)
+        usual = {event: LINES[event] for event in ("task.claimed", *ENDS.values())}
+        chosen: dict[str, Subscriber] = {"task.claimed": self._claims}
+        chosen |= {event: partial(self._ends, outcome) for outcome, event in ENDS.items()}
+        unsubscribe(usual)
+        subscribe(chosen, leasing_log.log_failed)
         try:
             yield
         finally:
-            for signal in (signals.claimed, *ENDS.values()):
-                signal.chosen = every
+            unsubscribe(chosen)
+            subscribe(usual, leasing_log.log_failed)
             self.tend()
 
-    def _claims(self, rows: Sequence[Any]) -> Sequence[Any]:
+    def _claims(self, rows: Sequence[Any]) -> None:
         if not self._is_busy:
             now = self._now()
             with self._lock:
                 self._claimed.update((row.id, (now, row)) for row in rows)
-        return ()
 
-    def _ends(self, outcome: str, rows: Sequence[Any]) -> Sequence[Any]:
+    def _ends(self, outcome: str, rows: Sequence[Any], **details: Any) -> None:
         with self._lock:
             if self._claimed:
                 for row in rows:
@@ -85,7 +87,7 @@ class TaskLines:
             left = 0 if self._is_busy else max(0, MANY - self._count)
             self._count += len(rows)
             self._counts.update([(row.name, outcome) for row in rows[left:]])
-        return rows if outcome in FAILURES else rows[:left]
+        LINES[ENDS[outcome]](rows if outcome in FAILURES else rows[:left], **details)
 
     def tend(self) -> None:
         """Write the lines of claims and counts that are due."""

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Histogram
+from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import Metric
 
-from leasing.metrics import process as lease_metrics
 from leasing.metrics.family import Family
-from leasing.metrics.process import TERMS, Details, ProcessMetrics
-from leasing.runtime.probes import Probe, Receiver
-from tasks import registry, signals
+from leasing.metrics.process import EXPIRATIONS, TERMS, label_of
+from leasing.runtime.event_lines import log
+from leasing.runtime.events import Subscriber, subscribe, unsubscribe
+from tasks import registry
 from tasks.maintenance import recovery
 from tasks.outbox.totals import totals as relayed
 from tasks.querysets.claimed import ClaimedTask, waited
-from tasks.runtime import probes
 from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.hand_back import abandoned
 
@@ -32,114 +31,98 @@ LONG = (
 UNKNOWN = "unknown"
 
 
-class TaskMetrics(ProcessMetrics):
-    """Counts of tasks. ``leases`` counts what concerns leases."""
+QUEUE = ["queue"]
 
-    def __init__(self, registry: CollectorRegistry, leases: lease_metrics.LeaseMetrics) -> None:
-        super().__init__(registry)
-        counter, histogram = self.counter, partial(self.histogram, buckets=LONG)
-        queue = "queue"
-        self._leases = leases
-        self.enqueued = counter("tasks_enqueued_total", "Tasks enqueued.", queue)
-        self.duplicates = counter(
-            "tasks_duplicates_total", "Duplicate enqueues, ignored because of a key.", queue
-        )
-        self.claims = counter("tasks_claims_total", "Claims.", queue)
-        self.latency = histogram(
-            "tasks_queue_latency_seconds", "From being due to the claim.", queue
-        )
-        self.executions = counter(
-            "tasks_executions_total", "Attempts whose end was stored.", *(queue, "task", "outcome")
-        )
-        self.duration = histogram(
-            "tasks_execution_duration_seconds", "How long an attempt ran.", queue
-        )
-        self.failed = counter("tasks_failed_total", "Tasks that failed for good.", queue)
-        self.recovered = counter("tasks_recovered_total", "Recovered tasks.", *(queue, "reason"))
-        self.death = histogram(
-            "tasks_death_to_requeue_seconds",
-            "From a lost holder's last heartbeat or claim to the recovery.",
-            queue,
-            buckets=TERMS,
-        )
-        self.delay = histogram(
-            "tasks_recovery_delay_seconds",
-            "From the deadline to the recovery.",
-            queue,
-            buckets=TERMS,
-        )
-        # Looking a child up by its labels takes as long as counting: these are counted each.
-        self._latencies: dict[str, Histogram] = {}
-        self._durations: dict[str, Histogram] = {}
-        self.state = State()
-        registry.register(self.state)
+ENQUEUED = Counter("tasks_enqueued_total", "Tasks enqueued.", QUEUE)
+DUPLICATES = Counter(
+    "tasks_duplicates_total", "Duplicate enqueues, ignored because of a key.", QUEUE
+)
+CLAIMS = Counter("tasks_claims_total", "Claims.", QUEUE)
+LATENCY = Histogram(
+    "tasks_queue_latency_seconds", "From being due to the claim.", QUEUE, buckets=LONG
+)
+EXECUTIONS = Counter(
+    "tasks_executions_total", "Attempts whose end was stored.", ["queue", "task", "outcome"]
+)
+DURATION = Histogram(
+    "tasks_execution_duration_seconds", "How long an attempt ran.", QUEUE, buckets=LONG
+)
+FAILED = Counter("tasks_failed_total", "Tasks that failed for good.", QUEUE)
+RECOVERED = Counter("tasks_recovered_total", "Recovered tasks.", ["queue", "reason"])
+DEATH = Histogram(
+    "tasks_death_to_requeue_seconds",
+    "From a lost holder's last heartbeat or claim to the recovery.",
+    QUEUE,
+    buckets=TERMS,
+)
+DELAY = Histogram(
+    "tasks_recovery_delay_seconds", "From the deadline to the recovery.", QUEUE, buckets=TERMS
+)
 
-    @cached_property
-    def receivers(self) -> dict[Probe, Receiver]:
-        return {
-            signals.enqueued.counts: self._enqueued,
-            signals.duplicate.counts: self._duplicate,
-            signals.claimed.counts: self._claimed,
-            signals.completed.counts: self._ending("succeeded"),
-            signals.attempt_failed.counts: self._ending("attempt_failed"),
-            signals.failed.counts: self._failed,
-            signals.cancelled.counts: self._cancelled,
-            signals.returned.counts: self._ending("returned"),
-            signals.snoozed.counts: self._ending("snoozed"),
-            signals.recovered.counts: self._recovered,
-            probes.running: self._ran,
-        }
 
-    def _enqueued(self, rows: Sequence[Any], details: Details) -> None:
-        # All of one call are of one queue, and none need be made for this but the first.
-        self.enqueued.labels(rows[0].queue).inc(len(rows))
+def _enqueued(rows: Sequence[Any], **details: Any) -> None:
+    # All of one call are of one queue, and none need be made for this but the first.
+    ENQUEUED.labels(rows[0].queue).inc(len(rows))
 
-    def _duplicate(self, rows: Sequence[Any], details: Details) -> None:
-        for row in rows:
-            self.duplicates.labels(row.queue).inc()
 
-    def _claimed(self, rows: Sequence[Any], details: Details) -> None:
-        for queue, count in Tally([row.queue for row in rows]).items():
-            self.claims.labels(queue).inc(count)
-        for row in rows:
-            seconds = row.waited if isinstance(row, ClaimedTask) else waited(row)
-            if seconds is not None:
-                _child(self._latencies, self.latency, row.queue).observe(seconds)
+def _duplicate(rows: Sequence[Any], **details: Any) -> None:
+    for row in rows:
+        DUPLICATES.labels(row.queue).inc()
 
-    def _ran(self, queue: str, seconds: float) -> None:
-        _child(self._durations, self.duration, queue).observe(seconds)
 
-    # Ends
+def _claimed(rows: Sequence[Any], **details: Any) -> None:
+    queues = Tally([row.queue for row in rows])
+    for queue, count in queues.items():
+        CLAIMS.labels(queue).inc(count)
+    latency = {queue: LATENCY.labels(queue) for queue in queues}
+    for row in rows:
+        seconds = row.waited if isinstance(row, ClaimedTask) else waited(row)
+        if seconds is not None:
+            latency[row.queue].observe(seconds)
 
-    def _failed(self, rows: Sequence[Any], details: Details) -> None:
-        for row in rows:
-            self.failed.labels(row.queue).inc()
-        self._ended([row for row in rows if _ended_an_attempt(row)], "failed")
 
-    def _cancelled(self, rows: Sequence[Any], details: Details) -> None:
-        self._ended([row for row in rows if _ended_an_attempt(row)], "cancelled")
+def _ran(rows: Sequence[Any], *, queue: str, seconds: float) -> None:
+    DURATION.labels(queue).observe(seconds)
 
-    def _ending(self, outcome: str) -> Receiver:
-        return lambda rows, details: self._ended(rows, outcome)
 
-    def _ended(self, rows: Sequence[Any], outcome: str) -> None:
-        for (queue, name), count in Tally([(row.queue, row.name) for row in rows]).items():
-            known = name if registry.get(name) is not None else UNKNOWN
-            self.executions.labels(queue, known, outcome).inc(count)
+def _failed(rows: Sequence[Any], **details: Any) -> None:
+    for row in rows:
+        FAILED.labels(row.queue).inc()
+    _ended(filter(_ended_an_attempt, rows), outcome="failed")
 
-    def _recovered(self, rows: Sequence[Any], details: Details) -> None:
-        self._ended(rows, "lost")
-        kind = details.get("kind", "expired")
-        silent: timedelta | None = details.get("silent_for")
-        overdue: timedelta | None = details.get("overdue_for")
-        for row in rows:
-            self.recovered.labels(row.queue, kind).inc()
-            if kind != "expired":
-                continue
-            self._leases.expirations.labels(lease_metrics.label_of(row)).inc()
-            if silent is not None and overdue is not None:
-                self.death.labels(row.queue).observe(max(0.0, silent.total_seconds()))
-                self.delay.labels(row.queue).observe(max(0.0, overdue.total_seconds()))
+
+def _cancelled(rows: Sequence[Any], **details: Any) -> None:
+    _ended(filter(_ended_an_attempt, rows), outcome="cancelled")
+
+
+def _ended(rows: Iterable[Any], *, outcome: str, **details: Any) -> None:
+    for (queue, name), count in Tally([(row.queue, row.name) for row in rows]).items():
+        known = name if registry.get(name) is not None else UNKNOWN
+        EXECUTIONS.labels(queue, known, outcome).inc(count)
+
+
+def _recovered(
+    rows: Sequence[Any],
+    *,
+    kind: str,
+    silent_for: timedelta | None,
+    overdue_for: timedelta | None,
+    **details: Any,
+) -> None:
+    _ended(rows, outcome="lost")
+    for row in rows:
+        RECOVERED.labels(row.queue, kind).inc()
+        if kind != "expired":
+            continue
+        EXPIRATIONS.labels(label_of(type(row))).inc()
+        if silent_for is not None and overdue_for is not None:
+            DEATH.labels(row.queue).observe(max(0.0, silent_for.total_seconds()))
+            DELAY.labels(row.queue).observe(max(0.0, overdue_for.total_seconds()))
+
+
+def _ended_an_attempt(task: Any) -> bool:
+    """Return True if ``task`` was ended by its holder: not while it waited, and not by recovery."""
+    return task.released_at is not None and task.released_at == task.processed_at
 
 
 class State:
@@ -211,36 +194,37 @@ def _relay() -> Iterator[Metric]:
     yield Family("tasks_relay_failures_total", failures).add(relayed.failures)
 
 
-def _child(children: dict[str, Histogram], metric: Histogram, queue: str) -> Histogram:
-    child = children.get(queue)
-    if child is None:
-        child = children[queue] = metric.labels(queue)
-    return child
+STATE = State()
+REGISTRY.register(STATE)
 
-
-def _ended_an_attempt(task: Any) -> bool:
-    """Return True if ``task`` was ended by its holder: not while it waited, and not by recovery."""
-    return task.released_at is not None and task.released_at == task.processed_at
-
-
-_metrics: TaskMetrics | None = None
+#: The subscribers of the hub, by the names of events.
+HEARD: Mapping[str, Subscriber] = {
+    "task.enqueued": _enqueued,
+    "task.duplicate": _duplicate,
+    "task.claimed": _claimed,
+    "task.completed": partial(_ended, outcome="succeeded"),
+    # In a child process, which shows nothing of its own.
+    "attempt.completed": partial(_ended, outcome="succeeded"),
+    "task.attempt_failed": partial(_ended, outcome="attempt_failed"),
+    "task.failed": _failed,
+    "task.cancelled": _cancelled,
+    "task.returned": partial(_ended, outcome="returned"),
+    "task.snoozed": partial(_ended, outcome="snoozed"),
+    "task.recovered": _recovered,
+    "attempt.ran": _ran,
+}
 
 
 def connect() -> None:
     """Count what this process does with tasks, from now on."""
-    global _metrics
-    if _metrics is None:
-        _metrics = TaskMetrics(REGISTRY, lease_metrics.metrics())
-    _metrics.connect()
+    subscribe(HEARD, log.metrics_failed)
 
 
-def metrics() -> TaskMetrics:
-    """Return the counters of this process. Raises RuntimeError before ``connect``."""
-    if _metrics is None:
-        raise RuntimeError("Nothing is counted yet: call leasing.metrics.registry.connect().")
-    return _metrics
+def disconnect() -> None:
+    """Stop counting."""
+    unsubscribe(HEARD)
 
 
 def watch(executors: ExecutorPool) -> None:
     """Show how many of the ``executors`` of this worker are busy."""
-    metrics().state.executors = executors
+    STATE.executors = executors

@@ -34,6 +34,7 @@ from leasing.models import Lease
 from leasing.querysets.claim import Claim
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.runtime.clock import clock
+from leasing.runtime.events import during, happened
 from leasing.runtime.services import Service
 from leasing.stores.rows import RowStore
 from leasing.validation.names import default_holder
@@ -47,7 +48,6 @@ from tasks.outbox.totals import totals
 from tasks.poller import Poller
 from tasks.querysets.outbox import BUCKETS, OUTBOX
 from tasks.runtime.service_threads import ServiceThreads
-from tasks.runtime.tracepoints import Send, points
 
 #: The leases of relays.
 NAMES: Final = (RELAY, *map(bucket_lease, range(BUCKETS)))
@@ -308,17 +308,22 @@ class Relay:
         return window.is_full
 
     def _publish_batch(
-        self, hold: Hold, send: Send, queue: str, keys: Sequence[int], late: Container[int]
+        self,
+        hold: Hold,
+        send: Callable[[int, str], object],
+        queue: str,
+        keys: Sequence[int],
+        late: Container[int],
     ) -> None:
         with hold.still_mine():
             marked = Task.objects.mark_published(keys, task_settings.CELERY_PATIENCE)
-        if points.tracer is not None:
-            send = points.tracer.publishing(send, marked)
+        happened("tasks.publishing", marked)
         sent = 0
         try:
             for key in marked:
                 hold.ensure()
-                send(key, queue)
+                with during("task.publish", key, queue):
+                    send(key, queue)
                 sent += 1
                 totals.published[queue] += 1
                 totals.again[queue] += key in late

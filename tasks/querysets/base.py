@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
@@ -12,15 +13,14 @@ from django.db import connections, models
 from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Cast, Coalesce, Concat
 from django.db.models.lookups import LessThanOrEqual
-from django.dispatch import Signal
 
 from leasing.db.dialects import after_commit
 from leasing.functions import DbNow, after
 from leasing.querysets.leasable import LeasableQuerySet
+from leasing.runtime.events import happened
 from leasing.runtime.terminal import suggestion
 from leasing.store import Reason, Why
 from leasing.validation.terms import Terms
-from tasks import signals
 from tasks.conf import task_settings
 from tasks.exceptions import UnknownQueue
 from tasks.querysets.unique import IS_TO_HAVE_ITS_KEY, key_once_claimed
@@ -256,12 +256,13 @@ class TaskRows(LeasableQuerySet["Task"]):
 
     # For the verbs of tasks
 
-    def _tell(self, signal: Signal, task: Task, **details: Any) -> None:
-        after_commit(self.db, lambda: signals.send(signal, task, **details))
+    def _tell(self, event: str, tasks: Sequence[Any], **details: Any) -> None:
+        """Tell of ``event`` once what was written is there to stay."""
+        after_commit(self.db, partial(happened, event, tasks, **details))
 
     def _tell_cancelled(self, task: Task, reason: str = "") -> None:
         by = task.cancel_requested_by
-        self._tell(signals.cancelled, task, by=by, reason=reason or task.last_error)
+        self._tell("task.cancelled", [task], by=by, reason=reason or task.last_error)
 
 
 def check_queue(queue: str) -> str:

@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
 from django.db import Error
 
 from leasing.db.routing import database_of
 from leasing.functions import EPOCH
+from leasing.runtime.events import is_heard
 from leasing.runtime.terminal import TASKS
 from tasks.log import log
-from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -49,6 +49,11 @@ REPORTED_COLUMNS = ("created_at", "started_at")
 TRACED_COLUMNS = ("trace_context",)
 #: The columns that are the same for all tasks of one claim.
 OF_TERM = ("holder", "ttl", "acquired_at", "expires_at")
+
+
+def is_traced() -> bool:
+    """Return True if tasks are traced, which needs TRACED_COLUMNS."""
+    return is_heard("attempt.begun")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +117,13 @@ def waited(task: Task) -> float | None:
 
 
 class ClaimedTask:
-    """A task under a fresh grant."""
+    """A task under a fresh grant. Once it was completed as it was claimed it reads as the row then
+    does, as far as it is known here."""
 
     __slots__ = (
         *(column for column in COLUMNS if column != "grant_id"),
         "_created",
+        "_ended",
         "_started",
         "_task",
         "_waited",
@@ -125,11 +132,6 @@ class ClaimedTask:
         "term",
         "trace_context",
     )
-
-    # As every task that was just claimed has them.
-    status: ClassVar = "running"
-    task_output: ClassVar = None
-    processed_at: ClassVar = None
 
     def __init__(
         self,
@@ -174,6 +176,13 @@ class ClaimedTask:
         #: Brought where tasks are traced.
         self.trace_context = trace_context
         self._task: Task | None = None
+        #: Its output, and the moment of its end in microseconds since 1970; None while it runs.
+        self._ended: tuple[Any, int] | None = None
+
+    def end(self, output: Any, at: int) -> None:
+        """Take note that it was completed with ``output``, ``at`` so many microseconds since
+        1970."""
+        self._ended = output, at
 
     @property
     def pk(self) -> int:
@@ -223,17 +232,51 @@ class ClaimedTask:
             self._task.grant_id, self._task.holder = self.grant_id, self.holder
             self._task.fencing_token = self.fencing_token
         if self._task is None:
-            model: type[Task] = apps.get_model("leasing_tasks", "Task")
-            of_term = {name: getattr(self.term, name) for name in OF_TERM}
-            brought = (*COLUMNS, *REPORTED_COLUMNS) if self.can_be_reported else COLUMNS
-            own = {name: getattr(self, name) for name in ("task_data", *brought)}
-            columns = {**own, **of_term, "status": self.status}
-            # Django wants them in the model's order.
-            names = [f.attname for f in model._meta.concrete_fields if f.attname in columns]
-            task = model.from_db(self.using, names, [columns[name] for name in names])
-            task.now, task.sent_at = self.now, self.sent_at
-            self._task = task
+            self._task = self._instance(**{name: getattr(self.term, name) for name in OF_TERM})
         return self._task
+
+    @property
+    def ended_task(self) -> Task:
+        """An instance of the row once it was completed; the ``task`` while it runs."""
+        if self._ended is None:
+            return self.task
+        # The end of its lease is not known here: a renewal may have moved it.
+        of_term = {name: getattr(self.term, name) for name in OF_TERM if name != "expires_at"}
+        ended = {name: getattr(self, name) for name in ("task_output", "processed_at")}
+        return self._instance(**of_term, **ended, released_at=self.processed_at)
+
+    def _instance(self, **more: Any) -> Task:
+        model: type[Task] = apps.get_model("leasing_tasks", "Task")
+        brought = (*COLUMNS, *REPORTED_COLUMNS) if self.can_be_reported else COLUMNS
+        own = {name: getattr(self, name) for name in ("task_data", "status", *brought)}
+        columns = {**own, **more}
+        # Django wants them in the model's order.
+        names = [f.attname for f in model._meta.concrete_fields if f.attname in columns]
+        task = model.from_db(self.using, names, [columns[name] for name in names])
+        task.now, task.sent_at = self.now, self.sent_at
+        return task
+
+    # Its end, by the names of a ``Task``
+
+    @property
+    def status(self) -> str:
+        return "running" if self._ended is None else "succeeded"
+
+    @property
+    def task_output(self) -> Any:
+        """What the database has of it: a copy, a tuple is a list there."""
+        return None if self._ended is None else json.loads(json.dumps(self._ended[0]))
+
+    @property
+    def processed_at(self) -> datetime | None:
+        return None if self._ended is None else _moment(self._ended[1])
+
+    result = task_output
+    finished_at = processed_at
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return self.task_data
 
     @property
     def can_be_reported(self) -> bool:
@@ -242,11 +285,11 @@ class ClaimedTask:
 
     @property
     def created_at(self) -> datetime | None:
-        return _moment(self._created)
+        return _moment(self._created) if self.can_be_reported else self.task.created_at
 
     @property
     def started_at(self) -> datetime | None:
-        return _moment(self._started)
+        return _moment(self._started) if self.can_be_reported else self.task.started_at
 
     @property
     def waited(self) -> float | None:
@@ -268,7 +311,7 @@ class ClaimedTask:
             claimed._started = _microseconds(task.started_at)
             seconds = waited(task)
             claimed._waited = None if seconds is None else round(seconds * 1_000_000)
-        if points.tracer is not None:
+        if is_traced():
             claimed.trace_context = task.trace_context
         return claimed
 
@@ -301,46 +344,5 @@ class ClaimedTask:
 
 
 def instance_of(task: Task | ClaimedTask) -> Task:
-    """Return the model instance of ``task``."""
-    return task.task if isinstance(task, ClaimedTask) else task
-
-
-class Completed:
-    """A task that was completed as it was claimed, with REPORTED_COLUMNS: read as the row would be,
-    as far as ``ClaimedTask`` can, and without reading it."""
-
-    __slots__ = ("_output", "_processed", "_claimed")
-
-    status: ClassVar = "succeeded"
-
-    def __init__(self, claimed: ClaimedTask, output: str, processed: int) -> None:
-        self._claimed = claimed
-        #: As JSON.
-        self._output = output
-        #: In microseconds since 1970.
-        self._processed = processed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._claimed, name)
-
-    @property
-    def processed_at(self) -> datetime | None:
-        return _moment(self._processed)
-
-    @property
-    def task_output(self) -> Any:
-        return json.loads(self._output)
-
-    # As of a ``Task``.
-    result = task_output
-    finished_at = processed_at
-
-    @property
-    def data(self) -> dict[str, Any]:
-        return self._claimed.task_data
-
-    @property
-    def task(self) -> Task:
-        """The row, as it is now: a query."""
-        model: type[Task] = apps.get_model("leasing_tasks", "Task")
-        return model.objects.using(self._claimed.using).get(pk=self._claimed.id)
+    """Return the model instance of ``task``, as it is now."""
+    return task.ended_task if isinstance(task, ClaimedTask) else task

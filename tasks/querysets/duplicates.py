@@ -15,15 +15,16 @@ from leasing.db.dialects import after_commit, lock
 from leasing.exceptions import PayloadMismatch
 from leasing.functions import DbNow
 from leasing.querysets.leasable import pause_shortly
-from tasks import registry, signals
+from leasing.runtime.events import happened
+from tasks import registry
 from tasks.exceptions import KeyBusy
 from tasks.notifier import notify
 from tasks.payload import is_same_json
 from tasks.querysets.base import TaskRows, TaskStatus, step_model
+from tasks.querysets.claimed import is_traced
 from tasks.querysets.columns import NewTask
 from tasks.querysets.sql import insert
 from tasks.querysets.unique import OnDuplicate
-from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -159,7 +160,7 @@ def _replace(rows: TaskRows, task: Task, *, keep_time: bool) -> Task | None:
         if present.grants:  # what it did for the old data, in attempts that were refunded too
             step_model()._default_manager.using(rows.db).filter(task_id=present.pk).delete()
         present.refresh_from_db(using=rows.db)
-    rows._tell(signals.replaced, present)
+    rows._tell("task.replaced", [present])
     notify(rows.db, [present])
     return present
 
@@ -168,7 +169,7 @@ def _replacing(task: Task, keep_time: bool) -> dict[str, Any]:
     columns: dict[str, Any] = {name: getattr(task, name) for name in REPLACED}
     if not keep_time:
         columns["scheduled_at"] = _start_of(task)
-    if points.tracer is not None:
+    if is_traced():
         columns["trace_context"] = task.trace_context
     return columns | {
         "max_attempts": Greatest(task.max_attempts, F("attempts") + 1),
@@ -190,7 +191,7 @@ def _count_duplicate(rows: TaskRows, task: Task) -> None:
         with suppress(KeyBusy), transaction.atomic(using=rows.db):
             _lock_soon(counted.only("pk"), task.unique_key, LOOKS_TO_COUNT)
             counted.update(duplicates=F("duplicates") + 1)
-        signals.send(signals.duplicate, task)
+        happened("task.duplicate", [task])
 
     task.duplicates += 1
     after_commit(rows.db, count)

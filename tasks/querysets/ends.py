@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DataError, IntegrityError
 from django.db.models import F, Q
-from django.dispatch import Signal
 
 from leasing.db.deletion import unprotected
 from leasing.db.dialects import atomic, lock
 from leasing.querysets.claim import ending as leaving_blocks
-from tasks import registry, signals
+from tasks import registry
 from tasks.exceptions import NotSerializable, Snooze
 from tasks.notifier import notify
 from tasks.payload import OUTPUT, check_json, is_same_json
@@ -46,19 +45,19 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 #: Locked tasks by their keys, each with what is to be stored of it.
 Locked = dict[Any, tuple["Task", Result]]
-#: Tasks that have ended, each with the signal to send and its arguments.
-TaskSignal = list[tuple["Task", Signal, dict[str, Any]]]
+#: Tasks that have ended, each with its event and the details.
+TaskEvents = list[tuple["Task", str, dict[str, Any]]]
 Refused = list[tuple["Task", Exception]]
 #: The tasks that a verb has changed, and the others, each with its error.
 Answer = tuple[list["Task"], Refused]
 
 NOTHING: Mapping[int, Exception] = {}
 
-#: The signal of a failed attempt, by the state of its task afterwards.
+#: The event of a failed attempt, by the state of its task afterwards.
 FAILURES = {
-    TaskStatus.READY: signals.attempt_failed,
-    TaskStatus.FAILED: signals.failed,
-    TaskStatus.CANCELLED: signals.cancelled,
+    TaskStatus.READY: "task.attempt_failed",
+    TaskStatus.FAILED: "task.failed",
+    TaskStatus.CANCELLED: "task.cancelled",
 }
 
 
@@ -90,7 +89,7 @@ def give_back(
     of = attempt_model().of
     attempts = [(task, of(task, "returned", reason)) for task in tasks]
     like = {"outcome": "returned", "error": reason} if begun else None
-    refund = partial(_refund, delay=delay, signal=signals.returned, like=like)
+    refund = partial(_refund, delay=delay, event="task.returned", like=like)
     given, refused = _end(rows, attempts, "give back", refund)
     if not delay:
         notify(rows.db, [task for task in given if task.status == TaskStatus.READY])
@@ -100,7 +99,7 @@ def give_back(
 def snooze(rows: TaskRows, task: Task, nap: Snooze) -> Answer:
     """Put ``task`` off, with its attempt uncounted."""
     attempts = [(task, attempt_model().of(task, "snoozed", storable(str(nap))))]
-    refund = partial(_refund, delay=nap.delay, signal=signals.snoozed, like={"outcome": "snoozed"})
+    refund = partial(_refund, delay=nap.delay, event="task.snoozed", like={"outcome": "snoozed"})
     return _end(rows, attempts, "snooze", refund)
 
 
@@ -122,7 +121,7 @@ def _end(
     rows: TaskRows,
     items: list[tuple[Task, Result]],
     verb: str,
-    write: Callable[[TaskRows, Locked[Result]], TaskSignal],
+    write: Callable[[TaskRows, Locked[Result]], TaskEvents],
     unfit: Mapping[int, Exception] = NOTHING,
 ) -> Answer:
     """``write`` what is to be stored of each task, but of the ``unfit``."""
@@ -140,15 +139,15 @@ def _end_together(
     rows: TaskRows,
     items: list[tuple[Task, Result]],
     verb: str,
-    write: Callable[[TaskRows, Locked[Result]], TaskSignal],
+    write: Callable[[TaskRows, Locked[Result]], TaskEvents],
 ) -> dict[int, Exception]:
-    """``write`` in a transaction, and send the signals. Returns the errors of refused tasks, by the
+    """``write`` in a transaction, and tell of it. Returns the errors of refused tasks, by the
     ``id()`` of the task."""
     if not items:
         return {}
     for task, _ in items:
         rows.refuse_elsewhere(task, rows.db)
-    reported: TaskSignal = []
+    reported: TaskEvents = []
     failure: Exception | None = None
     with leaving_blocks(rows.db, [task for task, _ in items]) as standing:
         try:
@@ -159,11 +158,11 @@ def _end_together(
         ended = {id(task) for task, _, _ in reported}
         left = [item for item in items if id(item[0]) not in ended]
         standing += [task for task, _ in left]
-    for task, signal, details in reported:
+    for task, event, details in reported:
         if task.status == TaskStatus.CANCELLED:
             rows._tell_cancelled(task)
         else:
-            rows._tell(signal, task, **details)
+            rows._tell(event, [task], **details)
     refused: dict[int, Exception] = {}
     for item in left:
         if failure is not None and len(items) > 1:
@@ -221,7 +220,7 @@ def _ended_by(row: Task, task: Task) -> bool:
     return row.grant_id == task.grant_id and row.released_at is not None
 
 
-def _complete(rows: TaskRows, locked: Locked[Any], *, unexpired: bool) -> TaskSignal:
+def _complete(rows: TaskRows, locked: Locked[Any], *, unexpired: bool) -> TaskEvents:
     outputs = {key: output for key, (_, output) in locked.items()}
     mine = _of_grants(rows, _tasks(locked), unexpired=unexpired)
     count = mine.update(**by_task("task_output", outputs, locked), **completing())
@@ -229,10 +228,10 @@ def _complete(rows: TaskRows, locked: Locked[Any], *, unexpired: bool) -> TaskSi
     def is_so(row: Task, output: Any) -> bool:
         return row.status == TaskStatus.SUCCEEDED and is_same_json(row.task_output, output)
 
-    return [(task, signals.completed, {}) for task, _ in _written(rows, locked, count, is_so)]
+    return [(task, "task.completed", {}) for task, _ in _written(rows, locked, count, is_so)]
 
 
-def _fail(rows: TaskRows, locked: Locked[Failure], *, unexpired: bool) -> TaskSignal:
+def _fail(rows: TaskRows, locked: Locked[Failure], *, unexpired: bool) -> TaskEvents:
     failures = {key: failure for key, (_, failure) in locked.items()}
     mine = _of_grants(rows, _tasks(locked), unexpired=unexpired)
     count = _write_failures(mine, failures) if failures else 0
@@ -277,9 +276,9 @@ def _refund(
     locked: Locked[TaskAttempt],
     *,
     delay: timedelta,
-    signal: Signal,
+    event: str,
     like: dict[str, str] | None,
-) -> TaskSignal:
+) -> TaskEvents:
     """Set the tasks ready in ``delay`` with their attempts uncounted, and put the records of these
     in place of those ``like`` them; None: store no records."""
     tasks = _tasks(locked)
@@ -291,10 +290,10 @@ def _refund(
         alike = attempt_model()._default_manager.using(rows.db).filter(**like)
         unprotected(alike.filter(task_id__in=[task.pk for task, _ in given]))._forget()
         _note(rows, [attempt for _, attempt in given])
-    return [(task, signal, {"reason": attempt.error}) for task, attempt in given]
+    return [(task, event, {"reason": attempt.error}) for task, attempt in given]
 
 
-def _cancel(rows: TaskRows, locked: Locked[TaskAttempt], *, text: str) -> TaskSignal:
+def _cancel(rows: TaskRows, locked: Locked[TaskAttempt], *, text: str) -> TaskEvents:
     tasks = _tasks(locked)
     columns = {"status": TaskStatus.CANCELLED, "last_error": said(text), **ending()}
     count = _of_grants(rows, tasks).update(**columns, **_traces(tasks))
@@ -302,7 +301,7 @@ def _cancel(rows: TaskRows, locked: Locked[TaskAttempt], *, text: str) -> TaskSi
     for task, attempt in ended:
         attempt.error = task.last_error
     _note(rows, [attempt for _, attempt in ended])
-    return [(task, signals.cancelled, {}) for task, _ in ended]
+    return [(task, "task.cancelled", {}) for task, _ in ended]
 
 
 def _note(rows: TaskRows, attempts: list[TaskAttempt]) -> None:

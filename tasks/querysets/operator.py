@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import IntegrityError, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest
-from django.dispatch import Signal
 
 from leasing.db.deletion import delete_batch, delete_up_to, unprotected
 from leasing.db.dialects import atomic, lock
 from leasing.functions import DbNow
 from leasing.validation.values import check_moment
-from tasks import signals
 from tasks.notifier import notify, notify_holders
 from tasks.querysets.base import (
     CANCEL_REQUESTED,
@@ -95,7 +93,7 @@ def retry(rows: TaskRows, by: str) -> int:
         "cancel_requested_by": "",
         "checkpoint": Case(When(rows.is_undone(), then=Value(None)), default=F("checkpoint")),
     }
-    return _make_ready(rows, over, columns, signals.retried, by, _forget_undone, _cut_off)
+    return _make_ready(rows, over, columns, "task.retried", by, _forget_undone, _cut_off)
 
 
 def _forget_undone(chosen: TaskRows) -> None:
@@ -131,14 +129,14 @@ def reschedule(
         columns["priority"] = check_between(priority, *PRIORITIES, "priority")
     if not columns:
         raise ValueError("Give a queue, a time, or a priority.")
-    return _make_ready(rows, Q(status=TaskStatus.READY), columns, signals.rescheduled, by)
+    return _make_ready(rows, Q(status=TaskStatus.READY), columns, "task.rescheduled", by)
 
 
 def _make_ready(
     rows: TaskRows,
     demand: Q,
     columns: dict[str, Any],
-    signal: Signal,
+    event: str,
     by: str,
     first: Callable[[TaskRows], object] = lambda chosen: None,
     then: Callable[[TaskRows], object] = lambda ready: None,
@@ -156,8 +154,8 @@ def _make_ready(
         return done, list(ready.order_by("pk")) if done else []
 
     for done, tasks in _batch_by_batch(rows.filter(demand), write):
-        for task in tasks:
-            rows._tell(signal, task, by=by)
+        if tasks:
+            rows._tell(event, tasks, by=by)
         notify(rows.db, tasks)
         changed += done
     return changed
@@ -199,8 +197,7 @@ def discard(rows: TaskRows, by: str) -> int:
     while True:
         left = ended.filter(pk__gt=last)
         count, tasks = delete_batch(left, BULK_BATCH, delete, skip_locked=False)
-        for task in tasks if count == len(tasks) else _gone(rows, tasks):
-            rows._tell(signals.discarded, task, by=by)
+        rows._tell("task.discarded", tasks if count == len(tasks) else _gone(rows, tasks), by=by)
         discarded += count
         if len(tasks) < BULK_BATCH:
             return discarded

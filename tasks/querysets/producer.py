@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression
 
-from leasing.db.dialects import after_commit
-from tasks import signals
+from leasing.runtime.events import during, happened
 from tasks.notifier import (
     IN_STATEMENT_WINDOW,
     limiter,
@@ -29,7 +27,6 @@ from tasks.querysets.columns import NewTask, NewTasks, new_task, new_tasks
 from tasks.querysets.duplicates import store_unless_present
 from tasks.querysets.sql import insert
 from tasks.querysets.unique import OnDuplicate
-from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -41,9 +38,10 @@ INSERT_BATCH = 500
 
 def enqueue(rows: TaskRows, new: NewTask, on_duplicate: str) -> Task:
     """Store a task, as part of the caller's transaction."""
-    if points.tracer is not None:
-        return points.tracer.sending(new.columns, partial(_store, rows, new, on_duplicate))()
-    return _store(rows, new, on_duplicate)
+    with during("task.send", new.columns):
+        task = _store(rows, new, on_duplicate)
+        happened("task.sent", [task])
+    return task
 
 
 def enqueue_on_commit(
@@ -56,9 +54,12 @@ def enqueue_on_commit(
     """Check everything now, and store the task once the transaction on ``using`` has committed."""
     new = new_task(rows, name_or_handler, copy.deepcopy(data), **options)
     mode = options.get("on_duplicate", OnDuplicate.SKIP.value)
-    store: Callable[[], object] = partial(_store, rows, new, mode)
-    if points.tracer is not None:
-        store = points.tracer.sending(new.columns, store)
+    sending = during("task.send", new.columns)  # a part of what is done now
+
+    def store() -> None:
+        with sending:
+            happened("task.sent", [_store(rows, new, mode)])
+
     transaction.on_commit(store, using=using or rows.db)
 
 
@@ -75,8 +76,10 @@ def enqueue_many(
         check_arguments(new.handler.parameters, each)
     if not items:
         return []
-    store = partial(_store_many, rows, new, items)
-    return store() if points.tracer is None else points.tracer.sending(new.columns, store)()
+    with during("task.send", new.columns):
+        tasks = _store_many(rows, new, items)
+        happened("tasks.sent", tasks)
+    return tasks
 
 
 def _store_many(rows: TaskRows, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
@@ -86,7 +89,7 @@ def _store_many(rows: TaskRows, new: NewTasks, items: list[dict[str, Any]]) -> S
     else:
         stored = _store_each(rows, new, items)
     notify_queues(rows.db, {new.columns["queue"]: new.columns["priority"]})
-    _announce(rows, stored)
+    rows._tell("task.enqueued", stored)
     return stored
 
 
@@ -115,7 +118,7 @@ def _store(rows: TaskRows, new: NewTask, on_duplicate: str) -> Task:
     if stored:
         _read_back_later(task)
         notify_queues(rows.db, {task.queue: task.priority})
-        _announce(rows, [task])
+        rows._tell("task.enqueued", [task])
     return task
 
 
@@ -132,7 +135,7 @@ def _store_plain(rows: TaskRows, connection: BaseDatabaseWrapper, new: NewTask) 
         else:
             notify_queues(using, {queue: priority})
     task = insert.instance(model, using, {**new.columns, "id": key, **moments})
-    _announce(rows, [task])
+    rows._tell("task.enqueued", [task])
     return task
 
 
@@ -152,14 +155,6 @@ def _store_notifying(
             limiter.notify(connection.alias, message)
     limiter.notify_here(message)
     return inserted
-
-
-def _announce(rows: TaskRows, tasks: Sequence[Task]) -> None:
-    if signals.enqueued.has_receivers(rows.model):
-        for task in tasks:
-            rows._tell(signals.enqueued, task)
-    elif signals.enqueued.is_noted:
-        after_commit(rows.db, lambda: signals.enqueued.note(tasks))
 
 
 def _read_back_later(task: Task) -> None:

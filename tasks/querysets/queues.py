@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-from django.dispatch import Signal
 
 from leasing.db.dialects import after_commit
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
-from tasks import signals
+from leasing.runtime.events import happened
 from tasks.notifier import notify_queues
 from tasks.querysets.base import check_queue
 
@@ -42,7 +41,7 @@ class QueueQuerySet(RoutedQuerySet["Queue"]):
             .update(paused_at=DbNow(), paused_by=by[:200], reason=reason[:500])
         )
         if paused:
-            rows._tell(signals.paused, name, by=by, reason=reason)
+            rows._tell("queue.paused", name, by=by, reason=reason)
         return bool(paused)
 
     def resume(self, name: str, *, by: str = "") -> bool:
@@ -50,7 +49,7 @@ class QueueQuerySet(RoutedQuerySet["Queue"]):
         rows = self._home()
         resumed = rows.filter(name=name).paused().update(paused_at=None, paused_by="", reason="")
         if resumed:
-            rows._tell(signals.resumed, name, by=by)
+            rows._tell("queue.resumed", name, by=by)
             notify_queues(rows.db, {name: 0})
         return bool(resumed)
 
@@ -71,8 +70,5 @@ class QueueQuerySet(RoutedQuerySet["Queue"]):
         """Every queue of the database that has the tasks."""
         return QueueQuerySet(self.model, using=self.db)
 
-    def _tell(self, signal: Signal, name: str, **details: Any) -> None:
-        def tell() -> None:
-            signal.send_robust(sender=self.model, queue=name, **details)
-
-        after_commit(self.db, tell)
+    def _tell(self, event: str, name: str, **details: Any) -> None:
+        after_commit(self.db, partial(happened, event, [name], **details))

@@ -16,7 +16,7 @@ from leasing.db.dialects import atomic, lock, refuse_transaction
 from leasing.functions import DbNow, next_token, remaining
 from leasing.humanize import plural, span
 from leasing.runtime.clock import clock
-from tasks import signals
+from leasing.runtime.events import happened
 from tasks.conf import task_settings
 from tasks.notifier import notify
 from tasks.querysets import compensation
@@ -31,7 +31,6 @@ from tasks.querysets.base import (
 from tasks.querysets.transitions import closing, starting, traced
 from tasks.querysets.unique import key_in_retry
 from tasks.retry import usual_pause
-from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -205,8 +204,8 @@ def take_from_holders(
     for task in tasks:
         old = before[task.pk]
         rows._tell(
-            signals.recovered,
-            task,
+            "task.recovered",
+            [task],
             holder=task.holder,
             reason=texts[task.pk],
             kind=kind,
@@ -214,7 +213,7 @@ def take_from_holders(
             overdue_for=old.now - old.expires_at,
         )
         if task.status == TaskStatus.FAILED:
-            rows._tell(signals.failed, task, error=task.last_error)
+            rows._tell("task.failed", [task], error=task.last_error)
         elif task.status == TaskStatus.CANCELLED:
             rows._tell_cancelled(task)
     # Of those that wait, too: a worker that looks in vain sees when the next of them is due.
@@ -284,8 +283,7 @@ def _note_taken(
     for task in tasks:
         text = texts[task.pk]
         attempts.append(attempt_model().of(before[task.pk], "lost", text))
-        if points.tracer is not None:
-            points.tracer.lost(task, text)
+        happened("attempt.lost", [task], reason=text)
         if task.status != TaskStatus.CANCELLED:  # which says who cancelled it, and why
             task.last_error = text
             left[(("last_error", text), *traced(task).items())].append(task.pk)

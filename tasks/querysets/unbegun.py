@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leasing.db import postgres
-from leasing.db.dialects import after_commit
-from tasks import registry, signals
+from tasks import registry
 from tasks.notifier import notify
 from tasks.querysets import ends
 from tasks.querysets.base import TaskRows
@@ -20,14 +19,14 @@ def give_back_claimed(rows: TaskRows, claimed: Sequence[ClaimedTask], reason: st
     """Set each task ready again with its attempt uncounted. Returns the refused ones, each with its
     error."""
     given: list[ClaimedTask] = []
-    if postgres.serves(rows.db) and not signals.returned.has_receivers(rows.model):
+    if postgres.serves(rows.db):
         # Of two attempts of one task the latter alone: the keys that come back don't say which.
         alike = {each.id: each for each in claimed if _has_its_kind(each)}
         keys = one_statement.give_back(rows, [*alike.values()]) if alike else set()
         given = [each for key, each in alike.items() if key in keys]
         notify(rows.db, given)
-        if given and signals.returned.is_noted:
-            after_commit(rows.db, lambda: signals.returned.note(given, reason=reason))
+        if given:
+            rows._tell("task.returned", given, reason=reason)
     done = set(map(id, given))
     left = {id(each.task): each for each in claimed if id(each) not in done}
     tasks = [each.task for each in left.values()]

@@ -24,9 +24,9 @@ from leasing.db import postgres
 from leasing.db.dialects import atomic, durable, lock_names, take_write_lock
 from leasing.functions import DbNow
 from leasing.querysets.claim import Claim
+from leasing.runtime.events import happened
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
-from tasks import signals
 from tasks.conf import task_settings
 from tasks.exceptions import ClaimAnswered, ClaimUnderWay
 from tasks.payload import check_json
@@ -39,7 +39,6 @@ from tasks.querysets.slots import Seats
 from tasks.querysets.sql import claim as one_statement
 from tasks.querysets.sql.cursors import ClaimCursor
 from tasks.registry import KINDS
-from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.models import Task, TaskStep
@@ -74,11 +73,7 @@ def claim(
                 tasks = sorted([*tasks, *seated], key=_in_order)
     else:
         tasks = _claim_portably(rows, terms, names, request)
-    if points.tracer is not None:
-        points.tracer.claimed(tasks)
-    if signals.claimed.has_listeners(rows.model):
-        for task in tasks:
-            signals.send(signals.claimed, task)
+    _tell_claimed(tasks)
     return Claim(tasks, rows.store(terms))
 
 
@@ -154,7 +149,7 @@ def take(
         with keeping(claimed):
             seated = _take_portably(rows, terms, names, requests)
             claimed += [ClaimedTask.taken(task) for task in seated]
-    _tell_claimed(rows, claimed)
+    _tell_claimed(claimed)
     return claimed
 
 
@@ -170,18 +165,13 @@ def take_one(rows: TaskRows, key: int, holder: str, queue: str, ttl: Ttl) -> Cla
         with durable(rows.db):
             seated = _grant(one, terms, Seats(rows.model, rows.db), 1)
         claimed = [ClaimedTask.taken(task) for task in seated]
-    _tell_claimed(rows, claimed)
+    _tell_claimed(claimed)
     return claimed[0] if claimed else None
 
 
-def _tell_claimed(rows: TaskRows, claimed: list[ClaimedTask]) -> None:
-    if points.tracer is not None:
-        points.tracer.claimed(claimed)
-    if signals.claimed.has_receivers(rows.model):
-        for each in claimed:
-            signals.send(signals.claimed, each.task)
-    elif claimed and signals.claimed.is_noted:
-        signals.claimed.note(claimed)
+def _tell_claimed(claimed: Sequence[Task | ClaimedTask]) -> None:
+    if claimed:
+        happened("task.claimed", claimed)
 
 
 def _asked(rows: TaskRows, holder: str, queues: Queues, ttl: Ttl) -> tuple[Terms, list[str]]:

@@ -18,6 +18,7 @@ from django.db import connections
 
 from leasing.holding.held_grant import HeldGrant
 from leasing.runtime.clock import clock
+from leasing.runtime.events import happened
 from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
@@ -213,8 +214,7 @@ class Coroutines(Executor):
             if stalled and outcome.verb:
                 await asyncio.to_thread(self._run_late, execution.hold)
             outcome.close("handler")
-            if execution.trace is not None:
-                execution.trace.leave(outcome)
+            happened("attempt.left", [execution], outcome=outcome)
             self._end(outcome, began_at)
         finally:
             assert carrier.task is not None

@@ -20,13 +20,14 @@ from itertools import takewhile
 from typing import ClassVar
 
 from leasing.runtime.clock import clock
+from leasing.runtime.events import happened
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
 from tasks.execution.outcomes import Outcome
 from tasks.querysets.claim_request import may_wait
 from tasks.registry import Kind
-from tasks.runtime import marks, probes
+from tasks.runtime import marks
 from tasks.runtime.timing import USUAL, Timing
 
 #: The greatest number of tasks that wait in an executor.
@@ -347,8 +348,7 @@ class Executor:
         outcome.ended_at = now = clock()
         execution, running, completer = outcome.execution, self._running, self._completer
         took = now - began_at
-        if probes.running:
-            probes.running(execution.claimed.queue, took)
+        happened("attempt.ran", queue=execution.claimed.queue, seconds=took)
         self._paced += 1
         key = id(execution)
         if key in self._uncounted:

@@ -10,6 +10,7 @@ from django.db import Error
 
 from leasing.holding.held_grant import ABANDONED, abandon_all
 from leasing.runtime.clock import clock
+from leasing.runtime.events import happened
 from tasks.execution.attempt import Execution
 from tasks.execution.runner import STOPPED
 from tasks.log import log
@@ -60,8 +61,7 @@ def give_back(executions: list[Execution], reason: str) -> None:
     alike: dict[tuple[str, bool], list[Execution]] = {}
     abandon_all([execution.hold for execution in executions])
     for execution in executions:
-        if execution.trace is not None:
-            execution.trace.returned(reason)
+        happened("attempt.returned", [execution], reason=reason)
         begun = execution.carrier is not None
         alike.setdefault((execution.using, begun), []).append(execution)
     for (using, begun), some in alike.items():

@@ -22,7 +22,7 @@ from typing import Any
 from leasing.exceptions import LeaseLost
 from leasing.management import console
 from leasing.runtime.clock import clock
-from tasks import signals
+from leasing.runtime.events import happened
 from tasks.exceptions import ProcessDied, TaskCancelled
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
@@ -90,14 +90,13 @@ class ChildProcess:
                 self._receive(watch, clock() + START_PATIENCE)
                 self._ready = True
             execution.start_timeout()
-            trace = execution.trace
             execution.set_mark()
             self._send(
                 child.Job(
                     execution.task,
                     execution.hold.trusted_until,
                     execution.interruption.timeout,
-                    None if trace is None else trace.carrier(),
+                    execution.trace_context,
                 )
             )
             answer = self._receive(watch)
@@ -107,7 +106,7 @@ class ChildProcess:
         context.completed = answer.completed
         if answer.completed:
             # The child has told of it, and nobody counts there.
-            signals.completed.counts([execution.claimed], {})
+            happened("attempt.completed", [execution.claimed])
         if answer.failed:
             raise child.error_of(answer)
         context.given_back = answer.given_back

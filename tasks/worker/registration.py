@@ -17,8 +17,8 @@ from leasing.conf import leasing_settings
 from leasing.db.compiled_queries import Questioner
 from leasing.functions import after, database_now
 from leasing.humanize import span
-from leasing.runtime import probes
 from leasing.runtime.clock import clock
+from leasing.runtime.events import happened, is_heard
 from leasing.runtime.services import Service
 from leasing.runtime.threads import apart
 from tasks import registry
@@ -114,7 +114,7 @@ class Presence:
         """Return a function that asks in the statement of a heartbeat, if one is due within so many
         ``seconds`` and has no news."""
         is_due = self._seen_in < seconds
-        if is_due and self._is_known and self._said == self._news() and not probes.comparing:
+        if is_due and self._is_known and self._said == self._news() and not is_heard("clock.read"):
             return self._seen_asking
         return None
 
@@ -144,8 +144,10 @@ class Presence:
                 self._on_taken(self._refusal(other))
             self._is_taken = other is not None
         self._said, self._seen_at, self._was_beside = news, sent_at, False
-        if probes.comparing:
-            _compare_clocks()
+        if is_heard("clock.read"):
+            sent_at = clock()
+            now = database_now(leasing_settings.DATABASE)
+            happened("clock.read", now=now, took=clock() - sent_at)
         return self._every
 
     def _take_name(self) -> Worker | None:
@@ -239,11 +241,6 @@ def presented(
         threads.stop()
     if losses:
         raise losses[0]
-
-
-def _compare_clocks() -> None:
-    sent_at = clock()
-    probes.compare_answer(database_now(leasing_settings.DATABASE), sent_at)
 
 
 def sign_off(name: str) -> None:

@@ -14,8 +14,7 @@ import leasing.tracing
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
 from leasing.runtime.aio import drive
-from leasing.runtime.tracepoints import points
-from tests.tracing import Spans, attributes, current_span, events, is_in
+from tests.tracing import Faulty, Spans, attributes, current_span, events, is_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -137,9 +136,9 @@ class Broken:
         raise RuntimeError("the exporter's day off")
 
 
-def test_errors_of_tracing_harm_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracer: Any = Broken()
-    monkeypatch.setattr(points, "tracer", leasing.tracing.Leases(tracer))
+def test_errors_of_tracing_harm_no_lease(spans: Spans) -> None:
+    provider: Any = Faulty(Broken())
+    leasing.tracing.instrument(provider)
 
     with Lease.objects.hold("crane") as hold:
         hold.renew()

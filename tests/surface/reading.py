@@ -25,7 +25,7 @@ from django.db.models import Model
 from django.dispatch import Signal
 from django.test import Client
 from django.urls import Resolver404, resolve, reverse
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY
 
 import leasing.signals
 import leasing.urls
@@ -34,13 +34,14 @@ import tasks.signals
 import tasks.urls
 from leasing import once
 from leasing.functions import after
+from leasing.metrics import process as _leases  # noqa: F401 - which registers
 from leasing.metrics import registry
-from leasing.metrics.process import LeaseMetrics
+from leasing.metrics.exposition import OURS
 from leasing.models import ApiToken, Lease, OnceKey
 from leasing.runtime import event_lines
 from leasing.runtime.event_logger import Event
 from tasks.dashboard.operator_actions import ACTIONS
-from tasks.metrics.process import TaskMetrics
+from tasks.metrics import process as _tasks  # noqa: F401 - which registers
 from tasks.models import Schedule, Task, Worker
 from tasks.outbox import publish
 from tasks.sample import SLEEP
@@ -394,12 +395,11 @@ def passed_to(owner: str) -> dict[str, set[str]]:
 
 def metrics() -> Iterator[str]:
     """Return the names of metrics, with their labels."""
-    own = CollectorRegistry()
-    TaskMetrics(own, LeaseMetrics(own))
     # The library tells the names of labels that have no value yet nowhere else.
-    for collector in vars(own)["_collector_to_names"]:
+    for collector in vars(REGISTRY)["_collector_to_names"]:
         for family in collector.collect():
-            yield of_metric(family, {**vars(family), **vars(collector)}.get("_labelnames"))
+            if family.name.startswith(OURS):
+                yield of_metric(family, {**vars(family), **vars(collector)}.get("_labelnames"))
     for figure in registry.figures():
         yield from map(of_metric, figure.get())
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.dispatch import Signal
 from pytest_django import Settings
 
 from leasing import signals as lease_signals
 from leasing.holding.held_grant import HeldGrant
 from leasing.holding.keeper import Keeper
-from leasing.signals import Logged
 from leasing.stores.rows import RowStore
 from tasks import registry as known_handlers
 from tasks import retry, signals
@@ -84,7 +84,6 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     left to the collector of garbage."""
     for signal in (signals.enqueued, signals.claimed, signals.completed):
         monkeypatch.setattr(signal, "receivers", [])
-        monkeypatch.setattr(signal, "_event", None)
 
 
 @pytest.fixture
@@ -221,7 +220,7 @@ def reported() -> Iterator[Reported]:
 
 
 def _is_signal(value: object) -> bool:
-    return isinstance(value, Logged)
+    return isinstance(value, Signal)
 
 
 @pytest.fixture(autouse=True)

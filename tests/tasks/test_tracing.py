@@ -19,12 +19,13 @@ from django.test.utils import CaptureQueriesContext
 from opentelemetry import trace
 
 import tasks.tracing
+from leasing.runtime.events import during, happened
 from tasks.exceptions import InvalidOutput, Snooze
 from tasks.execution import runner
 from tasks.execution.attempt import Execution
 from tasks.execution.outcome_store import store_outcomes
+from tasks.execution.outcomes import Outcome
 from tasks.models import Task, TaskStatus
-from tasks.runtime.tracepoints import points
 from tasks.worker.child import Answer, Attempt, Job
 from tasks.worker.hand_back import give_back
 from tasks.worker.processes import ChildProcess
@@ -34,7 +35,7 @@ from tests.plugin import ENVIRONMENT, ROOT
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, RunTask, make_due
 from tests.tasks.workers import states, working
-from tests.tracing import Spans, attributes, current_span, events, is_in, links_to, traced
+from tests.tracing import Faulty, Spans, attributes, current_span, events, is_in, links_to, traced
 
 pytestmark = pytest.mark.django_db
 
@@ -320,7 +321,7 @@ def test_heartbeats_and_losses_are_events_of_the_attempt(
     spans: Spans, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
     def works(ctx: Any, **data: Any) -> None:
-        execution.hold.trace.renewed()  # type: ignore[union-attr]
+        happened("hold.renewed", [execution.hold])
         execution.hold.mark_lost("somebody else has held it")
 
     handlers["jobs.echo"] = works
@@ -399,6 +400,12 @@ def test_what_a_handler_does_is_a_part_of_its_attempt_on_threads_and_in_coroutin
     }
 
 
+def leave(execution: Execution) -> None:
+    """End the attempt where it began."""
+    outcome = Outcome(execution)
+    happened("attempt.left", [execution], outcome=outcome)
+
+
 def test_a_child_process_goes_on_with_the_span_of_its_attempt(
     spans: Spans, execution_of: Callable[[Task], Execution], handlers: Handlers
 ) -> None:
@@ -407,9 +414,8 @@ def test_a_child_process_goes_on_with_the_span_of_its_attempt(
     task = make_task(name="jobs.echo", state="running")
     execution = execution_of(task)
     execution.follow()
-    assert execution.trace is not None
-    job = Job(task, execution.hold.trusted_until, None, execution.trace.carrier())
-    execution.trace.close()
+    job = Job(task, execution.hold.trusted_until, None, tasks.tracing.inject())
+    leave(execution)
     Attempt.of(job).run()
 
     assert [f"{each:016x}" for each in seen] == [id_of(spans.one("process default"))]
@@ -427,8 +433,7 @@ def test_a_child_process_is_told_of_the_span(
     execution = execution_of(make_task(name="jobs.compute", state="running"))
     execution.follow()
     executor.call(execution, execution.context())
-    assert execution.trace is not None
-    execution.trace.close()
+    leave(execution)
 
     (job,) = sent
     assert span_id(json.loads(job.trace)["traceparent"]) == id_of(spans.one("process default"))
@@ -437,10 +442,10 @@ def test_a_child_process_is_told_of_the_span(
 def test_a_message_to_a_broker_is_a_part_of_the_task(spans: Spans) -> None:
     first, other = Task.objects.enqueue_many("jobs.echo", [{}, {}])
     inside: list[int] = []
-    tracer: Any = points.tracer
-    send = tracer.publishing(lambda key, queue: inside.append(current_span()), [first.pk])
-    send(first.pk, "default")
-    send(other.pk, "default")  # of which it was not told
+    happened("tasks.publishing", [first.pk])
+    for task in (first, other):  # of the other it was not told
+        with during("task.publish", task.pk, "default"):
+            inside.append(current_span())
 
     known, unknown = spans.named("publish default")
     assert is_in(known, spans.one("send default"))
@@ -473,10 +478,10 @@ class BreakingLater:
 
 
 @pytest.mark.parametrize("tracer", [Broken(), BreakingLater()])
-def test_errors_of_tracing_harm_no_work(
-    tracer: Any, run_task: RunTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(points, "tracer", tasks.tracing.Tasks(tracer))
+@pytest.mark.usefixtures("spans")
+def test_errors_of_tracing_harm_no_work(tracer: Any, run_task: RunTask) -> None:
+    provider: Any = Faulty(tracer)
+    tasks.tracing.instrument(provider)
     Task.objects.enqueue_many("jobs.echo", [{}])
     task = run_task(fails)
     make_due(task)

@@ -25,8 +25,9 @@ from leasing.db.row_reader import reader
 from leasing.db.statements import array_of, joined
 from leasing.functions import EPOCH
 from leasing.runtime.clock import clock
+from leasing.runtime.events import is_heard
 from leasing.validation.terms import Terms
-from tasks import registry, signals
+from tasks import registry
 from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import (
     ClaimedTask,
@@ -145,7 +146,7 @@ def _timed(
     what: str, rows: TaskRows, compiled: Callable[..., str], limit: int, **numbers: int
 ) -> str:
     # How long they have waited is read where somebody counts, and nowhere else.
-    timed = bool(signals.claimed.counts)
+    timed = is_heard("attempt.ran")
     make = partial(compiled, timed=timed)
     return _numbered((what, timed), rows, make, most=_most(limit), **numbers)
 

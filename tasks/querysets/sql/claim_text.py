@@ -11,7 +11,7 @@ from django.db.models.expressions import RawSQL
 from leasing.functions import DbMicroseconds, DbNow
 from leasing.validation.terms import Terms
 from tasks.querysets.base import CLAIM_COLUMNS
-from tasks.querysets.claimed import COLUMNS, REPORTED_COLUMNS, TRACED_COLUMNS
+from tasks.querysets.claimed import COLUMNS, REPORTED_COLUMNS, TRACED_COLUMNS, is_traced
 from tasks.querysets.sql.statements import (
     MARKS,
     MICROSECONDS,
@@ -22,7 +22,6 @@ from tasks.querysets.sql.statements import (
     update_of,
 )
 from tasks.registry import KINDS
-from tasks.runtime.tracepoints import points
 
 if TYPE_CHECKING:
     from tasks.querysets.base import TaskRows
@@ -203,7 +202,7 @@ def take_one_statement(rows: TaskRows, *, timed: bool, most: int | str) -> str:
 
 
 def _taking(rows: TaskRows, chosen: str, which: str, said: str, timed: bool) -> str:
-    traced = () if points.tracer is None else TRACED_COLUMNS
+    traced = TRACED_COLUMNS if is_traced() else ()
     columns = ("task_data", *COLUMNS, *REPORTED_COLUMNS, *traced)
     answer = ("passed_over", "now", *_reported(rows, timed, due="_due", now="now"))
     return _claiming(rows, chosen, which, said, columns, answer, DbMicroseconds())
@@ -211,7 +210,7 @@ def _taking(rows: TaskRows, chosen: str, which: str, said: str, timed: bool) -> 
 
 def _reported(rows: TaskRows, timed: bool, *, due: str, now: str) -> tuple[str, ...]:
     """Return the columns of a ``ClaimedTask``."""
-    traced = () if points.tracer is None else TRACED_COLUMNS
+    traced = TRACED_COLUMNS if is_traced() else ()
     reported = (_IF_REPORTED.format(value=value) for value in _reported_values(rows))
     # By their places: what is traced comes after this, also where this is not asked for.
     waited = [_waited(due, now)] if timed else ["NULL"] if traced else []

@@ -25,7 +25,8 @@ from tasks.querysets.transitions import completing
 
 _COMPLETE = """
 WITH mine AS MATERIALIZED ({locked} FOR NO KEY UPDATE)
-{update} RETURNING {table}.id"""
+{update} RETURNING {table}.id, {moment}
+"""
 #: The grants come as bytes, sixteen of each: half a microsecond each less than as text.
 _GIVEN = """{table}.id = ANY({ids}::bigint[])
     AND uuid_send({table}.grant_id) = substring({grants}::bytea FROM 16 * {place} - 15 FOR 16)"""
@@ -37,12 +38,10 @@ _PLACE = "width_bucket({table}.id, {ids}::bigint[])"
 _OUTPUT = "NULLIF({outputs}::jsonb -> ({place} - 1), 'null'::jsonb)"
 
 
-def complete(
-    rows: TaskRows, mine: Sequence[ClaimedTask], outputs: str, *, timed: bool = False
-) -> dict[int, int | None]:
+def complete(rows: TaskRows, mine: Sequence[ClaimedTask], outputs: str) -> dict[int, int]:
     """End well each task of ``mine``, which come in the order of their keys and none twice, that
-    its grant still holds. ``outputs`` is a list of theirs in JSON. Returns the keys of those that
-    are ended, and if they are to be ``timed`` when each was, in microseconds since 1970.
+    its grant still holds. ``outputs`` is a list of theirs in JSON. Returns when each that has ended
+    did, in microseconds since 1970, by their keys.
 
     The rows are locked in the order of their keys before any is updated.
     """
@@ -52,10 +51,8 @@ def complete(
         "outputs": outputs,
     }
     statement = cached_statement("complete", rows._everything(), _complete_statement)
-    column = f"{table_of(rows)}.processed_at"
-    moment = f", {MICROSECONDS.format(moment=column)}\n" if timed else ", NULL\n"
     with connections[rows.db].cursor() as cursor:
-        cursor.execute(statement + moment + plan(), given)
+        cursor.execute(statement + plan(), given)
         return dict(cursor.fetchall())
 
 
@@ -66,4 +63,6 @@ def _complete_statement(rows: TaskRows) -> str:
     columns = {**completing(), "task_output": RawSQL(_OUTPUT.format(**marks), [])}
     update = update_of(rows, _LOCKED.format(**marks), columns)
     locked = rows.holding().filter(given).order_by("pk").only("pk")
-    return _COMPLETE.format(locked=inlined(rows, locked.query), update=update, table=table)
+    moment = MICROSECONDS.format(moment=f"{table}.processed_at")
+    found = inlined(rows, locked.query)
+    return _COMPLETE.format(locked=found, update=update, table=table, moment=moment)

@@ -19,7 +19,7 @@ from django.db.models.expressions import RawSQL
 from leasing.functions import DbNow
 from leasing.runtime import clock as holder_clock
 from leasing.runtime.clock import clock
-from tasks.runtime.tracepoints import points
+from tasks.querysets.claimed import is_traced
 
 #: Parameters, as they stand in what Django compiles: as nothing else that may stand there.
 _PARAMETERS = ("holder", "ttl", "ids", "grants", "outputs", "key", "noise", "free")
@@ -99,7 +99,7 @@ def cached_statement(what: Any, rows: Any, make: Callable[[Any], str]) -> str:
         return make(rows)
     # Tests set the clock. What is traced is read with a column more.
     moment = None if holder_clock.stand_in is None else compiled(rows, DbNow())
-    key = (what, like, moment, points.tracer is None)
+    key = (what, like, moment, is_traced())
     statement = statements.get(key)
     if statement is None:
         if len(statements) >= _KEPT:

@@ -20,12 +20,12 @@ import os
 from django.conf import settings
 settings.LEASING = {"METRICS": True}
 import django; django.setup()
-from leasing import signals
+from leasing.runtime.events import happened
 from leasing.models import Lease
 
 def release(times):
     for _ in range(times):
-        signals.send(signals.released, Lease(resource="crane:1"))
+        happened("lease.released", [Lease(resource="crane:1")])
 
 release(3)
 for times in (10, 200):

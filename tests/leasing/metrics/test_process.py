@@ -6,8 +6,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime
 from http import HTTPStatus
 from http.client import HTTPConnection
 from typing import Any
@@ -17,16 +18,17 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from prometheus_client import CollectorRegistry, generate_latest
 
-from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.holding.held_grant import HeldGrant
 from leasing.holding.keeper import Keeper
 from leasing.leader import Leader
 from leasing.metrics import port as metrics_port
 from leasing.metrics import registry as instruments
-from leasing.metrics.process import VERBS, LeaseMetrics
+from leasing.metrics.exposition import OURS
+from leasing.metrics.process import VERBS
 from leasing.models import Lease
-from leasing.runtime import probes
+from leasing.runtime.event_lines import log
+from leasing.runtime.events import happened, is_heard, subscribe, unsubscribe
 from leasing.store import Renewals, Why, why_of
 from leasing.stores.rows import grant_of, row_store
 from tests.factories import grant_id_of, make_lease
@@ -36,15 +38,6 @@ from tests.metrics import Value, check_names, scrape
 from tests.plugin import ROOT
 
 LEASE = "leasing.lease"
-
-
-@pytest.fixture
-def counted(registry: CollectorRegistry) -> Iterator[LeaseMetrics]:
-    """Counts into ``registry``."""
-    metrics = LeaseMetrics(registry)
-    metrics.connect()
-    yield metrics
-    metrics.disconnect()
 
 
 # Acquiring
@@ -139,7 +132,8 @@ def test_the_clock_offset_is_how_far_this_host_is_ahead(
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1_000_010.0)
 
-    probes.compare(1_000_000.0, took=4.0)
+    there = datetime.fromtimestamp(1_000_000, UTC)
+    happened("clock.read", now=there, took=4.0)
 
     assert value("leasing_clock_offset_seconds") == 8
 
@@ -172,7 +166,7 @@ def test_losses_are_counted_by_their_kind_and_never_by_their_words(value: Value)
     lease = make_lease()
     overdue = HeldGrant(row_store(Lease, "default"), grant_of(lease)).overdue_reason
     for reason in (overdue, "the harbour burns"):
-        signals.send(signals.lost, lease, reason=reason)
+        happened("lease.lost", [Lease(resource="crane:1")], reason=reason)
 
     assert value("leasing_losses_total", model=LEASE, reason="overdue") == 1
     assert value("leasing_losses_total", model=LEASE, reason="other") == 1
@@ -184,7 +178,7 @@ def test_late_writes_are_counted_by_verb_among_those_that_are_known(value: Value
     usurp(lease)
     with pytest.raises(LeaseLost):
         Lease.objects.renew(lease)
-    signals.send(signals.refused, lease, verb="set fire to crane 1", reason="no")
+    happened("lease.refused", [lease], verb="set fire to crane 1", reason="no")
 
     assert value("leasing_fence_rejections_total", model=LEASE, verb="renew") == 1
     assert value("leasing_fence_rejections_total", model=LEASE, verb="other") == 1
@@ -222,31 +216,28 @@ def test_leaderships_are_counted_from_the_campaign_to_the_end(value: Value) -> N
 # Who listens
 
 
-def test_nothing_is_measured_while_nobody_asks(counted: LeaseMetrics) -> None:
-    counted.disconnect()
-
-    assert not any((probes.acquiring, probes.renewing, probes.comparing, probes.leading))
-    assert not any(
-        signal.counts for signal in vars(signals).values() if isinstance(signal, signals.Logged)
-    )
+def test_nothing_is_measured_while_nobody_asks() -> None:
+    assert not any(map(is_heard, ("lease.asked", "lease.renewals", "clock.read", "leader.elected")))
 
 
 def test_a_count_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    reported = signals.Logged()
-    probe = probes.Probe()
     counts: list[Any] = []
 
-    def fail(*args: Any) -> None:
+    def fail(rows: Any, **details: Any) -> None:
         raise ZeroDivisionError
 
-    reported.counts.connect(fail)
-    reported.counts.connect(lambda rows, details: counts.append((list(rows), dict(details))))
-    probe.connect(fail)
-    reported.send_robust(object, lease="a lease", reason="why")
-    probe(1, 2)
+    def count(rows: Any, **details: Any) -> None:
+        counts.append((rows, details))
+
+    subscribe({"trial.failing": count}, log.metrics_failed)
+    subscribe({"trial.failing": fail}, log.metrics_failed)
+    happened("trial.failing", ["a lease"], reason="why")
+    unsubscribe({"trial.failing": count})
+    unsubscribe({"trial.failing": fail})
 
     assert counts == [(["a lease"], {"reason": "why"})]
-    assert [bool(record.exc_info) for record in caplog.records] == [True, True]
+    assert [bool(record.exc_info) for record in caplog.records] == [True]
+    assert not is_heard("trial.failing")
 
 
 # Showing
@@ -346,19 +337,18 @@ def test_the_packages_do_without_the_client_library() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.usefixtures("counted")
-def test_names_are_as_promtool_wants_them(registry: CollectorRegistry, value: Value) -> None:
-    probes.compare(0.0, 0.0)
+def test_names_are_as_promtool_wants_them(registry: CollectorRegistry) -> None:
+    happened("clock.read", now=datetime.fromtimestamp(0, UTC), took=0.0)
 
     check_names(generate_latest(registry).decode())
 
 
-@pytest.mark.usefixtures("counted")
 def test_the_page_of_metrics_names_every_one(registry: CollectorRegistry) -> None:
     page = (ROOT / "docs" / "metrics-reference.md").read_text()
     shown = [
         f"`{family.name}{'_total' if family.type == 'counter' else ''}`"
         for family in registry.collect()
+        if family.name.startswith(OURS)
     ]
 
     assert [name for name in shown if name not in page] == []

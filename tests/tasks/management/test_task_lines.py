@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks import signals
+from leasing.runtime.events import happened
 from tasks.management.task_lines import MANY, TaskLines
 from tasks.models import Task
 from tests.conftest import Spawn
@@ -32,13 +32,12 @@ class Console:
             self._made += 1
             fields = dict.fromkeys(("attempts", "max_attempts"), 1)
             rows.append(SimpleNamespace(id=self._made, name=name, raised=None, **fields))
-        signals.claimed.note(rows)
+        happened("task.claimed", rows)
         return rows
 
-    def end(self, rows: list[Any], signal: signals.TaskSignal = signals.completed) -> list[Any]:
+    def end(self, rows: list[Any], event: str = "task.completed") -> list[Any]:
         """End the tasks."""
-        failed = isinstance(signal, signals.FailureSignal)
-        signal.note(rows, **({"error": "no luck"} if failed else {}))
+        happened(event, rows, **({"error": "no luck"} if "failed" in event else {}))
         return rows
 
     def pass_second(self) -> None:
@@ -68,7 +67,7 @@ def console(caplog: pytest.LogCaptureFixture) -> Iterator[Console]:
 
 def test_a_task_that_ends_within_a_second_has_one_line(console: Console) -> None:
     console.end(console.claim(3))
-    console.end(console.claim(1), signals.returned)
+    console.end(console.claim(1), "task.returned")
     console.pass_second()
 
     assert console.read() == ["task.completed"] * 3 + ["task.returned"]
@@ -95,7 +94,7 @@ def test_many_have_one_line_a_second_with_counts_by_handler_and_outcome(
     ]
 
     console.end(console.claim(1200))
-    console.end(console.claim(2), signals.snoozed)
+    console.end(console.claim(2), "task.snoozed")
     console.end(console.claim(7, "images.resize"))
     console.pass_second()
     assert console.read() == [
@@ -120,8 +119,8 @@ def test_failures_have_a_line_each_among_many(console: Console) -> None:
     console.pass_second()
     console.read()
 
-    console.end(console.claim(3), signals.failed)
-    console.end(console.claim(MANY), signals.attempt_failed)
+    console.end(console.claim(3), "task.failed")
+    console.end(console.claim(MANY), "task.attempt_failed")
     console.pass_second()
 
     *lines, counts = console.read()

@@ -14,16 +14,13 @@ from pytest_django import Settings
 
 from leasing.functions import after
 from leasing.metrics import leases as lease_figures
-from leasing.metrics.process import LeaseMetrics
-from tasks import signals
+from leasing.runtime.events import is_heard
 from tasks.exceptions import GiveUp
 from tasks.maintenance import recovery
-from tasks.metrics import database
-from tasks.metrics.process import TaskMetrics
+from tasks.metrics import database, process
 from tasks.models import OutboxMessage, Queue, Task, TaskAttempt, TaskStatus, Worker
 from tasks.outbox import publish
 from tasks.registry import Kind
-from tasks.runtime import probes
 from tasks.sample import SLEEP
 from tests.factories import claimed, make_task, make_worker
 from tests.leasing.conftest import DatabaseClock
@@ -36,16 +33,6 @@ from tests.tasks.workers import ended, working
 pytestmark = pytest.mark.django_db
 
 QUEUE = {"queue": "default"}
-
-
-@pytest.fixture
-def counted(registry: CollectorRegistry) -> Iterator[TaskMetrics]:
-    """Counts into ``registry``."""
-    leases = LeaseMetrics(registry)
-    metrics = TaskMetrics(registry, leases)
-    metrics.connect()
-    yield metrics
-    metrics.disconnect()
 
 
 def executions(value: Value, name: str = SLEEP) -> dict[str, float]:
@@ -155,7 +142,7 @@ def test_results_that_are_stored_together_are_counted_each(value: Value) -> None
     assert executions(value) == {"succeeded": 3}
 
 
-@pytest.mark.usefixtures("on_postgresql", "unheard", "counted")
+@pytest.mark.usefixtures("on_postgresql", "unheard", "registry")
 def test_counting_makes_no_model_instances() -> None:
     Task.objects.enqueue_many("jobs.echo", [{}])  # whose statement is made of an instance, once
     Task.objects.all().delete()
@@ -251,11 +238,11 @@ def test_recovery_says_when_it_last_succeeded(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_shows_its_slots_and_how_long_attempts_have_them(
-    counted: TaskMetrics, value: Value
+    value: Value, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Task.objects.enqueue("jobs.echo", {"crate": 1})
     with working(threads=3) as worker:
-        counted.state.executors = worker.executors
+        monkeypatch.setattr(process.STATE, "executors", worker.executors)
         wait_for(lambda: executions(value, "jobs.echo") == {"succeeded": 1})
         assert value("tasks_worker_slots", kind="thread") == 3
         assert value("tasks_worker_slots_busy", kind="thread") == 0
@@ -269,16 +256,10 @@ def test_a_worker_shows_its_slots_and_how_long_attempts_have_them(
 # Who listens, and names
 
 
-def test_nothing_is_counted_while_nobody_asks(counted: TaskMetrics) -> None:
-    counted.disconnect()
-
-    assert not probes.running
-    assert not any(
-        signal.counts for signal in vars(signals).values() if isinstance(signal, signals.TaskSignal)
-    )
+def test_nothing_is_counted_while_nobody_asks() -> None:
+    assert not is_heard("attempt.ran")
 
 
-@pytest.mark.usefixtures("counted")
 def test_names_are_as_promtool_wants_them(registry: CollectorRegistry) -> None:
     check_names(generate_latest(registry).decode())
 
