@@ -59,24 +59,9 @@ class FencedQuerySet(models.QuerySet[Any]):
         return FencedRows(self, proof, strictly)
 
     def update(self, **values: Any) -> int:
-        _spare_fence(values)
+        if "fence" in values:
+            raise TypeError("Only fenced() can change the fence of a row.")
         return super().update(**values)
-
-    def bulk_update(self, objs: Any, fields: Iterable[str], *args: Any, **options: Any) -> int:
-        fields = list(fields)
-        _spare_fence(fields)
-        return super().bulk_update(objs, fields, *args, **options)
-
-    def bulk_create(self, objs: Any, *args: Any, **options: Any) -> list[Any]:
-        # With conflicts it is an update too.
-        options["update_fields"] = fields = list(options.get("update_fields") or ())
-        _spare_fence(fields)
-        return super().bulk_create(objs, *args, **options)
-
-
-def _spare_fence(fields: Iterable[str]) -> None:
-    if "fence" in fields:
-        raise TypeError("Only fenced() can change the fence of a row.")
 
 
 class FencedRows:

@@ -29,13 +29,8 @@ class Ledger(Guarded):
     class Meta:
         abstract = True
 
-    def save(self, *args: Any, **options: Any) -> None:
-        if not self._state.adding:
-            refuse_change(type(self))
-        super().save(*args, **options)
-
     def _do_update(self, *args: Any) -> Any:
-        # Of an instance that was made with the key of a row.
+        # Every way in which save() may update a row ends here.
         if not self._is_fixture:
             refuse_change(type(self))
         return super()._do_update(*args)

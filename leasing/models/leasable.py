@@ -18,7 +18,7 @@ from leasing.functions import EPOCH
 from leasing.holding import Hold
 from leasing.models.guarded import Guarded
 from leasing.querysets.leasable import LeasableQuerySet, verbs_of
-from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS, refuse_verb_columns
+from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
 from leasing.querysets.states import LeaseState
 from leasing.store import Renewal
 from leasing.validation.options import refuse_unknown
@@ -32,9 +32,9 @@ class Leasable(Guarded):
     holder learns how its term ended.
 
     Once a row is stored, only the queryset's verbs write the columns here. ``save()`` leaves them
-    out, because a stale instance would restore the old holder, and naming one in ``update_fields``
-    or ``bulk_update()`` is an error. Fixtures are written as they are. A copy is free. A subclass
-    with a ``Meta`` of its own inherits ``Leasable.Meta``, for its constraints.
+    out, named or not, because a stale instance would restore the old holder; naming one in
+    ``bulk_update()`` is an error. Fixtures are written as they are. A copy is free. A subclass with
+    a ``Meta`` of its own inherits ``Leasable.Meta``, for its constraints.
     """
 
     # Each has a default in the database too: code that inserts rows without these columns, such as
@@ -65,8 +65,6 @@ class Leasable(Guarded):
     granted_columns: ClassVar[frozenset[str]] = GRANTED_FIELDS
     #: Further columns that only verbs of the model write, once a row is stored.
     state_columns: ClassVar[frozenset[str]] = frozenset()
-    #: Clauses about the verbs that write such a column.
-    writers: ClassVar[Mapping[str, str]] = {}
     #: Columns that ``renewal_now`` reads.
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
     #: Columns by which it is judged, and told, why a row that is held cannot be acquired.
@@ -123,12 +121,6 @@ class Leasable(Guarded):
                 name="%(app_label)s_%(class)s_ttl", condition=Q(ttl__gt=timedelta(0))
             ),
         ]
-
-    def save(self, *args: Any, update_fields: Iterable[str] | None = None, **options: Any) -> None:
-        if update_fields is not None:
-            update_fields = list(update_fields)
-            refuse_verb_columns(type(self), update_fields)
-        super().save(*args, update_fields=update_fields, **options)
 
     def _do_update(self, base_qs: Any, using: Any, pk_val: Any, values: Any, *rest: Any) -> Any:
         # Every way in which save() may update a row ends here.

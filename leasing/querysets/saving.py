@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.core.exceptions import FieldError
-from django.db import transaction
-from django.db.models.utils import resolve_callables
 
 from leasing.db.routing import RoutedQuerySet
 
@@ -29,8 +27,6 @@ LEASE_FIELDS = frozenset(
         "expires_at",
     }
 )
-
-LEASE_VERBS = "use acquire, renew, release or revoke"
 
 #: Of these, what stays as it was granted while the grant lasts.
 GRANTED_FIELDS = frozenset({"holder", "grant_id", "fencing_token", "grants", "ttl", "acquired_at"})
@@ -66,35 +62,12 @@ class GuardedRows(RoutedQuerySet[Row]):
             objs, batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields
         )
 
-    def update_or_create(
-        self,
-        defaults: Mapping[str, Any] | None = None,
-        create_defaults: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> tuple[Row, bool]:
-        """As Django's; ``defaults`` name no column that verbs write, ``create_defaults`` may."""
-        defaults = defaults or {}
-        refuse_verb_columns(self.model, defaults)
-        rows = self.home()
-        with transaction.atomic(using=rows.db):
-            row, is_new = rows.select_for_update().get_or_create(
-                defaults if create_defaults is None else create_defaults, **kwargs
-            )
-            if not is_new:
-                for name, value in resolve_callables(defaults):
-                    setattr(row, name, value)
-                # Django's own would name every date, those of the lease too.
-                row.save(using=rows.db)
-        return row, is_new
-
 
 def refuse_verb_columns(model: type[Leasable], fields: Iterable[str]) -> None:
     """Raise FieldError where ``fields``, which are to be written to stored rows, name a column
     that verbs alone write."""
     if taken := (model.verb_columns | model.state_columns).intersection(fields):
-        verbs = {model.writers.get(name, LEASE_VERBS) for name in taken}
         raise FieldError(
             f"Only lease methods write {', '.join(sorted(taken))} of a stored "
-            f"{model._meta.verbose_name}: {'; '.join(sorted(verbs))}. A queryset's update() can, "
-            "but skips their checks."
+            f"{model._meta.verbose_name}. A queryset's update() can, but skips their checks."
         )

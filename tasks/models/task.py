@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
@@ -15,14 +14,10 @@ from django.db.models.expressions import RawSQL
 from leasing.functions import DbNow
 from leasing.models import Leasable
 from leasing.querysets.leasable import LEASE_FIELDS
-from leasing.querysets.saving import refuse_verb_columns
 from leasing.store import Renewal
 from tasks.querysets import TaskQuerySet, TaskStatus, UniqueFor
 from tasks.querysets.claimed import resource_of
 from tasks.registry import KINDS
-
-#: Columns of which each status has a value or none: see the table's constraints.
-_STATE = {"status", "started_at", "processed_at", "released_at"}
 
 #: As a constant: of a parameter, the plan of a prepared statement doesn't know that an index of
 #: these rows serves it.
@@ -156,27 +151,8 @@ class Task(Leasable):
         "compensation",
     }
 
-    writers: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ("status", "processed_at", "task_output", "last_error", "attempts", "started_at"),
-            "use claim, complete, fail, cancel or retry",
-        ),
-        **dict.fromkeys(("queue", "scheduled_at"), "use reschedule"),
-        **dict.fromkeys(("progress", "progressed_at"), "use progress"),
-        **dict.fromkeys(("checkpoint", "checkpoints"), "use checkpoint"),
-        **dict.fromkeys(
-            (
-                *("max_attempts", "unique_key", "unique_for", "idempotency_key"),
-                *("concurrency_key", "parent", "compensation"),
-            ),
-            "enqueue sets it",
-        ),
-    }
-
     #: True on the row that ``enqueue`` returns if it is an earlier task with the same key.
     is_duplicate = False
-    #: True once some columns alone were read again: the others are older.
-    _is_mixed = False
     #: Set by ``fail``: the error of its handler, for the receivers of its signals.
     raised: BaseException | None = None
     #: The part of this attempt's trace that its end leaves in the row, for the next attempt.
@@ -325,13 +301,6 @@ class Task(Leasable):
     def __str__(self) -> str:
         return f"task:{self.pk} {self.name}"
 
-    def save(self, *args: Any, update_fields: Iterable[str] | None = None, **options: Any) -> None:
-        """As Django's, but leaves out what verbs write. Raises FieldError if ``status`` was
-        certainly assigned: see decision 22."""
-        if update_fields is None and not self._state.adding and not self._has_possible_status():
-            refuse_verb_columns(type(self), ["status"])
-        super().save(*args, update_fields=update_fields, **options)
-
     def refresh_from_db(self, using: Any = None, fields: Any = None, *args: Any, **kw: Any) -> None:
         try:
             super().refresh_from_db(using, fields, *args, **kw)
@@ -342,19 +311,6 @@ class Task(Leasable):
                 f"{self} was read without {', '.join(fields)}. In a handler, first"
                 " `await ctx.load()`; elsewhere, `await task.arefresh_from_db()`."
             ) from error
-        self._is_mixed = fields is not None
-
-    def _has_possible_status(self) -> bool:
-        """Return True if a row may have had this status, together with the other columns."""
-        read = self.__dict__
-        if self._is_mixed or not read.keys() >= _STATE:
-            return True
-        if self.status == TaskStatus.READY:
-            return read["processed_at"] is None
-        if self.status == TaskStatus.RUNNING:
-            is_open = read["processed_at"] is None and read["released_at"] is None
-            return is_open and read["started_at"] is not None
-        return self.status in TaskStatus.ended() and read["processed_at"] is not None
 
     def _do_insert(self, manager: Any, using: Any, *args: Any) -> Any:
         if not (self._is_fixture or self._state.adding) and self.pk and using == self._state.db:
