@@ -11,7 +11,7 @@ from django.test import Client
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from pytest_django import DjangoDbBlocker, Settings
 
-from leasing.db import postgres
+from leasing.db import sql
 from leasing.metrics import process as lease_metrics
 from leasing.testing import keeper
 from leasing.testing.keeper import ManualKeeper
@@ -59,7 +59,7 @@ def compatible(settings: Settings) -> None:
 @pytest.fixture
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the portable form of every verb, on PostgreSQL too."""
-    monkeypatch.setattr(postgres, "serves", lambda using: False)
+    monkeypatch.setattr(sql, "serves", lambda using: False)
 
 
 @pytest.fixture

@@ -104,15 +104,15 @@ def limit_waiting(using: str, seconds: float) -> None:
     if connection.vendor != "postgresql":
         return
     with connection.cursor() as cursor:
-        cursor.execute(*waiting_limit(seconds))
+        cursor.execute(waiting_limit(seconds))
 
 
-def waiting_limit(seconds: float) -> tuple[str, list[str]]:
-    """PostgreSQL's statement that limits waiting in this transaction, and its parameters."""
+def waiting_limit(seconds: float) -> str:
+    """PostgreSQL's statement that limits waiting in this transaction."""
+    milliseconds = max(1, int(seconds * 1000))
     return (
-        "SELECT set_config(name, %s, true)"
-        " FROM unnest(ARRAY['lock_timeout', 'statement_timeout']) AS name",
-        [str(max(1, int(seconds * 1000)))],
+        f"SELECT set_config(name, '{milliseconds}', true)"
+        " FROM unnest(ARRAY['lock_timeout', 'statement_timeout']) AS name"
     )
 
 

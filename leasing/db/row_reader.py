@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cache, partial
 from inspect import getattr_static
 from keyword import iskeyword
@@ -16,8 +15,6 @@ from django.db.models.base import ModelState
 from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init, pre_init
-
-from leasing.db.statements import PLAIN, Marker
 
 #: Writes values to attributes of a row.
 Assign = Callable[[Any, Iterable[Any]], None]
@@ -40,18 +37,14 @@ class Reader:
     #: The place of the key.
     key: int
     conversions: Conversions
-    #: Attributes that are not asked for, and what was written there: a value, or the name of one
-    #: that a call brings.
-    known: tuple[str, ...]
-    written: tuple[tuple[str | None, Any], ...]
     #: Attributes whose values are read behind the columns.
     more: tuple[str, ...]
-    #: The attributes that are equal in all rows, and their places: of several rows one brings them,
-    #: which saves half of the moments that PostgreSQL writes and the driver reads.
+    #: Columns with one value for the whole statement (its moments), and their places. Only the
+    #: first row returns them; the others are filled in here.
     alike: tuple[tuple[str, int], ...]
 
-    #: Writes what is asked for, ``more`` of what is read behind the columns, and what is known, to
-    #: a new row; and what is asked for, and what is alike, to a row that is there.
+    #: Writes columns, ``more`` and what is alike to a new row; and all but ``more`` to a row that
+    #: is there.
     begin: Assign
     update: Assign
 
@@ -64,24 +57,19 @@ class Reader:
             columns[place] = f"CASE WHEN {is_first} THEN {columns[place]} END"
         return ", ".join(columns)
 
-    def rows(
-        self, answers: Sequence[Sequence[Any]], values: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """New instances. ``values`` are what the markers stand for."""
+    def rows(self, answers: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return new instances."""
         converted, model, using = self._converted(answers), self.model, self.using
-        given = values or {}
-        if self.alike:
-            given = {**given, **self._alike(converted)}
-        written = [given[name] if name else value for name, value in self.written]
+        alike = self._alike(converted)
         if _is_plain(model):
-            begin = self.begin
+            begin, equal = self.begin, alike.values()
             rows = [_empty(model, using) for _ in converted]
             for row, answer in zip(rows, converted, strict=True):
-                begin(row, (*answer, *written))
+                begin(row, (*answer, *equal))
             return rows
-        names = (*self.names, *self.more, *self.known)
+        names = (*self.names, *self.more)
         return [
-            _of_columns(model, using, zip(names, (*answer, *written), strict=True))
+            _of_columns(model, using, [*zip(names, answer, strict=True), *alike.items()])
             for answer in converted
         ]
 
@@ -95,7 +83,7 @@ class Reader:
             by_key = dict(zip(map(attrgetter(self.names[self.key]), rows), rows, strict=True))
             found = [by_key[answer[self.key]] for answer in converted]
         update, width = self.update, len(self.names)
-        alike = self._alike(converted).values() if self.alike else ()
+        alike = self._alike(converted).values()
         for row, answer in zip(found, converted, strict=True):
             update(row, (*answer[:width], *alike))
         return found
@@ -193,71 +181,23 @@ def reader(
 ) -> Reader:
     """Reads the key and the columns called ``some``, or all columns; and behind them ``more``.
     Columns called ``alike`` are equal in all rows."""
-    fields = model._meta.concrete_fields
-    asked = [f for f in fields if some is None or f.name in some]
-    return _reader(model, using, asked, more=more, alike=alike)
-
-
-def reader_after(
-    model: type[models.Model],
-    using: str,
-    written: Mapping[str, Any],
-    *,
-    more: tuple[str, ...] = (),
-    alike: frozenset[str] = frozenset(),
-    **brought: Any,
-) -> Reader:
-    """Reads all columns of rows that ``written`` was written to, and does not ask for what need
-    not be asked for.
-
-    Args:
-        model: The model of the rows.
-        using: The database.
-        written: The columns, with their values or markers.
-        more: The attributes that are read behind the columns.
-        alike: The names of columns that are equal in all rows.
-        brought: Further attributes, with markers for values that a call brings.
-    """
-    known = {
-        field.attname: written[field.name]
-        for field in model._meta.concrete_fields
-        if field.name in written and _comes_back_as_it_is(field, written[field.name])
-    }
-    asked = [field for field in model._meta.concrete_fields if field.attname not in known]
-    return _reader(model, using, asked, known | brought, more, alike)
-
-
-def _reader(
-    model: type[models.Model],
-    using: str,
-    asked: Sequence[Any],
-    known: Mapping[str, Any] = {},
-    more: tuple[str, ...] = (),
-    alike: frozenset[str] = frozenset(),
-) -> Reader:
-    fields = [f for f in model._meta.concrete_fields if f in asked or f.primary_key]
-    connection = connections[using]
-    quote = connection.ops.quote_name
-    columns = [quote(str(field.column)) for field in fields]
+    asked = model._meta.concrete_fields
+    fields = [f for f in asked if some is None or f.name in some or f.primary_key]
+    quote = connections[using].ops.quote_name
     names = tuple(field.attname for field in fields)
     equal = tuple((f.attname, place) for place, f in enumerate(fields) if f.name in alike)
-    known = {**known, **{name: Marker(name, fields[place]) for name, place in equal}}
+    alike_names = [name for name, _ in equal]
     return Reader(
         model,
         using,
         names,
-        tuple(columns),
+        tuple(quote(str(field.column)) for field in fields),
         [field.primary_key for field in fields].index(True),
         conversions_of(map(_column, fields), using),
-        tuple(known),
-        tuple(
-            (value.name, None) if isinstance(value, Marker) else (None, value)
-            for value in known.values()
-        ),
         more,
         equal,
-        assignment((*names, *more, *known)),
-        assignment((*names, *[name for name, _ in equal])),
+        assignment((*names, *more, *alike_names)),
+        assignment((*names, *alike_names)),
     )
 
 
@@ -288,16 +228,6 @@ def _conversion(column: Any, using: str) -> Conversion | None:
 def _column(field: Any) -> Any:
     """The column as a query has it: one that refers to another row has that one's converters."""
     return field.get_col(field.model._meta.db_table)
-
-
-def _comes_back_as_it_is(field: Any, value: Any) -> bool:
-    """Return True if ``value``, written to ``field``, would be read back equal, and is of a type
-    that no reader can change."""
-    if field.primary_key or type(field) not in PLAIN | {models.DateTimeField}:
-        return False
-    if isinstance(value, Marker):
-        return type(value.output_field) in PLAIN_ATTRIBUTES
-    return value is None or type(field) in PLAIN and type(value) in (int, str, timedelta)
 
 
 def _is_plain(model: type[models.Model]) -> bool:

@@ -11,19 +11,15 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import MISSING, fields, replace
 from datetime import timedelta
-from functools import cache, lru_cache, partial
-from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 from django.db import models
+from django.db.models import F, Func
 from django.db.models.expressions import Expression
 
 from leasing.runtime import clock
-from leasing.validation.terms import Terms
-
-AnyTerms = TypeVar("AnyTerms", bound=Terms)
 
 #: Makes a parameter of a value, for a connection.
 Preparation = Callable[[Any, Any], Any]
@@ -116,26 +112,23 @@ class Several(Marker):
         return partial(_prepared_array, self.output_field)
 
 
-class Unknown(Marker):
-    """A marker that Python cannot judge: columns that it chose by the value would be chosen once,
-    for all values. It raises TypeError instead, until it is ``settled``: Django asks too."""
+class Spelled(Func):
+    """SQL with a place, ``{}``, for each of its expressions."""
 
-    settled = False
+    def __init__(self, text: str, *expressions: Any, output_field: Any) -> None:
+        super().__init__(*expressions, output_field=output_field)
+        self.text = text
 
-    def __bool__(self) -> bool:
-        self._refuse()
-        return True
+    def as_sql(self, compiler: Any, connection: Any, *args: Any, **extra: Any) -> Any:
+        parts = [compiler.compile(each) for each in self.get_source_expressions()]
+        params = [param for _, own in parts for param in own]
+        return self.text.format(*[text for text, _ in parts]), params
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Expression):
-            self._refuse()
-        return super().__eq__(other)
 
-    __hash__ = Marker.__hash__
-
-    def _refuse(self) -> None:
-        if not self.settled:
-            raise TypeError(f"{self.name} is known to the database alone")
+def is_one_of(column: str, values: Any) -> Spelled:
+    """The condition that ``column`` is among ``values``, an array."""
+    # Not a lookup, which Django would put in brackets that ANY does not allow.
+    return Spelled("{} = ANY({})", F(column), values, output_field=models.BooleanField())
 
 
 class Statement:
@@ -245,80 +238,3 @@ def cached_statement(key: Hashable, make: Callable[[], Made]) -> Made:
     except KeyError:
         made = _cache[key] = make()
     return made
-
-
-_FIELDS: dict[type, Callable[[], models.Field[Any, Any]]] = {
-    dict: models.JSONField,
-    int: models.BigIntegerField,
-    str: models.CharField,
-    timedelta: models.DurationField,
-    uuid.UUID: models.UUIDField,
-}
-
-
-def columns_of(
-    granting: Callable[[AnyTerms], dict[str, Any]], terms: AnyTerms
-) -> dict[str, Any] | None:
-    """Return the columns that ``granting`` makes of ``terms``, with markers in place of their
-    values, but for those that are None or the default: most are, and a constant is neither sent nor
-    read back. None when it needs to know a value, or when the type of one is unknown here."""
-    kind: Any = type(terms)
-    given = zip(_attributes_of(kind).names, SentTerms.of(terms).shape, strict=True)
-    try:
-        markers: dict[str, Any] = {
-            name: Unknown(name, _FIELDS[type(getattr(terms, name))]())
-            for name, is_constant in given
-            if not is_constant
-        }
-        columns = granting(replace(terms, **markers))
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-    for marker in markers.values():
-        marker.settled = True
-    return columns
-
-
-class SentTerms(NamedTuple):
-    """Terms as a statement has them."""
-
-    #: The values for the markers of ``columns_of``.
-    values: dict[str, Any]
-    #: The part that decides the text: for each "null" or "default", or "" for a value that each
-    #: call brings.
-    shape: tuple[str, ...]
-
-    @classmethod
-    def of(cls, terms: Terms) -> SentTerms:
-        """Return those of ``terms``."""
-        if terms.sent is not None:
-            found: SentTerms = terms.sent
-            return found
-        kind: Any = type(terms)
-        names, read, defaults = _attributes_of(kind)
-        values = read(terms)
-        shape = [
-            "null" if value is None else "default" if value == default else ""
-            for value, default in zip(values, defaults, strict=True)
-        ]
-        made = cls(dict(zip(names, values, strict=True)), tuple(shape))
-        object.__setattr__(terms, "sent", made)
-        return made
-
-
-class _Attributes(NamedTuple):
-    """The terms of a class: their names, what reads them, and their defaults."""
-
-    names: tuple[str, ...]
-    read: Callable[[Any], tuple[Any, ...]]
-    defaults: tuple[Any, ...]
-
-
-@cache
-def _attributes_of(kind: Any) -> _Attributes:
-    given = [field for field in fields(kind) if field.init]
-    names = tuple(field.name for field in given)
-    defaults = tuple(
-        field.default if field.default_factory is MISSING else field.default_factory()
-        for field in given
-    )
-    return _Attributes(names, attrgetter(*names), defaults)

@@ -8,14 +8,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import models
 from django.db.models import Case, Value, When
 
 from leasing.conf import Wait, leasing_settings
-from leasing.db import joins, postgres
+from leasing.db import joins, sql
 from leasing.db.compiled_queries import query_instance
 from leasing.db.dialects import durable, lock
 from leasing.db.routing import kept_rows
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 #: Tries of an acquisition while a row is free and another process is about to acquire it.
 TRIES = 3
-
-#: The most rows that are claimed in one statement: each brings a grant made beforehand.
-MOST_IN_ONE = 1000
 
 
 class GrantingRows(HolderRows[Row]):
@@ -156,41 +153,17 @@ class GrantingRows(HolderRows[Row]):
     def _grant(self, terms: Terms, **key: Any) -> Row | None:
         """Grant the one available row with ``key``, or return None."""
         rows = self._each_once()
-        granted = rows._grant_in_one(terms, **key)
-        if granted is None:
+        if sql.can_grant(rows):
+            granted = sql.grant(rows, terms, *next(iter(key.items())))
+        else:
             with durable(self.db):
                 granted = rows._grant_locked(terms, limit=1, **key)
         if not granted:
             return None
+        row: Row
         ((row, kind),) = granted
         happened(f"lease.{kind}", [row])
         return row
-
-    @property
-    def _is_granted_in_one(self) -> bool:
-        """Return True if granting these rows needs no more than the one-statement form."""
-        # What others may replace is asked each time, the class and the query once.
-        return self._is_in_one and postgres.notes(self) and self._is_granted_simply
-
-    @cached_property
-    def _is_granted_simply(self) -> bool:
-        own = type(self)
-        plain = own._chosen is GrantingRows._chosen
-        plain = plain and own._write_grants is GrantingRows._write_grants
-        return plain and not joins.is_ordered_by_many(self)
-
-    def _grant_in_one(self, terms: Terms, **key: Any) -> list[tuple[Row, str]] | None:
-        """``_grant_locked`` in one statement; None where there is none."""
-        if not self._is_granted_in_one:
-            return None
-        ((column, value),) = key.items()
-        return postgres.grant(self, terms, column, value)
-
-    def _claim_in_one(self, terms: Terms, limit: int) -> list[tuple[Row, str]] | None:
-        """``_grant_locked`` for a claim, in one statement; None where there is none."""
-        if limit > MOST_IN_ONE or not self._is_granted_in_one:
-            return None
-        return postgres.claim(self, terms, limit)
 
     def _grant_locked(self, terms: Terms, limit: int | None, **key: Any) -> list[tuple[Row, str]]:
         """Grant up to ``limit`` available rows with ``key``, in the order of the queryset.

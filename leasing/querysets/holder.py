@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import Q
 
-from leasing.db import postgres
+from leasing.db import sql
 from leasing.db.dialects import (
     after_commit,
     atomic,
@@ -106,7 +106,7 @@ class HolderRows(LeaseRows[Row]):
 
     def _renew(self, row: Row) -> bool:
         # A locked row, or one whose term has ended, is left to the form that waits for the lock.
-        if self._is_in_one and postgres.renew_one(self, row):
+        if sql.can_renew(self) and sql.renew_one(self, row):
             return True
         with durable(self.db):
             self._lock(row)
@@ -120,10 +120,10 @@ class HolderRows(LeaseRows[Row]):
     def _release_in_one(self, held: list[Row]) -> list[Row]:
         """Release rows in one statement, and signal that. Returns the released ones. The terms of
         the others have ended, or they are locked: the form that waits for the lock finds out."""
-        if not (held and self._is_in_one and postgres.notes(self)):
+        if not (held and sql.can_release(self)):
             return []
         connection = connections[self.db]
-        freed = postgres.release(connection, self, held, releasing, tell=self.tells_waiters)
+        freed = sql.release(connection, self, held, tell=self.tells_waiters)
         if freed:
             after_commit(connection, partial(self._tell_freed, freed))
         return freed
@@ -160,8 +160,8 @@ class HolderRows(LeaseRows[Row]):
         rows = self.home()
         refuse_transaction(rows.db)
         everything = rows._everything()
-        renew = postgres.renew if everything._is_in_one else _renew
-        renewed = renew(everything.holding().unexpired(), rows.renewal(), grants, timeout)
+        renew = sql.renew if sql.can_renew(everything) else _renew
+        renewed = renew(everything, grants, timeout)
         mine = [row for row in renewed if row.grant_id == grants[row.pk]]
         answer = Renewals({row.pk: row.renewal_now() for row in mine})
         missed = [key for key in grants if key not in answer.renewed]
@@ -173,25 +173,20 @@ class HolderRows(LeaseRows[Row]):
         return answer
 
 
-def _renew(
-    target: HolderRows[Any],
-    columns: dict[str, Any],
-    grants: Mapping[Any, uuid.UUID],
-    timeout: float,
-) -> list[Any]:
-    """Write ``columns`` to the rows of ``target`` whose key and grant are in ``grants`` and that
-    nobody else has locked; returns these rows, with ``now``. The portable form of
-    ``postgres.renew``."""
+def _renew(rows: HolderRows[Any], grants: Mapping[Any, uuid.UUID], timeout: float) -> list[Any]:
+    """Renew those of ``rows``, which are all of a table, whose key and grant are in ``grants`` and
+    that nobody else has locked; returns these rows, with ``now``. The portable form of
+    ``sql.renew``."""
     mine = Q(pk__in=list(grants), grant_id__in=list(grants.values()))
-    everything = target._everything()
-    with durable(target.db):
-        limit_waiting(target.db, timeout)
-        found = lock(everything.filter(mine).order_by("pk"), skip_locked=True)
+    with durable(rows.db):
+        limit_waiting(rows.db, timeout)
+        found = lock(rows.filter(mine).order_by("pk"), skip_locked=True)
         locked = list(found.values_list("pk", flat=True))
-        if not target.filter(mine, pk__in=locked).update(**columns):
+        living = rows.filter(mine, pk__in=locked).holding().unexpired()
+        if not living.update(**rows.renewal()):
             return []
-        written = everything.filter(pk__in=locked, expires_at__gt=DbNow()).holding()
-        dated = written.only("pk", *target.model.renewal_columns).annotate(now=DbNow())
+        written = rows.filter(pk__in=locked, expires_at__gt=DbNow()).holding()
+        dated = written.only("pk", *rows.model.renewal_columns).annotate(now=DbNow())
         return list(dated)
 
 

@@ -20,6 +20,7 @@ from django.db.models import F
 from django.db.models.functions import Greatest, Least
 
 from leasing.conf import DEFAULT, Wait
+from leasing.db import joins, sql
 from leasing.db.dialects import after_commit, atomic, durable, lock
 from leasing.functions import DbMicroseconds, DbNow, next_token
 from leasing.holding import Hold
@@ -144,10 +145,12 @@ class LeasableQuerySet(GrantingRows[Row]):
         refuse_unknown("claim", unknown)
         terms = Terms.check(holder=holder, ttl=ttl)
         rows = self.home()
-        ordered = (rows if rows.ordered else rows.order_by("pk"))._each_once()
-        granted = ordered._claim_in_one(terms, limit)
-        if granted is None:
+        each = rows._each_once()
+        if sql.can_grant(each) and not joins.is_ordered_by_many(each):
+            granted = sql.claim(each, terms, limit)
+        else:
             with durable(rows.db):
+                ordered = each if each.ordered else each.order_by("pk")
                 granted = ordered._grant_locked(terms, limit)
         return Claim(rows._tell_granted(granted), rows.store(terms))
 

@@ -17,14 +17,16 @@ from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Coalesce, Greatest, Least
 
 from leasing.conf import DEFAULT, Wait
-from leasing.db import postgres
+from leasing.db import sql
 from leasing.db.dialects import after_commit, durable, lock
+from leasing.db.sql import in_sql
 from leasing.exceptions import InvalidResource, LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after
 from leasing.holding import Hold
 from leasing.querysets.claim import Claim
 from leasing.querysets.granting import TRIES, pause_shortly
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
+from leasing.querysets.states import GRANTING, RENEWAL
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
@@ -182,17 +184,36 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
     # The conditions
 
+    @in_sql("(t.released_at IS NOT NULL OR t.expires_at <= {now} - t.grace)")
     def available(self) -> Self:
         # The grace gives the last writes of a dead holder time to arrive.
         graced = ExpressionWrapper(DbNow() - F("grace"), output_field=DateTimeField())
         return self.filter(Q(released_at__isnull=False) | Q(expires_at__lte=graced))
 
+    @in_sql(
+        RENEWAL
+        | {
+            # Of the two, the one that is there.
+            "expires_at": "LEAST(t.ends_at, GREATEST(t.expires_at, {now} + t.ttl))"
+        }
+    )
     def renewal(self) -> dict[str, Any]:
         columns = super().renewal()
         moved = columns["expires_at"]
         columns["expires_at"] = Least(moved, Coalesce(F("ends_at"), moved))
         return columns
 
+    @in_sql(
+        GRANTING
+        | {
+            "priority": "%(priority)s",
+            "grace": "%(grace)s::interval",
+            "ends_at": "{now} + %(max_hold)s::interval",
+            "yield_to": "''",
+            "wanted_by": "''",
+            "metadata": "%(metadata)s::jsonb",
+        }
+    )
     def granting(self, terms: Terms) -> dict[str, Any]:
         return super().granting(terms) | {
             "priority": terms.priority,
@@ -263,10 +284,9 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
 
     def _grant_all(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]] | None:
         """Grant all of ``names`` or none. Return None if another try may succeed."""
-        granted = None
-        if self._is_granted_in_one:
-            granted = postgres.grant_all(self._everything(), terms, "resource", names)
-        if granted is None:
+        if sql.can_grant(self):
+            granted = sql.grant_all(self._everything(), terms, "resource", names)
+        else:
             granted = self._grant_all_locked(names, terms)
         if len(granted) == len(names):
             return granted

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Coalesce
 
+from leasing.db.sql import in_sql
 from leasing.exceptions import LeaseHeld, PayloadMismatch
 from leasing.functions import DbNow, after
 from leasing.querysets.granting import TRIES, pause_shortly
 from leasing.querysets.holder import releasing
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
+from leasing.querysets.states import GRANTING
 from leasing.runtime.aio import in_thread
 from leasing.validation.terms import Terms
 from leasing.validation.values import check_json
@@ -40,10 +42,25 @@ class OnceQuerySet(LeasableQuerySet["OnceKey"]):
 
     keeps_events = False
 
+    @in_sql(
+        "(t.released_at IS NOT NULL OR t.expires_at <= {now})"
+        " AND (t.finished_at IS NULL OR t.window_ends_at <= {now})"
+    )
     def available(self) -> Self:
         again = Q(finished_at=None) | Q(window_ends_at__lte=DbNow())
         return super().available().filter(again)
 
+    @in_sql(
+        GRANTING
+        | {
+            "payload_hash": "%(payload_hash)s",
+            "result": "NULL",
+            "finished_at": "NULL",
+            "window_ends_at": "{now} + %(window)s::interval",
+            "attempts": "CASE WHEN t.window_ends_at <= {now} THEN 1 ELSE t.attempts + 1 END",
+            "settled_by": "''",
+        }
+    )
     def granting(self, terms: Terms) -> dict[str, Any]:
         assert isinstance(terms, OnceTerms)
         return super().granting(terms) | {

@@ -16,8 +16,9 @@ from django.db import models
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest
 
-from leasing.db import joins, postgres
+from leasing.db import joins
 from leasing.db.dialects import lock
+from leasing.db.sql import in_sql
 from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow, after, next_token
 from leasing.querysets.saving import GuardedRows, Row
@@ -33,6 +34,25 @@ class LeaseState(models.TextChoices):
     ACTIVE = "active"
     EXPIRED = "expired"
     RELEASED = "released"
+
+
+#: The columns of a renewal, and of a grant, in SQL.
+RENEWAL = {
+    "expires_at": "GREATEST(t.expires_at, {now} + t.ttl)",
+    "renewed_at": "{now}",
+    "renewals": "t.renewals + 1",
+}
+GRANTING = {
+    "holder": "%(holder)s",
+    "fencing_token": "GREATEST(t.fencing_token + 1, {microseconds})",
+    "grants": "t.grants + 1",
+    "ttl": "%(ttl)s::interval",
+    "acquired_at": "{now}",
+    "renewed_at": "NULL",
+    "renewals": "0",
+    "released_at": "NULL",
+    "expires_at": "{now} + %(ttl)s::interval",
+}
 
 
 class LeaseRows(GuardedRows[Row]):
@@ -59,6 +79,7 @@ class LeaseRows(GuardedRows[Row]):
         """Rows whose latest grant was renewed at least once, whatever their state."""
         return self.filter(renewals__gt=0)
 
+    @in_sql("(t.released_at IS NOT NULL OR t.expires_at <= {now})")
     def available(self) -> Self:
         """Rows that can be acquired now. What was released is free by any clock: the moments on
         its row may lie ahead of one that was set back, or of another server's."""
@@ -77,10 +98,12 @@ class LeaseRows(GuardedRows[Row]):
             ),
         )
 
+    @in_sql("t.released_at IS NULL")
     def holding(self) -> Self:
         """Rows whose state lets their grant live. Models with a state of their own add it."""
         return self.filter(released_at=None)
 
+    @in_sql("t.expires_at > {now}")
     def unexpired(self) -> Self:
         return self.filter(expires_at__gt=DbNow())
 
@@ -91,6 +114,7 @@ class LeaseRows(GuardedRows[Row]):
 
     # What verbs write, and what they answer
 
+    @in_sql(RENEWAL)
     def renewal(self) -> dict[str, Any]:
         """The columns of a renewal; the deadline never comes nearer."""
         return {
@@ -99,6 +123,7 @@ class LeaseRows(GuardedRows[Row]):
             "renewals": F("renewals") + 1,
         }
 
+    @in_sql(GRANTING)
     def granting(self, terms: Terms) -> dict[str, Any]:
         """The columns of a new grant under ``terms``."""
         return {
@@ -209,12 +234,6 @@ class LeaseRows(GuardedRows[Row]):
             .released()
             .exists()
         )
-
-    @property
-    def _is_in_one(self) -> bool:
-        """Return True if these rows are in a database and a table that has the one-statement
-        forms."""
-        return postgres.serves(self._db or self.db) and postgres.suits(self.model)  # type: ignore[attr-defined]
 
 
 def _clock_time(moment: datetime | None) -> str:

@@ -37,8 +37,6 @@ class Terms:
     #: The request of the caller, if it may be sent again: the ids of its grants begin with a digest
     #: of it, so that it finds them, and end at random, so that no two are the same.
     request_id: uuid.UUID | None = None
-    #: The ``SentTerms`` of ``leasing.db.statements``, once they were sent: most are sent again.
-    sent: Any = field(default=None, init=False, repr=False, compare=False)
 
     def new_grant(self) -> uuid.UUID:
         """Return the id of a grant. No two grants have the same."""

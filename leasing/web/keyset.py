@@ -11,7 +11,7 @@ from django.db import connections, models
 from django.db.models import BooleanField, Case, F, Q, Value, When
 from django.utils.dateparse import parse_datetime
 
-from leasing.db.postgres import Spelled
+from leasing.db.statements import Spelled
 from leasing.functions import as_utc
 from leasing.validation.values import check_moment, key_of
 from leasing.web.cursors import Cursor, InvalidCursor, Order

@@ -21,8 +21,8 @@ from ninja.errors import HttpError
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.principals import principal_of
 from leasing.db.compiled_queries import query_instances
-from leasing.db.postgres.rows import is_one_of, serves
-from leasing.db.statements import Several
+from leasing.db.sql import serves
+from leasing.db.statements import Several, is_one_of
 from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
 from leasing.store import Reason, Renewal, Why

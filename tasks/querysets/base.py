@@ -15,6 +15,7 @@ from django.db.models.functions import Cast, Coalesce, Concat
 from django.db.models.lookups import LessThanOrEqual
 
 from leasing.db.dialects import after_commit
+from leasing.db.sql import in_sql
 from leasing.functions import DbNow, after
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.runtime.events import happened
@@ -223,6 +224,7 @@ class TaskRows(LeasableQuerySet["Task"]):
     def available(self) -> Self:
         return self.ready()
 
+    @in_sql("t.status = 'running'")
     def holding(self) -> Self:
         return self.running()
 

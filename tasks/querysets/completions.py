@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import DataError, IntegrityError, connections, transaction
 
-from leasing.db import postgres
+from leasing.db import sql
 from tasks.exceptions import NotSerializable
 from tasks.payload import OUTPUT, dumped_json
 from tasks.querysets import ends
@@ -25,7 +25,7 @@ Refused = list[tuple[ClaimedTask, Exception]]
 def complete_claimed(rows: TaskRows, results: Iterable[tuple[ClaimedTask, Any]]) -> Refused:
     """Complete each task with its output. Returns the refused ones, each with its error."""
     results = list(results)
-    if not postgres.serves(rows.db):
+    if not sql.serves(rows.db):
         return _by_instances(rows, results)
     done = _in_one_statement(rows, results)
     if done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leasing.db import postgres
+from leasing.db import sql
 from tasks import registry
 from tasks.notifier import notify
 from tasks.querysets import ends
@@ -19,7 +19,7 @@ def give_back_claimed(rows: TaskRows, claimed: Sequence[ClaimedTask], reason: st
     """Set each task ready again with its attempt uncounted. Returns the refused ones, each with its
     error."""
     given: list[ClaimedTask] = []
-    if postgres.serves(rows.db):
+    if sql.serves(rows.db):
         # Of two attempts of one task the latter alone: the keys that come back don't say which.
         alike = {each.id: each for each in claimed if _has_its_kind(each)}
         keys = one_statement.give_back(rows, [*alike.values()]) if alike else set()

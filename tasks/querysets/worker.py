@@ -20,7 +20,7 @@ from django.apps import apps
 from django.db.models import F, Value
 from django.db.models.expressions import Combinable
 
-from leasing.db import postgres
+from leasing.db import sql
 from leasing.db.dialects import atomic, durable, lock_names, take_write_lock
 from leasing.functions import DbNow
 from leasing.querysets.claim import Claim
@@ -65,7 +65,7 @@ def claim(
         tasks, again = _claim_for(rows, replace(terms, request_id=request_id), names, request)
         if again:
             return Claim(again, rows.store(terms))
-    elif postgres.serves(rows.db):
+    elif sql.serves(rows.db):
         tasks, more = one_statement.claim(rows, terms, names, request)
         if more and request.left:
             with keeping(tasks):
@@ -97,7 +97,7 @@ def _claim_for(
     with durable(rows.db):
         if again := _claimed_before(rows, terms):
             return [], again
-        if postgres.serves(rows.db):
+        if sql.serves(rows.db):
             claimed, more = one_statement.claim(rows, terms, queues, request)
         if more:
             claimed += _claim_within(rows, terms, queues, request)
@@ -143,7 +143,7 @@ def take(
     terms, names = _asked(rows, holder, queues, ttl)
     claimed: list[ClaimedTask] = []
     more = True
-    if postgres.serves(rows.db):
+    if sql.serves(rows.db):
         claimed, more = one_statement.take(rows, terms, names, requests, cursor)
     if more:
         with keeping(claimed):
@@ -158,7 +158,7 @@ def take_one(rows: TaskRows, key: int, holder: str, queue: str, ttl: Ttl) -> Cla
     terms, _ = _asked(rows, holder, [queue], ttl)
     claimed: list[ClaimedTask] = []
     more = True
-    if postgres.serves(rows.db):
+    if sql.serves(rows.db):
         claimed, more = one_statement.take_one(rows, terms, queue, key)
     if more:
         one = rows.filter(pk=key).to_claim_of(queue)

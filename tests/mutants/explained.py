@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 EXPLAINED: dict[str, str] = {
-    "leasing.db.postgres.granting._granted: is_plain(rows.query) for"
-    " rows.is_kept or is_plain(rows.query)": (
-        "Rows that are kept are plain: this saves the look at their query."
-    ),
-    "leasing.db.postgres.holding._RELEASE_AND_TELL: >= in"
-    " `ASE WHEN w.wanted_until > {now} THEN pg_notify('{`": (
+    "leasing.db.sql.TOLD: >= in `ASE WHEN w.wanted_until > {now} THEN pg_notify('{`": (
         "One notification more, in the microsecond in which the last who waits gives up."
-    ),
-    "leasing.db.postgres.holding._writing: without is_one_of('pk', keys) in .filter": (
-        "A row that is not among the keys has no grant to be compared with: this is for the index."
-    ),
-    "leasing.db.postgres.holding._writing: without .holding()": (
-        "What is chosen is locked, and was held when it was; the update says it again."
     ),
     "leasing.querysets.lease.LeaseQuerySet._announce_free:"
     " lease.wanted_until >= lease.released_at for lease.wanted_until > lease.released_at": (
@@ -122,10 +111,6 @@ EXPLAINED: dict[str, str] = {
     ),
     "leasing.querysets.granting.GrantingRows._grant_locked: without "
     "pk__in=list(before) in .filter": ("A grant is of one row: the keys are for the index."),
-    "leasing.querysets.granting.GrantingRows._claim_in_one: limit >= MOST_IN_ONE for "
-    "limit > MOST_IN_ONE": (
-        "A thousand rows are claimed as a thousand and one are, in several statements."
-    ),
     "leasing.querysets.leasable.LeasableQuerySet.raise_tokens: without "
     "released_at=None in .filter": (
         "What was released is not revoked again: it is only kept from being locked."

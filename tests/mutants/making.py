@@ -50,7 +50,14 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 }
 SQL_EDGES = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 #: A condition of SQL that is one of several: up to the next one, or the end of its brackets.
-SQL_CONDITION = re.compile(r"\sAND\s+(?:[^()\n]|\([^()]*\))+?(?=\sAND\s|\sOR\s|\n|\)|;|$)")
+SQL_CONDITION = re.compile(
+    r"\sAND\s+(?:[^()\n]|\((?:[^()]|\([^()]*\))*\))+?(?=\sAND\s|\sOR\s|\n|\)|;|$)"
+)
+#: Two conditions or values of which one counts.
+SQL_EITHER = re.compile(
+    r"(?:GREATEST|LEAST|COALESCE)\(((?:[^(),]|\([^()]*\))+), ((?:[^()]|\([^()]*\))+)\)"
+    r"|\(((?:[^()]|\([^()]*\))+?) OR ((?:[^()]|\([^()]*\))+)\)"
+)
 SQL_EDGE = re.compile(r"(?<= )(<=|>=|<|>)(?= )")
 
 
@@ -59,7 +66,8 @@ class Mutant:
     """One function, bent in one place."""
 
     path: str
-    #: The qualified name of the function, or the name of the constant.
+    #: The qualified name of the function, or the name of the constant; "function.sql" is the SQL
+    #: that a decorator gives it, of which ``value`` is the bent expression.
     place: str
     line: int
     #: The condition before, and after.
@@ -146,6 +154,7 @@ def _of_tree(path: str, tree: ast.Module) -> Iterator[Mutant]:
                 code = code_of(compile(ast.fix_missing_locations(tree), path, "exec"), place)
                 restore()
                 yield Mutant(path, place, line, bent, code)
+        yield from _of_sql(path, tree, place, function)
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
             target = statement.targets[0]
@@ -153,6 +162,29 @@ def _of_tree(path: str, tree: ast.Module) -> Iterator[Mutant]:
             for after, bent in _of_string(statement.value):
                 assert isinstance(after, ast.Constant)
                 yield Mutant(path, target.id, statement.lineno, bent, value=after.value)
+
+
+def _of_sql(path: str, tree: ast.Module, place: str, function: ast.FunctionDef) -> Iterator[Mutant]:
+    """The mutants of the SQL that ``in_sql`` gives a function."""
+    texts = {
+        target.id: statement.value
+        for statement in tree.body
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    }
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and _name(decorator.func) == "in_sql":
+            given = decorator.args[0]
+            if isinstance(given, ast.Name):
+                given = texts.get(given.id, given)
+            whole = ast.Expression(given)
+            for parent, name, index, child in [*_nodes(whole)]:
+                for after, bent in _of_string(child) if isinstance(child, ast.Constant) else ():
+                    restore = _exchange(parent, name, index, after)
+                    value = ast.unparse(whole)
+                    restore()
+                    yield Mutant(path, f"{place}.sql", function.lineno, bent, value=value)
 
 
 def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -276,6 +308,13 @@ def _of_string(node: ast.Constant) -> Iterator[Change]:
     for lock in ("FOR NO KEY UPDATE SKIP LOCKED", "FOR NO KEY UPDATE", "SKIP LOCKED"):
         if lock in text:
             yield ast.Constant(text.replace(lock, "")), f"without {lock}"
+    for found in SQL_EITHER.finditer(text):
+        for side in filter(None, found.groups()):
+            bent = text[: found.start()] + side + text[found.end() :]
+            yield ast.Constant(bent), f"{side} for {found[0]}"
+    for found in re.finditer(r" \+ 1\b", text):
+        bent = text[: found.start()] + text[found.end() :]
+        yield ast.Constant(bent), f"without + 1 in `{' '.join(text.split())[:48]}`"
     for found in SQL_EDGE.finditer(text):
         other = SQL_EDGES[found[1]]
         around = text[max(0, found.start() - 24) : found.end() + 24]

@@ -14,11 +14,15 @@ from tests.mutants.making import Mutant
 
 
 def apply(mutant: Mutant) -> None:
-    """Give the living function the mutant's code, or the module the mutant's constant. Statements
+    """Give the living function the mutant's code or SQL, or the module its constant. Statements
     that were compiled before are forgotten."""
     forget_statements()
     module = importlib.import_module(mutant.module)
-    if mutant.code is None:
+    place, _, attribute = mutant.place.rpartition(".")
+    if attribute == "sql":
+        function: Any = function_of(module, place)
+        function.sql = eval(mutant.value, vars(module))
+    elif mutant.code is None:
         setattr(module, mutant.place, mutant.value)
     else:
         function_of(module, mutant.place).__code__ = mutant.code

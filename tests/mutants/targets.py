@@ -14,7 +14,7 @@ FILES = (
         for name in ("saving", "states", "holder", "granting", "leasable", "lease", "once")
     ),
     *(f"leasing/querysets/{name}.py" for name in ("beats", "api_tokens", "token_grants")),
-    *(f"leasing/db/postgres/{name}.py" for name in ("rows", "granting", "holding")),
+    "leasing/db/sql.py",
     "leasing/fencing.py",
     "leasing/functions.py",
     "tasks/fleet/hand_back.py",
@@ -42,11 +42,9 @@ FILES = (
 )
 #: Functions that choose between two forms of one verb, or whether a compiled text is kept: what is
 #: bent there makes the verb slower, and no row what it must not be.
-CHOOSING = frozenset(
-    {"_is_granted_in_one", "_is_in_one", "is_plain", "key_of", "plan", "plan_took", "serves"}
-)
+CHOOSING = frozenset({"can_grant", "is_plain", "key_of", "plan", "plan_took", "serves", "suits"})
 #: Those that only PostgreSQL runs.
-ON_POSTGRESQL = ("leasing/db/postgres/", "tasks/querysets/sql/")
+ON_POSTGRESQL = ("leasing/db/sql.py", "tasks/querysets/sql/")
 
 
 def nearest_of(path: str) -> tuple[str, ...]:
@@ -86,10 +84,10 @@ def _of_trust() -> Iterator[Mutant]:
     late = "the clock is read after the answer"
     for path, place, before, after in (
         (
-            "leasing/db/postgres/granting.py",
+            "leasing/db/sql.py",
             "_granted",
-            '"sent_at": sent_at',
-            '"sent_at": clock()',
+            "row.now, row.sent_at = row.acquired_at, sent_at",
+            "row.now, row.sent_at = row.acquired_at, clock()",
         ),
         (
             "leasing/querysets/granting.py",

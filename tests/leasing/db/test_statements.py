@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,7 @@ from django.db.models.sql import compiler as sql_compiler
 from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
 
-from leasing.db import postgres
+from leasing.db import sql
 from leasing.db import statements as compiled
 from leasing.db.statements import Several
 from leasing.exceptions import LeaseHeld
@@ -174,10 +173,7 @@ def test_columns_that_python_chooses_by_the_terms_are_chosen_at_each_call(
     assert [rows[0].article for rows in claimed] == ["long", "short"]
 
 
-@pytest.mark.usefixtures("on_postgresql")
-def test_terms_that_are_left_out_are_constants_and_others_are_sent(
-    cached_statement: dict[Any, Any],
-) -> None:
+def test_terms_that_are_left_out_are_written_as_their_defaults() -> None:
     terms: list[dict[str, Any]] = [
         {},
         {"priority": 2, "grace": 5, "metadata": {"n": 1}},
@@ -192,14 +188,6 @@ def test_terms_that_are_left_out_are_constants_and_others_are_sent(
         Lease.objects.release(lease)
 
     assert granted == [(0, 0, {}), (2, 5, {"n": 1}), (3, 6, {"n": 2}), (0, 0, {})]
-    grants = [key for key in cached_statement if "'one'" in repr(key)]
-    assert len(grants) == 2
-
-
-def test_a_value_of_unknown_type_makes_no_statement() -> None:
-    terms: Any = replace(Terms.check(holder="ann"), priority=1.5)  # type: ignore[arg-type]
-
-    assert compiled.columns_of(Lease.objects.all().granting, terms) is None
 
 
 def test_nothing_is_kept_while_a_test_has_the_time_in_its_hands(
@@ -218,14 +206,14 @@ def test_a_row_that_names_its_resource_itself_is_noted_by_that_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Order, "lease_resource", property(lambda row: f"desk of {row.article}"))
-    postgres.resource_of.cache_clear()
+    sql.spelled.cache_clear()
     try:
         mine = Order.objects.acquire(order())
         expire(mine)
         (again,) = Order.objects.claim(1)
         Order.objects.release(again)
     finally:
-        postgres.resource_of.cache_clear()
+        sql.spelled.cache_clear()
 
     assert events("desk of tea") == ["acquired", "taken_over", "released"]
 

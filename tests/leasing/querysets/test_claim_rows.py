@@ -201,7 +201,7 @@ def test_rows_without_an_order_are_claimed_by_key(
     assert [order.pk for order in claimed] == [first.pk]
     # What the database gives first without being told is anybody's guess.
     (choice,) = [q["sql"] for q in captured.captured_queries if "LIMIT 1" in q["sql"]]
-    assert 'ORDER BY "shop_order"."id" ASC' in choice
+    assert 'ORDER BY "shop_order"."id" ASC' in choice or 'ORDER BY t."id" LIMIT' in choice
 
 
 def test_a_claim_takes_one_unless_told() -> None:
