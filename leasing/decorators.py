@@ -15,11 +15,9 @@ from django.utils import timezone
 
 from leasing.exceptions import LeaseHeld
 from leasing.holding import Hold
-from leasing.querysets.lease import LeaseQuerySet
 from leasing.store import HoldOptions, NamedStore
 from leasing.stores import DEFAULT_STORE, store_of
 from leasing.validation.names import check_name, fields_of, unknown_fields
-from leasing.validation.options import refuse_unknown, spelled_out
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Called with the arguments of a refused call, and ``held``.
@@ -29,7 +27,6 @@ OnHeld = Callable[..., Any]
 SHORTEST_RETRY, LONGEST_RETRY = 1, 60
 
 
-@spelled_out(LeaseQuerySet.hold)
 def leased(
     resource: str,
     *,
@@ -49,12 +46,11 @@ def leased(
     LeaseHeld, and a view (its first argument is a request) answers 409 with ``{"error": "busy"}``.
     The answer does not name the holder, since anybody may see it.
 
-    Raises TypeError at decoration for a ``resource`` that names no argument, and for a
-    generator function: its body would run after the call. InvalidResource for a name that no
-    argument makes usable. The content of a StreamingHttpResponse is sent after the view has
-    returned, so without the lease.
+    Raises TypeError at decoration for a ``resource`` that names no argument, and for a generator
+    function: its body would run after the call. At the call it raises TypeError for an unknown
+    argument, and InvalidResource for a name that no argument makes usable. The content of a
+    StreamingHttpResponse is sent after the view has returned, so without the lease.
     """
-    refuse_unknown("leased", options.keys() - HoldOptions.__optional_keys__)
     if not isinstance(resource, str):
         raise TypeError(
             f'@leased needs the name of a resource: @leased("report:{{pk}}"), not {resource!r}.'

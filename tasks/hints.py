@@ -1,9 +1,12 @@
-"""Clauses about what other queues call the options, for the errors that refuse those."""
+"""Errors of unknown options, told by the one that was meant, and what other queues call them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from leasing.runtime.terminal import closest
 
 _MOMENT = "pass scheduled_at=, a datetime with a time zone, or delay=, seconds or a timedelta"
 _LIMITS = {
@@ -36,3 +39,33 @@ SCHEDULE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("args", "kwargs"), "pass data=, a dictionary of named arguments"),
     "crontab": "pass cron=, five fields",
 }
+
+
+def unexpected(
+    verb: str, unknown: Iterable[str], known: Iterable[str], hints: Mapping[str, str]
+) -> TypeError:
+    """Return the error of a call with arguments that ``verb`` does not have.
+
+    Args:
+        verb: The name that the caller used.
+        unknown: The arguments.
+        known: The optional arguments of the verb and its kin.
+        hints: Clauses about arguments of other libraries; that about "" is for all others.
+    """
+    name = min(unknown)
+    meant = closest(name, known)
+    if name in hints:
+        hint = f": {hints[name]}."
+    elif meant == name:
+        hint = ": other verbs have it."
+    elif meant:
+        hint = f": did you mean {meant!r}?"
+    else:
+        hint = f": {hints['']}." if "" in hints else "."
+    return TypeError(f"{verb}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def option_names(of: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that can only be passed by name."""
+    parameters = inspect.signature(of).parameters.values()
+    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]

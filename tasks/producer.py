@@ -28,7 +28,6 @@ from typing import (
 from asgiref.sync import sync_to_async
 from django.apps import apps
 
-from leasing.validation.options import unexpected
 from tasks import hints
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def refuse_unknown(verb: str, given: AbstractSet[str], options: Any = EnqueueOpt
     """
     if given and (unknown := given - options.__optional_keys__):
         known = hints.ENQUEUE if verb != "using" else {**hints.ENQUEUE, "": _DATA_OF_USING}
-        raise unexpected(verb, unknown, EnqueueOptions.__optional_keys__, known)
+        raise hints.unexpected(verb, unknown, EnqueueOptions.__optional_keys__, known)
 
 
 class Data(dict[str, Any], Generic[P]):

@@ -26,7 +26,6 @@ from asgiref.sync import iscoroutinefunction
 from leasing.runtime import threads
 from leasing.runtime.terminal import suggestion
 from leasing.validation.names import check_name
-from leasing.validation.options import option_names, unexpected
 from tasks import hints
 from tasks.delays import check_limit
 from tasks.exceptions import UnknownTask
@@ -212,7 +211,7 @@ def handler(
     if unknown:
         of_enqueue = dict.fromkeys(EnqueueOptions.__optional_keys__, "it is an option of using()")
         known = {**of_enqueue, **hints.HANDLER}
-        raise unexpected("handler", unknown, option_names(handler), known)
+        raise hints.unexpected("handler", unknown, hints.option_names(handler), known)
     if callable(name):
         return handler()(name)
     if name is not _OWN_NAME:

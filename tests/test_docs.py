@@ -25,11 +25,11 @@ import leasing.tracing
 import tasks.tracing
 from leasing.conf import leasing_settings
 from leasing.diagnosis.ttl import spare
-from leasing.validation.options import option_names
 from tasks import registry
 from tasks.client import __main__ as remote
 from tasks.conf import KEPT, task_settings
 from tasks.execution.context import Context
+from tasks.hints import option_names
 from tasks.models import Schedule, Worker
 from tasks.scheduling import declarations
 from tests import first_hour, tutorial

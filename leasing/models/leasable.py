@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.apps import apps
 from django.core.signals import setting_changed
@@ -21,7 +21,6 @@ from leasing.querysets.leasable import LeasableQuerySet, verbs_of
 from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
 from leasing.querysets.states import LeaseState
 from leasing.store import Renewal
-from leasing.validation.options import refuse_unknown
 
 
 class Leasable(Guarded):
@@ -152,10 +151,8 @@ class Leasable(Guarded):
         wait: Wait = DEFAULT,
         separate: bool = False,
         on_lost: Callable[[Hold], object] | None = None,
-        **unknown: Never,
     ) -> Hold:
         """A hold on this row, for ``with``. Arguments are those of ``LeasableQuerySet.hold``."""
-        refuse_unknown("hold", unknown)
         return (
             type(self)
             .lease_rows()

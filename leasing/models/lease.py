@@ -13,7 +13,6 @@ from leasing.models.leasable import Leasable
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
 from leasing.store import HoldOptions, Renewal
-from leasing.validation.options import spelled_out
 
 
 class Lease(Leasable):
@@ -76,8 +75,7 @@ class Lease(Leasable):
         is_last = self.ends_at is not None and self.expires_at >= self.ends_at
         return Renewal(renewal.expires_at, renewal.remaining, self.yield_to, is_last)
 
-    @spelled_out(LeaseQuerySet.hold)
-    def hold(self, **options: Unpack[HoldOptions]) -> Hold:  # type: ignore[override]
+    def hold(self, **options: Unpack[HoldOptions]) -> Hold:
         """A hold on this row's resource, for ``with``. Arguments are those of
         ``LeaseQuerySet.hold``."""
         return type(self).objects.all().home(self).hold(self.resource, **options)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import F
 from django.db.models.functions import Greatest, Least
@@ -30,7 +30,6 @@ from leasing.querysets.saving import LEASE_FIELDS, Row
 from leasing.querysets.states import LeaseState
 from leasing.runtime.aio import Undoable, adrive, drive, in_thread
 from leasing.runtime.events import happened
-from leasing.validation.options import refuse_unknown
 from leasing.validation.terms import Terms
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ class LeasableQuerySet(GrantingRows[Row]):
         holder: str | None = None,
         ttl: float | timedelta | None = None,
         wait: Wait = DEFAULT,
-        **unknown: Never,
     ) -> Row:
         """Acquire the lease on ``row``, and return the row as it is stored afterwards.
 
@@ -73,7 +71,6 @@ class LeasableQuerySet(GrantingRows[Row]):
         Raises LeaseHeld, LeaseTimeout (still held after ``wait``), LeaseLost (the row is gone),
         InvalidResource (the holder), InvalidTTL, LeaseInTransaction inside an atomic block.
         """
-        refuse_unknown("acquire", unknown)
         _refuse_unsaved(row)
         terms = Terms.check(holder=holder, ttl=ttl)
         return drive(self.home(row).acquiring(row.lease_resource, terms, wait, {"pk": row.pk}))
@@ -85,10 +82,8 @@ class LeasableQuerySet(GrantingRows[Row]):
         holder: str | None = None,
         ttl: float | timedelta | None = None,
         wait: Wait = DEFAULT,
-        **unknown: Never,
     ) -> Row:
         """``acquire``, for async code."""
-        refuse_unknown("aacquire", unknown)
         _refuse_unsaved(row)
         terms = Terms.check(holder=holder, ttl=ttl)
         return await adrive(
@@ -104,7 +99,6 @@ class LeasableQuerySet(GrantingRows[Row]):
         wait: Wait = DEFAULT,
         separate: bool = False,
         on_lost: Callable[[Hold], object] | None = None,
-        **unknown: Never,
     ) -> Hold:
         """Return a context manager that acquires ``row``, renews it while the block runs, and
         releases it at the end. Errors and the other arguments are those of ``acquire``.
@@ -114,7 +108,6 @@ class LeasableQuerySet(GrantingRows[Row]):
                 released when the transaction commits, and expires after a rollback.
             on_lost: Called once, on a thread of the keeper, when the hold is lost.
         """
-        refuse_unknown("hold", unknown)
         _refuse_unsaved(row)
         terms = Terms.check(holder=holder, ttl=ttl)
         return self.home(row).holding_of(
@@ -127,7 +120,6 @@ class LeasableQuerySet(GrantingRows[Row]):
         *,
         holder: str | None = None,
         ttl: float | timedelta | None = None,
-        **unknown: Never,
     ) -> Claim[Row]:
         """Acquire available rows of this queryset, in its order, in one transaction. Rows that
         others are acquiring are skipped.
@@ -142,7 +134,6 @@ class LeasableQuerySet(GrantingRows[Row]):
 
         Raises InvalidResource (the holder), InvalidTTL, LeaseInTransaction.
         """
-        refuse_unknown("claim", unknown)
         terms = Terms.check(holder=holder, ttl=ttl)
         rows = self.home()
         each = rows._each_once()
@@ -160,11 +151,9 @@ class LeasableQuerySet(GrantingRows[Row]):
         *,
         holder: str | None = None,
         ttl: float | timedelta | None = None,
-        **unknown: Never,
     ) -> Claim[Row]:
         """``claim``, for async code: ``async with await orders.aclaim(10) as claimed:``. In the
         block the body is cancelled when any of the rows is lost."""
-        refuse_unknown("aclaim", unknown)
         claim = partial(self.claim, limit, holder=holder, ttl=ttl)
         claimed: Claim[Row] = await in_thread(Undoable(claim, Claim.give_back))
         return claimed

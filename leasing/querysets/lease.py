@@ -32,7 +32,6 @@ from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from leasing.store import TermOptions
 from leasing.validation.names import check_name
-from leasing.validation.options import refuse_unknown, spelled_out
 from leasing.validation.terms import Terms
 from leasing.waiting.listener import announce
 from leasing.waiting.notifier import notifier
@@ -76,7 +75,6 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             if count
         ]
 
-    @spelled_out(Terms.check)
     def acquire(  # type: ignore[override]
         self, resource: str, *, wait: Wait = DEFAULT, **terms: Unpack[TermOptions]
     ) -> Lease:
@@ -95,18 +93,16 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         after ``wait``, InvalidResource, InvalidTTL, ValueError, and LeaseInTransaction inside an
         atomic block.
         """
-        asked = Terms.of_call("acquire", terms)
+        asked = Terms.check(**terms)
         return drive(self.acquiring_named(resource, asked, wait))
 
-    @spelled_out(Terms.check)
     async def aacquire(  # type: ignore[override]
         self, resource: str, *, wait: Wait = DEFAULT, **terms: Unpack[TermOptions]
     ) -> Lease:
         """``acquire``, for async code."""
-        asked = Terms.of_call("aacquire", terms)
+        asked = Terms.check(**terms)
         return await adrive(self.acquiring_named(resource, asked, wait))
 
-    @spelled_out(Terms.check)
     def hold(  # type: ignore[override]
         self,
         resource: str,
@@ -136,7 +132,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         The other arguments are the terms.
         """
         check_name(resource, "resource")
-        asked = Terms.of_call("hold", terms)
+        asked = Terms.check(**terms)
         return self.home().holding_of(
             resource,
             asked,
@@ -148,7 +144,6 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             on_yield=on_yield,
         )
 
-    @spelled_out(Terms.check)
     def acquire_many(self, resources: Iterable[str], **terms: Unpack[TermOptions]) -> Claim[Lease]:
         """Take the leases on all of ``resources``, or none, in one transaction. They are taken in
         the order of their names, so that callers cannot deadlock.
@@ -156,7 +151,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         Returns a list of leases that is also a context manager: in its block they are renewed, at
         its end they are released. Arguments and errors are those of ``acquire``, without waiting.
         """
-        asked = Terms.of_call("acquire_many", terms)
+        asked = Terms.check(**terms)
         if isinstance(resources, str):
             raise InvalidResource("The resources must be a list of names, not a string.")
         names = sorted({check_name(resource, "resource") for resource in resources})
@@ -169,13 +164,11 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
                 pause_shortly()
         raise LeaseHeld(", ".join(names))
 
-    @spelled_out(Terms.check)
     async def aacquire_many(
         self, resources: Iterable[str], **terms: Unpack[TermOptions]
     ) -> Claim[Lease]:
         """``acquire_many``, for async code: ``async with await Lease.objects.aacquire_many(...)``.
         In the block the body is cancelled when any of the leases is lost."""
-        refuse_unknown("aacquire_many", terms.keys() - TermOptions.__optional_keys__)
         acquire = partial(self.acquire_many, resources, **terms)
         leases: Claim[Lease] = await in_thread(Undoable(acquire, Claim.give_back))
         return leases

@@ -151,7 +151,7 @@ class BaseStore(ABC):
     ) -> Hold:
         """See ``leasing.store.NamedStore``."""
         check_name(resource, "resource")
-        asked = Terms.of_call("hold", terms)
+        asked = Terms.check(**terms)
         if separate and not self.may_be_separate:
             raise UnsupportedByStore(
                 f"separate=True is for leases in rows of the database, and {self} has none: "

@@ -11,9 +11,7 @@ from typing import Any
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import InvalidTTL
-from leasing.store import TermOptions
 from leasing.validation.names import check_duration, check_name, check_ttl, default_holder
-from leasing.validation.options import refuse_unknown
 from leasing.validation.values import check_json
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -32768, 32767
@@ -88,13 +86,6 @@ class Terms:
         except TypeError:  # what cannot be looked up is refused by its check
             terms = _checked.__wrapped__(settings, *asked)
         return terms if metadata is None else replace(terms, metadata=_check_metadata(metadata))
-
-    @classmethod
-    def of_call(cls, verb: str, options: TermOptions) -> Terms:
-        """``check`` the ``options`` of a call of ``verb``. Raises TypeError too, for one that is no
-        term."""
-        refuse_unknown(verb, options.keys() - TermOptions.__optional_keys__)
-        return cls.check(**options)
 
 
 @lru_cache(maxsize=256, typed=True)

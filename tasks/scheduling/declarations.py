@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any, TypeVar, overload
 
 from leasing.validation.names import check_name
-from leasing.validation.options import option_names, unexpected
 from tasks import hints, registry
 from tasks.exceptions import InvalidSchedule, UnknownTask
 from tasks.payload import check_data
@@ -113,7 +112,7 @@ def schedule(
     another schedule), InvalidResource (a name), NotSerializable.
     """
     if unknown:
-        raise unexpected("schedule", unknown, option_names(schedule), hints.SCHEDULE)
+        raise hints.unexpected("schedule", unknown, hints.option_names(schedule), hints.SCHEDULE)
 
     def declare(target: str | Callable[..., Any]) -> None:
         task_name = _task_name(target)
