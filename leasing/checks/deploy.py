@@ -7,7 +7,7 @@ too.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -146,10 +146,11 @@ def _check_patience(database: dict[str, Any]) -> Iterator[CheckMessage]:
 def check_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """Ask PostgreSQL how it is set up."""
     using = postgresql_of(databases)
-    return [*_check_role(using), *_check_pooler(using)] if using else []
+    return [*check_role(using), *check_pooler(using)] if using else []
 
 
-def _check_role(using: str) -> Iterator[CheckMessage]:
+def check_role(using: str) -> Iterator[CheckMessage]:
+    """Ask whether the role of this site can hold leases."""
     with connections[using].cursor() as cursor:
         cursor.execute(
             "SELECT current_setting('transaction_read_only'), current_setting("
@@ -179,12 +180,15 @@ def _check_role(using: str) -> Iterator[CheckMessage]:
         )
 
 
-def _check_pooler(using: str) -> Iterator[CheckMessage]:
+def check_pooler(
+    using: str, arrive: Callable[[str], bool] = notifications_arrive
+) -> Iterator[CheckMessage]:
+    """Ask whether connections keep what a pooler in transaction mode would mix up."""
     database = connections.settings[using]
     threshold = database.get("OPTIONS", {}).get("prepare_threshold")
     if database.get("DISABLE_SERVER_SIDE_CURSORS") and threshold is None:
         return
-    if leasing_settings.LISTEN_URL or notifications_arrive(using):
+    if leasing_settings.LISTEN_URL or arrive(using):
         return  # where LISTEN_URL leads around a pooler, this is not its answer
     yield Warning(
         "The database seems to be behind a pooler in transaction mode, but connections keep "

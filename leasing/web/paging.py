@@ -140,12 +140,14 @@ def chunks_of(
     order: Order = NEWEST_FIRST,
     search: Search | None = None,
     size: int = 500,
+    *,
+    reach: int | None = None,
 ) -> Iterator[Sequence[Record]]:
     """Yield rows as the pages show them, ``size`` at a time, for an export. Arguments are those of
     ``page_of``."""
     cursor: Cursor | None = None
     while True:
-        page = page_of(rows, cursor, size, order, search)
+        page = page_of(rows, cursor, size, order, search, reach=reach)
         yield page.rows
         if not page.older:
             return

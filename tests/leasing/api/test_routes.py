@@ -11,15 +11,13 @@ from django.db import OperationalError, connection
 from django.test import Client
 from pytest_django import Settings
 
-from leasing.api import lease as api_lease
 from leasing.api.schemas import LeaseOut
 from leasing.functions import after
 from leasing.models import Leasable, Lease, LeaseEvent, leasable_models
-from leasing.querysets.lease import LeaseQuerySet
 from tasks.models import Task
 from tests.api_calls import call
 from tests.factories import make_lease
-from tests.leasing.support import usurp
+from tests.leasing.support import just_before_the_update, usurp
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
@@ -130,12 +128,10 @@ def test_a_late_renewal_leaves_a_note(client: Client) -> None:
 
 @pytest.mark.usefixtures("portable")
 @pytest.mark.parametrize(("method", "path"), [("PUT", "/renew"), ("DELETE", "/release")])
-def test_a_verb_acts_with_the_grant_that_it_found(
-    client: Client, monkeypatch: pytest.MonkeyPatch, method: str, path: str
-) -> None:
+def test_a_verb_acts_with_the_grant_that_it_found(client: Client, method: str, path: str) -> None:
     lease = lease_that_is("active")
-    monkeypatch.setattr(LeaseQuerySet, "_lock", lambda rows, row: usurp(row, "me"))
-    assert call(client, method, f"/leases{path}", TERM).status == 404
+    with just_before_the_update(lambda: usurp(lease, "me")):
+        assert call(client, method, f"/leases{path}", TERM).status == 404
     lease.refresh_from_db()
     assert (lease.renewals, lease.released_at) == (0, None)
 
@@ -208,12 +204,10 @@ def test_an_id_that_is_none_is_not_found(client: Client, lease_id: str) -> None:
 
 
 def test_no_database_is_asked_for_an_id_that_it_could_not_store(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, django_assert_num_queries: Any
 ) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(api_lease, "find_row", asked.append)
-    assert call(client, "GET", "/leases/order:%00").status == 404
-    assert not asked
+    with django_assert_num_queries(0):
+        assert call(client, "GET", "/leases/order:%00").status == 404
 
 
 @pytest.mark.parametrize(
@@ -290,16 +284,16 @@ def test_a_database_that_is_away_is_a_503_that_says_when_to_come_back(
 
 
 def test_a_fault_of_ours_is_a_500_that_keeps_its_secrets_and_is_logged(
-    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(lease_id: str) -> Any:
+    def broken(*args: Any) -> Any:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(api_lease, "find_row", broken)
-    with pytest.raises(RuntimeError):  # Django's listeners hear of it.
-        call(client, "GET", "/leases/1")
-    client.raise_request_exception = False
-    answer = call(client, "GET", "/leases/1")
+    with connection.execute_wrapper(broken):
+        with pytest.raises(RuntimeError):  # Django's listeners hear of it.
+            call(client, "GET", "/leases/1")
+        client.raise_request_exception = False
+        answer = call(client, "GET", "/leases/1")
     assert answer.status == 500
     assert "secret" not in str(answer.body)
     assert caplog.records[-1].exc_info

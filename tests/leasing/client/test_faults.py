@@ -21,13 +21,13 @@ from leasing.client import (
     LeaseClient,
     RequestRefused,
     ServiceUnavailable,
-    body,
-    calls,
 )
+from leasing.client.body import MAX_ANSWER
 from leasing.client.messages import Request
 from leasing.client.transport import AsyncTransport, Transport
 from leasing.models import ApiToken, Lease
 from leasing.runtime.clock import clock
+from tests.leasing.support import FakeClock
 from tests.remote import Fault, Service, answered, refused, swallowed
 
 HTML = b"<!doctype html><title>Welcome to nginx!</title>"
@@ -151,13 +151,10 @@ def test_a_wrong_answer_is_a_clear_error_at_once(service: Service, leases: Lease
         assert len(service.network.requests) == count
 
 
-def test_a_huge_answer_is_not_read_to_its_end(
-    service: Service, leases: LeaseClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(body, "MAX_ANSWER", 1000)
-    service.network.faults = [answered(201, b" " * 1001)]
+def test_a_huge_answer_is_not_read_to_its_end(service: Service, leases: LeaseClient) -> None:
+    service.network.faults = [answered(201, b" " * (MAX_ANSWER + 1))]
 
-    with pytest.raises(InvalidAnswer, match="more than 1000 bytes"):
+    with pytest.raises(InvalidAnswer, match=f"more than {MAX_ANSWER} bytes"):
         leases.acquire("report:42", "web-1")
 
 
@@ -342,14 +339,17 @@ def test_a_password_in_the_address_is_refused(scheme: str) -> None:
 
 
 def test_a_lease_that_took_long_to_get_is_renewed_before_it_is_trusted(
-    service: Service, leases: LeaseClient, monkeypatch: pytest.MonkeyPatch
+    service: Service, leases: LeaseClient, holder_clock: FakeClock
 ) -> None:
-    monkeypatch.setattr(calls, "STALE_AFTER", 0.0)
+    def slow(send: Callable[[], httpx.Response], request: httpx.Request) -> httpx.Response:
+        holder_clock.advance(10)
+        return send()
 
+    service.network.faults = [slow]
     grant = leases.acquire("report:42", "web-1", 30)
 
     row = Lease.objects.get()
-    service.network.faults, service.network.at = [refused], "/leases/renew"
+    service.network.faults = [slow, refused]
     assert leases.acquire("report:43", "web-1", 30).remaining <= 30  # trusted as it was
     assert not service.network.faults
     assert (row.renewals, grant.expires_at) == (

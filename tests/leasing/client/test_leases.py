@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pytest_django import Settings
 
-from leasing.client import AsyncLeaseClient, LeaseClient, calls
+from leasing.client import AsyncLeaseClient, LeaseClient
 from leasing.client.calls import LeaseCalls
 from leasing.client.messages import Answer, Request
 from leasing.client.transport import Transport
@@ -199,15 +199,15 @@ def test_coroutines_do_the_same(service: Service) -> None:
 
 
 def test_a_coroutine_cancelled_while_its_grant_is_renewed_leaves_no_lease_behind(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, holder_clock: FakeClock
 ) -> None:
-    monkeypatch.setattr(calls, "STALE_AFTER", 0.0)
     renewing = asyncio.Event()
 
     async def hang_at_renewals(request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/renew"):
             renewing.set()
             await asyncio.Event().wait()
+        holder_clock.advance(10)  # so that it is renewed before it is trusted
         response = await asyncio.to_thread(service.network.handle_request, request)
         return httpx.Response(response.status_code, content=await asyncio.to_thread(response.read))
 

@@ -150,12 +150,12 @@ def test_a_late_release_is_refused_and_told(sent: Sent) -> None:
     assert events_of("berth:1")[-1].reason.startswith("release: it expired")
 
 
-def test_the_ledger_forgets_the_oldest_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_EVENTS", 4)
-    memory.memory.clear()
-    for n in range(3):
-        take(memory.memory, f"berth:{n}", release=True)
-    assert [event.resource for event in memory.memory.events] == ["berth:1"] * 2 + ["berth:2"] * 2
+def test_the_ledger_forgets_the_oldest_events() -> None:
+    store = MemoryStore()
+    for n in range(memory.MAX_EVENTS // 2 + 1):
+        take(store, f"berth:{n}", release=True)
+    assert len(store.events) == memory.MAX_EVENTS
+    assert [event.resource for event in [*store.events][:3]] == ["berth:1", "berth:1", "berth:2"]
 
 
 # The store itself
@@ -192,30 +192,28 @@ def test_tokens_are_no_smaller_than_those_of_the_database(clock: FakeClock) -> N
     assert abs(take(store, "berth:2") - micros) < 1_000_000
 
 
-def test_what_is_over_makes_room(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "ROOM", 10)
+def test_what_is_over_makes_room(clock: FakeClock) -> None:
     store = MemoryStore(clock)
-    for n in range(100):
+    for n in range(memory.ROOM):
         take(store, f"released:{n}", release=True)
         take(store, f"expired:{n}", ttl=1)
         clock.advance(1)
     take(store, "berth:1")
 
-    assert len(store._rows) <= 11
+    assert len(store._rows) <= memory.ROOM + 1
     with pytest.raises(LeaseHeld):
         take(store, "berth:1")
 
 
 def test_what_is_held_or_graced_is_kept_although_there_is_no_room(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    clock: FakeClock,
 ) -> None:
-    monkeypatch.setattr(memory, "ROOM", 2)
     store = MemoryStore(clock)
     for n in range(10):
         take(store, f"held:{n}", ttl=60)
     store.acquire_row(Lease(resource="graced"), Terms.check(ttl=1, grace=60))
     clock.advance(2)
-    for n in range(30):
+    for n in range(memory.ROOM + 30):
         take(store, f"other:{n}", release=True)
 
     for resource in ("graced", *(f"held:{n}" for n in range(10))):

@@ -13,7 +13,7 @@ from django.test import SimpleTestCase, override_settings
 
 from leasing import Leader, leased, once
 from leasing.checks.stores import check_stores
-from leasing.exceptions import LeaseHeld, LeaseInTransaction, StoreError, UnsupportedByStore
+from leasing.exceptions import LeaseHeld, LeaseInTransaction, UnsupportedByStore
 from leasing.models import Lease
 from leasing.store import Grant, Incumbent, NamedStore, Renewals
 from leasing.stores import InvalidStore, store_of, stores
@@ -228,23 +228,6 @@ def test_a_leader_leads_under_a_lease_of_its_store(clocks: ManualKeeper) -> None
         assert incumbent is not None
         assert (incumbent.holder, incumbent.fencing_token) == ("me", term.fencing_token)
     assert Leader("scheduler", store=stores["shelf"]).current() is None
-
-
-def test_a_campaign_goes_on_while_the_store_is_away(
-    clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = DictStore(shelf="north")
-    grant, answers = store.grant, iter([StoreError(), StoreError(), None])
-
-    def sometimes(resource: str, terms: Any) -> Grant:
-        if error := next(answers):
-            raise error
-        return grant(resource, terms)
-
-    monkeypatch.setattr(store, "grant", sometimes)
-    with Leader("scheduler", store=store) as term:
-        assert term.valid
-    assert next(answers, "all were asked for") == "all were asked for"
 
 
 @named

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from django.core.cache.backends import base, locmem
+from pytest_django import Settings
 
-from leasing.web import cache
 from leasing.web.cache import shared
 
 
@@ -56,7 +56,7 @@ def test_a_fresh_reading_is_left_to_the_others() -> None:
 
 @pytest.mark.usefixtures("at")
 def test_other_keys_and_other_databases_have_readings_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
+    settings: Settings,
 ) -> None:
     numbers = Numbers()
     assert [numbers.get(("a", "bc")), numbers.get(("ab", "c")), numbers.get(("a", "bc"))] == [
@@ -64,7 +64,7 @@ def test_other_keys_and_other_databases_have_readings_of_their_own(
         2,
         1,
     ]
-    monkeypatch.setattr(cache, "leasing_settings", SimpleNamespace(DATABASE="elsewhere"))
+    settings.LEASING = {"DATABASE": "elsewhere"}
     assert numbers.get(("a", "bc")) == 3
 
 

@@ -11,7 +11,6 @@ from django.db import connection
 from django.db.models import Q
 
 from leasing.models import Lease
-from leasing.web import paging
 from leasing.web.counts import Capped, capped_count
 from leasing.web.cursors import Cursor, InvalidCursor, Order
 from leasing.web.paging import chunks_of, page_of
@@ -83,29 +82,27 @@ def test_a_cursor_whose_key_fits_no_row_is_refused(key: str) -> None:
 @pytest.mark.parametrize("parts", [(), (SOME, ~SOME), (~SOME, SOME)])
 def test_rows_of_one_moment_are_all_found_and_none_twice(
     seven: list[int],
-    monkeypatch: pytest.MonkeyPatch,
     search: Q | None,
     parts: tuple[Q, ...],
     *,
     descending: bool,
 ) -> None:
-    monkeypatch.setattr(paging, "REACH", 3)
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     Lease.objects.update(holder="ann", grants=1, grant_id=uuid4(), acquired_at=noon)
     Lease.objects.filter(pk=seven[0]).update(acquired_at=noon + timedelta(microseconds=1))
     rows = Lease.objects.filter(acquired_at__isnull=False)
     order = Order("acquired_at", descending, parts)
     wanted = list(rows.filter(search or Q()).order_by(*order.by).values_list("pk", flat=True))
-    chunks = list(chunks_of(rows, order, search, size=2))
+    chunks = list(chunks_of(rows, order, search, size=2, reach=3))
     assert [row.pk for chunk in chunks for row in chunk] == wanted
     assert search is None or len(chunks) > 2
-    last = following = page_of(rows, None, 2, order, search)
+    last = following = page_of(rows, None, 2, order, search, reach=3)
     while following.older:
-        following = page_of(rows, Cursor.decode(following.older), 2, order, search)
+        following = page_of(rows, Cursor.decode(following.older), 2, order, search, reach=3)
         last = following if following.rows else last
     back = keys(last)
     while last.newer and len(back) < 20:
-        last = page_of(rows, Cursor.decode(last.newer), 2, order, search)
+        last = page_of(rows, Cursor.decode(last.newer), 2, order, search, reach=3)
         back = keys(last) + back
     assert back == wanted
 
