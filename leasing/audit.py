@@ -66,8 +66,8 @@ def recording(
         verb: The action.
         model: The model of the rows.
         keys: Keys of the rows.
-        names: The names of the rows by key, where the keys say nothing to people. They are still
-            shown when the rows are gone.
+        names: The names of the rows by key, where the rows are gone already; else the values of
+            the column ``audit_name`` of the model, where it has one.
         filter: The filter that selects the rows, where there are no keys.
         asked: The number of rows that are meant; by default the number of keys, or with a filter
             the number that changed.
@@ -77,6 +77,9 @@ def recording(
     target: dict[str, Any] = {}
     if keys:
         target["keys"] = [_plain(key) for key in keys[:KEYS_NAMED]]
+    if names is None and (column := getattr(model, "audit_name", "")):
+        rows: Any = model._base_manager.using(leasing_settings.DATABASE)
+        names = dict(rows.filter(pk__in=keys[:KEYS_NAMED]).values_list("pk", column))
     if names:
         target["names"] = {str(key): names[key] for key in keys[:KEYS_NAMED] if key in names}
     if filter is not None:

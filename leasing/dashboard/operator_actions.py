@@ -120,8 +120,6 @@ class OperatorAction:
     unchanged: str = "changed meanwhile"
     #: The name in the audit; ``name`` unless set.
     audited: str = ""
-    #: The column whose values name the rows in the audit, where their keys say nothing to people.
-    named_by: str = ""
     #: Exceptions by which ``apply`` refuses.
     refusals: tuple[type[Exception], ...] = ()
     #: True if the rows are gone afterwards.
@@ -194,15 +192,11 @@ class OperatorAction:
             via: The way by which it was sent: "page", "admin" or "command".
             by_filter: The filter that selected the rows; None if they were selected one by one.
         """
-        names: dict[Any, str] = {}
-        if self.named_by:
-            names = dict(rows.filter(pk__in=list(keys)).values_list("pk", self.named_by))
         with audit.recording(
             user,
             self.audited or self.name,
             rows.model,
             keys=list(keys),
-            names=names,
             filter=by_filter,
             reason=said.get("reason", ""),
             via=via,

@@ -71,6 +71,8 @@ class ApiToken(models.Model):
     last_used_at = models.DateTimeField(null=True, default=None, editable=False)
     revoked_at = models.DateTimeField(null=True, default=None, editable=False)
 
+    audit_name = "name"
+
     objects: ClassVar = ApiTokenQuerySet.as_manager()
 
     class Meta:

@@ -50,6 +50,7 @@ class Lease(Leasable):
 
     granted_columns = GRANTED_FIELDS | {"metadata", "priority", "grace"}
     columns_of_lease_names = frozenset({"resource"})
+    audit_name = "resource"
 
     objects: ClassVar = LeaseQuerySet.as_manager()
 

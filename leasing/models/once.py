@@ -33,6 +33,7 @@ class OnceKey(Leasable):
         *("payload_hash", "result", "finished_at", "window_ends_at", "attempts", "settled_by")
     }
     columns_of_lease_names = frozenset({"key"})
+    audit_name = "key"
 
     objects: ClassVar = OnceQuerySet.as_manager()
 

@@ -34,7 +34,6 @@ SCHEDULE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             ReasonForm,
             lambda rows, said, by: rows.pause(by=by, reason=said.get("reason", "")),
             lambda schedule, said: "already paused" if schedule.paused_at else "",
-            named_by="name",
         ),
         OperatorAction(
             "resume",
@@ -46,7 +45,6 @@ SCHEDULE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             forms.Form,
             lambda rows, said, by: rows.resume(),
             lambda schedule, said: "" if schedule.paused_at else "not paused",
-            named_by="name",
         ),
         OperatorAction(
             "run_now",
@@ -61,7 +59,6 @@ SCHEDULE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             _no_handler,
             unchanged="whose previous task has not ended",
             audited="run",
-            named_by="name",
             refusals=(TaskError, ValueError),
         ),
     )

@@ -24,6 +24,8 @@ class Schedule(models.Model):
     ORPHANED_AFTER = timedelta(days=1)
     #: The delay after which the next moment looks as if nobody served it.
     OVERDUE_AFTER = timedelta(minutes=1)
+    #: The column that names a row in the audit, whose key says nothing to people.
+    audit_name = "name"
 
     id = models.BigAutoField(primary_key=True)
     name = models.CharField(max_length=LONGEST_NAME, unique=True)

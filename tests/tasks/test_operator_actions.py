@@ -699,6 +699,15 @@ def _commands() -> Iterator[str]:
                     yield f"{name} {verb}"
 
 
+#: The columns by which the audit names rows whose keys say nothing to people.
+NAMED_BY = {
+    "leasing.lease": "resource",
+    "leasing.oncekey": "key",
+    "leasing.apitoken": "name",
+    "leasing_tasks.schedule": "name",
+}
+
+
 @cells(lambda way: True)
 def test_an_action_is_done_and_recorded(way: Interface, operator: Client) -> None:
     row = way.action.row()
@@ -720,6 +729,8 @@ def test_an_action_is_done_and_recorded(way: Interface, operator: Client) -> Non
     verb = way.action.audited or way.name.split()[0]
     assert (entry.by, entry.verb, entry.via) == ("olga", verb, way.via)
     assert (entry.model, entry.key) == (row._meta.label_lower, str(row.pk))
+    column = NAMED_BY.get(entry.model)
+    assert entry.name_of(entry.key) == (getattr(row, column) if column else entry.key)
     assert entry.reason == (REASON if way.takes_reason() else "")
     assert (entry.asked, entry.changed, entry.skipped, entry.error) == (1, 1, {}, "")
     assert entry.finished_at is not None
