@@ -212,10 +212,14 @@ class Command(SubcommandsCommand):
         )
 
     def _reconcile(self, options: dict[str, Any]) -> None:
+        since = options["since"]
         try:
-            moment = now() - timedelta(seconds=options["since"])
-        except (OverflowError, ValueError) as error:  # such as inf and nan
-            raise CommandError(f"--since is out of bounds: {options['since']} s.") from error
+            # Of no time there are no findings.
+            moment = now() - timedelta(seconds=since) if since > 0 else None
+        except (OverflowError, ValueError):  # such as inf
+            moment = None
+        if moment is None:
+            raise CommandError(f"--since is out of bounds: {since} s.")
         found: list[Any] = []
         total = 0
 

@@ -194,11 +194,9 @@ def test_exactly_the_discrepancies_are_found_on_page_and_in_files_and_by_the_com
 
 
 def test_in_order_the_command_ends_with_0() -> None:
+    assert reconcile("--json") == ("[\n]\n", "")
     done("charge")
-
     assert reconcile() == ("1 key, nothing found.\n", "")
-    assert reconcile("--since", "0") == ("0 keys, nothing found.\n", "")
-    assert reconcile("--since", "0", "--json") == ("[\n]\n", "")
 
 
 def test_keys_of_an_earlier_time_are_left_out() -> None:
@@ -210,7 +208,7 @@ def test_keys_of_an_earlier_time_are_left_out() -> None:
     assert reconcile("--since", "9d")[1].startswith("2 findings in 2 keys")
 
 
-@pytest.mark.parametrize("since", ["yesterday-ish", "1e300", "nan", "inf"])
+@pytest.mark.parametrize("since", ["yesterday-ish", "1e300", "nan", "inf", "0", "-7"])
 def test_a_time_that_cannot_be_is_refused(since: str) -> None:
     with pytest.raises(CommandError, match="is no duration: use 90|--since is out of bounds"):
         call_command("tasks", "reconcile", "--since", since)
