@@ -334,13 +334,14 @@ def _running(figures: Figures) -> Iterator[Need]:
 
 def _paused(figures: Figures) -> Iterator[Need]:
     for line in figures.paused:
-        if line.ready and (queue := line.queue):
+        if line.ready and (queue := line.queue) and queue.paused_at:
+            stays = "Its tasks are not claimed until someone resumes it."
             why = f" Reason: {queue.reason}" if queue.reason else ""
             yield Need(
                 "paused",
                 "info",
                 f"The queue {line.name} is paused{_by(queue)}; {_waiting_tasks(line.ready)}.",
-                f"Its tasks are not claimed until someone resumes it.{why}",
+                Sentence(figures.now, "Paused ", Moment(queue.paused_at), f". {stays}{why}"),
                 QUEUES,
             )
     for row, status in figures.paused_schedules:

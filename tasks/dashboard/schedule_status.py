@@ -49,7 +49,7 @@ def status_of(schedule: Schedule, now: datetime) -> ScheduleStatus:
     if schedule.paused_at is not None:
         skipped = _skipped(rule, schedule.next_at, now)
         by = f" by {schedule.paused_by}" if schedule.paused_by else ""
-        reason = f": “{schedule.reason}”" if schedule.reason else ""
+        reason = f": “{schedule.reason.rstrip('.')}”" if schedule.reason else ""
         so_far = f": {skipped} so far" if skipped else ""
         why = (
             f"Paused{by} {ago(schedule.paused_at, now)}{reason}. "

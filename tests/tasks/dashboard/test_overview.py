@@ -163,7 +163,9 @@ def test_a_task_that_waits_for_long_is_a_problem_where_nothing_is_paused(viewer:
     Task.objects.update(scheduled_at=after(timedelta(minutes=-6)))
     assert need(get(viewer, OVERVIEW), "waits_long").one(".loud").numbers == [1, 6]
     Queue.objects.pause(task.queue, by="olga", reason="x")
-    assert needs(get(viewer, OVERVIEW)) == ["paused"]
+    page = get(viewer, OVERVIEW)
+    assert needs(page) == ["paused"]
+    assert "Paused" in need(page, "paused").text and need(page, "paused").all("time")
 
 
 @pytest.mark.usefixtures("database_clock")

@@ -40,6 +40,7 @@ def running_for(seconds: int, **options: str) -> Task:
     return task
 
 
+@pytest.mark.usefixtures("database_clock")
 def test_a_task_that_runs_for_much_longer_than_usual_is_an_issue(viewer: Client) -> None:
     make_worker(name="ann")
     running_for(30)
