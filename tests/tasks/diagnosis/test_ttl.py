@@ -20,6 +20,8 @@ from tasks.models import Task, TaskAttempt
 from tests.factories import make_tasks
 from tests.leasing.conftest import DatabaseClock
 
+pytestmark = pytest.mark.django_db
+
 
 def run(clock: DatabaseClock, length: float, renewals: int = 0, queue: str = "default") -> None:
     """Run a task that takes so many seconds, and renew it so often in even steps."""
@@ -32,7 +34,6 @@ def run(clock: DatabaseClock, length: float, renewals: int = 0, queue: str = "de
     Task.objects.complete(task)
 
 
-@pytest.mark.django_db
 def test_the_history_of_a_queue_is_that_of_its_attempts(
     database_clock: DatabaseClock, settings: Any
 ) -> None:
@@ -52,7 +53,6 @@ def test_the_history_of_a_queue_is_that_of_its_attempts(
     assert history_of_queue("none").lengths == []
 
 
-@pytest.mark.django_db
 def test_attempts_count_that_failed_and_not_those_that_were_cut_short() -> None:
     failed, lost, returned = make_tasks(3, state="running")
     Task.objects.fail(failed, "no ink")
@@ -68,7 +68,6 @@ def test_attempts_count_that_failed_and_not_those_that_were_cut_short() -> None:
     assert found.lost == 1
 
 
-@pytest.mark.django_db
 def test_the_history_of_a_queue_is_two_statements_with_a_limit() -> None:
     with CaptureQueriesContext(connection) as queries:
         history_of_queue("default")
@@ -76,7 +75,6 @@ def test_the_history_of_a_queue_is_two_statements_with_a_limit() -> None:
     assert [f"LIMIT {ttl.NEWEST}" in query["sql"] for query in queries] == [True, True]
 
 
-@pytest.mark.django_db
 def test_what_has_ended_is_read_by_its_index() -> None:
     with CaptureQueriesContext(connection) as queries:
         history_of_queue("default")
@@ -96,7 +94,6 @@ def test_what_has_ended_is_read_by_its_index() -> None:
     assert "Sort" not in plan and "TEMP B-TREE" not in plan
 
 
-@pytest.mark.django_db
 def test_the_command_suggests_a_ttl_for_a_queue(
     monkeypatch: pytest.MonkeyPatch, database_clock: DatabaseClock
 ) -> None:
@@ -118,7 +115,6 @@ def test_the_command_suggests_a_ttl_for_a_queue(
     assert "before the lease is lost, and what a dead holder had is free after 9 s." in printed
 
 
-@pytest.mark.django_db
 def test_a_site_without_tasks_has_no_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ttl, "readers", {})
     monkeypatch.setattr(leases, "readers", {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -190,12 +189,6 @@ def test_whatever_a_handler_raises_fails_its_attempt_and_nothing_else(
     assert task.last_error.startswith(type(error).__name__)
     assert type(error).__name__ in attempt(task).traceback
     assert "in handler" in attempt(task).traceback
-
-
-def test_a_handler_that_gives_up_is_not_called_again(run: Run) -> None:
-    task = run(raising(GiveUp("no hope")), max_attempts=5)
-
-    assert (task.status, task.last_error) == (TaskStatus.FAILED, "GiveUp: no hope")
 
 
 @pytest.mark.parametrize("key", ["", "self", "class"])
@@ -683,15 +676,3 @@ def test_connections_that_are_too_old_are_closed_before_and_after(
     run(lambda ctx, **data: closings.append("worked"))
 
     assert closings == ["closed", "worked", "closed"]
-
-
-def test_what_happens_to_a_task_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, logger="tasks"):
-        task = run(lambda ctx, **data: None)
-
-    lines = [record.getMessage() for record in caplog.records if record.name == "tasks"]
-    assert lines == [
-        f"task:{task.pk} enqueued: jobs.echo",
-        f"task:{task.pk} claimed by ann: jobs.echo, attempt 1 of 10",
-        f"task:{task.pk} completed by ann: jobs.echo, attempt 1 of 10",
-    ]

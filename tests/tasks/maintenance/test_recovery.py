@@ -17,8 +17,9 @@ from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import attempts, row_of
 
+pytestmark = pytest.mark.django_db
 
-@pytest.mark.django_db
+
 def test_a_sweep_goes_on_until_nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariants, "SWEEP_BATCH", 2)
     make_tasks(5, state="stuck")
@@ -28,7 +29,6 @@ def test_a_sweep_goes_on_until_nothing_is_stuck(monkeypatch: pytest.MonkeyPatch)
     assert recovery.sweep() == 0
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("stuck", [0, 3])
 def test_one_sweep_can_be_asked_for(stuck: int) -> None:
     tasks = make_tasks(stuck, state="stuck")
@@ -87,7 +87,6 @@ def test_a_slow_sweep_that_recovers_nothing_pauses(monkeypatch: pytest.MonkeyPat
     assert recovery.service().step() == recovery.SHORT_PAUSE
 
 
-@pytest.mark.django_db
 def test_a_sweep_that_finds_nothing_is_one_query(django_assert_num_queries: Any) -> None:
     make_task(state="running")
 

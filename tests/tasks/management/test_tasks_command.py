@@ -14,12 +14,9 @@ from django.utils import timezone
 
 from leasing.functions import database_now
 from tasks.diagnosis import diagnose
-from tasks.exceptions import UnknownQueue
 from tasks.models import Task
-from tasks.querysets import operator
 from tests.factories import make_task, make_tasks, make_worker
-from tests.leasing.support import just_before_the_update
-from tests.tasks.support import Reported, grant_to, row_of
+from tests.tasks.support import Reported, row_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("queues")]
 
@@ -239,62 +236,6 @@ def test_a_time_without_a_zone_is_of_the_current_one() -> None:
         tasks("reschedule", task.pk, "--at", "2030-06-01 12:00")
 
     assert row_of(task)["scheduled_at"].isoformat() == "2030-06-01T16:00:00+00:00"
-
-
-# The verb behind move
-
-
-@pytest.mark.parametrize("state", ["ready", "scheduled", "retrying", "recovered", "returned"])
-def test_a_waiting_task_can_be_moved(state: str, reported: Reported) -> None:
-    task = make_task(state=state)
-    before = row_of(task)
-    reported.clear()
-
-    assert Task.objects.filter(pk=task.pk).reschedule(queue="mail", by="root") == 1
-
-    assert row_of(task) == before | {"queue": "mail"}
-    assert reported == [("rescheduled", task.pk, {"by": "root"})]
-
-
-@pytest.mark.parametrize("state", ["running", "stuck", "succeeded", "failed", "cancelled"])
-def test_what_does_not_wait_is_not_moved(state: str, reported: Reported) -> None:
-    task = make_task(state=state)
-    before = row_of(task)
-    reported.clear()
-
-    assert Task.objects.reschedule(queue="mail", scheduled_at=timezone.now()) == 0
-    assert (row_of(task), reported) == (before, [])
-
-
-def test_a_task_that_is_claimed_meanwhile_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "lock", lambda rows: rows)
-    task = make_task()
-
-    with just_before_the_update(lambda: grant_to(task, "bob")):
-        assert Task.objects.reschedule(queue="mail") == 0
-
-    assert row_of(task)["queue"] == "default"
-
-
-def test_where_to_must_be_said_and_known() -> None:
-    with pytest.raises(ValueError, match="queue"):
-        Task.objects.reschedule()
-    with pytest.raises(ValueError, match="zone"):
-        Task.objects.reschedule(scheduled_at=timezone.make_naive(timezone.now()))
-    with pytest.raises(UnknownQueue):
-        Task.objects.reschedule(queue="nowhere")
-
-
-def test_a_task_that_was_cancelled_and_is_retried_is_not_cancelled_again() -> None:
-    task = make_task(state="cancelled")
-    Task.objects.filter(pk=task.pk).update(
-        cancel_requested_at=timezone.now(), cancel_requested_by="ann"
-    )
-
-    assert Task.objects.retry() == 1
-
-    row = row_of(task)
-    assert (row["cancel_requested_at"], row["cancel_requested_by"]) == (None, "")
 
 
 def test_explain_gives_the_answers_and_what_can_be_done(

@@ -98,17 +98,6 @@ def test_only_the_tasks_that_are_meant_are_cancelled() -> None:
     assert row_of(ready)["last_error"] == "cancelled by an operator"
 
 
-def test_the_holder_hears_of_it_with_its_heartbeat() -> None:
-    task = make_task(state="running")
-    rows(task).cancel(by="ann")
-
-    assert task.cancel_requested_at is None
-    Task.objects.heartbeat(task)
-
-    assert task.cancel_requested_at is not None
-    assert task.cancel_requested_by == "ann"
-
-
 @pytest.mark.parametrize(("by", "said"), [("ann", "ann"), ("", "an operator")])
 def test_a_handler_hears_of_it_with_the_next_renewal_and_at_its_next_look(
     manual_keeper: Keeper, clock: FakeClock, by: str, said: str
@@ -236,15 +225,6 @@ def test_a_task_that_nobody_asked_to_stop_keeps_its_key_and_is_tried_again(how: 
     assert (row["status"], row["unique_key"], row["processed_at"]) == ("ready", "once", None)
 
 
-def test_a_handler_that_completes_all_the_same_has_completed() -> None:
-    task = make_task(state="running")
-    rows(task).cancel(by="ann")
-
-    Task.objects.complete(task, "done")
-
-    assert row_of(task)["status"] == TaskStatus.SUCCEEDED
-
-
 def test_a_cancelled_task_that_is_retried_is_cancelled_no_more() -> None:
     task = make_task()
     rows(task).cancel(by="ann")
@@ -255,15 +235,6 @@ def test_a_cancelled_task_that_is_retried_is_cancelled_no_more() -> None:
     assert (mine.cancel_requested_at, mine.cancel_requested_by) == (None, "")
     Task.objects.fail(mine, "no luck")
     assert row_of(task)["status"] == TaskStatus.READY
-
-
-def test_saving_a_stale_instance_takes_no_request_back() -> None:
-    task = make_task(state="running")
-    rows(task).cancel(by="ann")
-
-    task.save()
-
-    assert row_of(task)["cancel_requested_by"] == "ann"
 
 
 @pytest.mark.parametrize(("state", "meanwhile"), [("ready", "claimed"), ("running", "ended")])

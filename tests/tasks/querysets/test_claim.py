@@ -19,7 +19,6 @@ from leasing.runtime.clock import clock
 from tasks.exceptions import ClaimAnswered, ClaimUnderWay, UnknownQueue
 from tasks.models import ClaimKey, Task, TaskStatus
 from tasks.querysets import recovery
-from tasks.sample import SLEEP
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import (
@@ -83,13 +82,6 @@ def test_with_nothing_ready_nothing_is_claimed(reported: Reported) -> None:
     assert reported == []
 
 
-def test_a_task_is_claimed_once() -> None:
-    task = make_task()
-
-    assert claim_all() == [task.pk]
-    assert claim_all() == []
-
-
 def test_higher_priority_goes_first_then_the_longest_due_then_the_first_stored(
     database_clock: DatabaseClock,
 ) -> None:
@@ -106,12 +98,6 @@ def test_higher_priority_goes_first_then_the_longest_due_then_the_first_stored(
     assert claim_all() == [first, second, third, fourth, last]
 
 
-def test_the_order_holds_one_by_one_too() -> None:
-    low, high = make_task(priority=1), make_task(priority=2)
-
-    assert [Task.objects.claim("ann")[0].pk for _ in range(2)] == [high.pk, low.pk]
-
-
 def test_a_task_is_not_claimed_before_its_time(database_clock: DatabaseClock) -> None:
     task = make_task(scheduled_at=database_clock.now + timedelta(seconds=5), priority=9)
 
@@ -122,14 +108,6 @@ def test_a_task_is_not_claimed_before_its_time(database_clock: DatabaseClock) ->
     assert claim_all() == [task.pk]
 
 
-@pytest.mark.parametrize("state", ["scheduled", "running", "stuck", "succeeded", "failed"])
-def test_what_cannot_be_claimed_stands_in_nobodys_way(state: str) -> None:
-    make_task(state=state, priority=9)
-    ready = make_task()
-
-    assert [task.pk for task in Task.objects.claim("ann")] == [ready.pk]
-
-
 @pytest.mark.parametrize(("limit", "claimed"), [(1, 1), (2, 2), (9, 3), (0, 0)])
 def test_no_more_are_claimed_than_asked_for(limit: int, claimed: int) -> None:
     tasks = make_tasks(3)
@@ -138,17 +116,6 @@ def test_no_more_are_claimed_than_asked_for(limit: int, claimed: int) -> None:
         task.pk for task in tasks[:claimed]
     ]
     assert Task.objects.running().count() == claimed
-
-
-def test_each_task_of_a_batch_has_a_grant_of_its_own() -> None:
-    make_tasks(5)
-
-    tasks = Task.objects.claim("ann", limit=5)
-
-    assert len({task.grant_id for task in tasks}) == 5
-    assert {(task.pk, task.grant_id) for task in tasks} == set(
-        Task.objects.values_list("pk", "grant_id")
-    )
 
 
 def test_tokens_rise_from_claim_to_claim() -> None:
@@ -175,12 +142,6 @@ def test_an_attempt_is_counted_at_each_claim_and_the_start_is_the_first() -> Non
     assert second.holder == "bob"
 
 
-def test_the_last_attempt_allowed_can_be_claimed() -> None:
-    task = make_task(max_attempts=1)
-
-    assert claim_all() == [task.pk]
-
-
 def test_what_was_renewed_and_released_begins_anew() -> None:
     task = make_task(state="running")
     Task.objects.heartbeat(task)
@@ -192,23 +153,6 @@ def test_what_was_renewed_and_released_begins_anew() -> None:
 
 
 # Queues
-
-
-@pytest.mark.usefixtures("queues")
-def test_only_the_queues_asked_for_are_served() -> None:
-    make_task(queue="default", priority=9)
-    mail = make_task(queue="mail")
-    report = make_task(queue="reports")
-
-    assert claim_all(queues=["mail"]) == [mail.pk]
-    assert claim_all(queues=["mail", "reports"]) == [report.pk]
-
-
-@pytest.mark.usefixtures("queues")
-def test_by_default_all_queues_are_served() -> None:
-    tasks = [make_task(queue=queue) for queue in ("default", "mail", "reports")]
-
-    assert sorted(claim_all()) == [task.pk for task in tasks]
 
 
 @pytest.mark.usefixtures("queues")
@@ -397,25 +341,6 @@ def test_sweeps_at_claims_look_in_every_queue(last_swept: Any, settings: Setting
     assert row_of(stuck)["status"] == TaskStatus.READY
 
 
-def test_a_claim_tells_of_each_task(reported: Reported) -> None:
-    tasks = make_tasks(2)
-    reported.clear()
-
-    Task.objects.claim("ann", limit=2)
-
-    assert reported == [("claimed", task.pk, {}) for task in tasks]
-
-
-def test_a_claim_of_part_of_the_tasks_takes_only_those() -> None:
-    make_task(name=SLEEP, data=DATA)
-    echo = make_task(name="jobs.echo", data={})
-
-    (task,) = Task.objects.filter(name="jobs.echo").claim("ann")
-
-    assert task.pk == echo.pk
-    assert Task.objects.running().count() == 1
-
-
 @pytest.mark.usefixtures("portable")
 def test_a_row_taken_over_between_update_and_answer_is_not_answered() -> None:
     """The answer is read back by the grant: a key alone would hand out another's task."""
@@ -477,13 +402,6 @@ def test_a_task_that_may_not_wait_is_claimed_for_a_free_slot_alone(
     assert [task.pk for task in Task.objects.claim("ann", limit=2)] == [other_once.pk, ran.pk]
 
 
-def test_without_a_free_slot_only_what_may_wait_is_claimed() -> None:
-    make_task(max_attempts=1)
-    many = make_task(max_attempts=2)
-
-    assert [task.pk for task in Task.objects.claim("ann", limit=2, free=0)] == [many.pk]
-
-
 def test_a_free_slot_is_for_what_comes_first_of_every_queue_and_kind(settings: Settings) -> None:
     settings.TASK_QUEUE = {**settings.TASK_QUEUE, "QUEUES": ("default", "mail")}
     options = [("default", 0), ("mail", 1), ("default", 1), ("mail", 0)]
@@ -521,17 +439,6 @@ def test_a_claim_that_is_repeated_returns_the_same_tasks_under_the_same_grants()
     assert len({task.grant_id for task in first}) == 2
     assert second[0].now >= first[0].now
     assert Task.objects.ready().count() == 1
-
-
-def test_another_request_claims_others() -> None:
-    make_tasks(2)
-
-    claimed = [
-        *Task.objects.claim("ann", request_id=uuid.uuid4()),
-        *Task.objects.claim("ann", request_id=uuid.uuid4()),
-    ]
-
-    assert len({task.pk for task in claimed}) == 2
 
 
 def test_a_repeated_claim_returns_what_it_still_holds() -> None:

@@ -26,7 +26,6 @@ from tests.tasks.support import (
     end_by_another,
     instances_made,
     mixed_up,
-    refusals,
     refusing,
     row_of,
     take_back,
@@ -209,17 +208,6 @@ def test_whose_term_is_over_is_refused_alone(broken: Any) -> None:
     assert refused is late and isinstance(error, LeaseLost)
     assert (row_of(late.task)["task_output"], output_of(good)) == (None, 2)
     assert row_of(late.task)["status"] == before["status"]
-
-
-@pytest.mark.usefixtures("unheard")
-def test_a_late_completion_is_noted_on_its_attempt() -> None:
-    make_task()
-    (late,) = take()
-    Task.objects.revoke()
-
-    Task.objects.complete_claimed([(late, 1)])
-
-    assert refusals(late.task) == ["complete"]
 
 
 @pytest.mark.usefixtures("unheard")

@@ -15,7 +15,7 @@ from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
 from tests.tasks.querysets.test_enqueue import EVIL, GOOD
-from tests.tasks.support import Reported, attempts, copy_of, names_of, row_of
+from tests.tasks.support import Reported, copy_of, names_of, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -54,13 +54,6 @@ def test_who_did_it_stays_to_be_seen_and_the_token_does_not_rise() -> None:
     assert {column: row_of(task)[column] for column in kept} == {
         column: before[column] for column in kept
     }
-
-
-def test_a_task_that_succeeds_at_once_leaves_no_attempt_behind(reported: Reported) -> None:
-    task = make_task(state="succeeded")
-
-    assert attempts(task) == []
-    assert names_of(reported) == ["enqueued", "claimed", "completed"]
 
 
 @pytest.mark.parametrize("output", [*GOOD.values(), None, 0, False, "", [], "text", [1, None]])
@@ -137,15 +130,6 @@ def test_of_two_completions_by_the_same_grant_one_is_accepted(reported: Reported
     assert names_of(reported).count("completed") == 1
 
 
-def test_a_completion_tells_once_with_the_task_as_it_now_is(reported: Reported) -> None:
-    task = make_task(state="running")
-    reported.clear()
-
-    Task.objects.complete(task)
-
-    assert reported == [("completed", task.pk, {})]
-
-
 # In the caller's transaction
 
 
@@ -195,12 +179,3 @@ def test_a_refusal_leaves_the_callers_transaction_in_order() -> None:
         make_task()
 
     assert Task.objects.count() == 2
-
-
-def test_a_completed_task_can_never_be_stuck(database_clock: DatabaseClock) -> None:
-    task = make_task(state="succeeded", ttl=30)
-    database_clock.advance(1000)
-
-    assert not Task.objects.stuck().exists()
-    assert Task.objects.recover() == 0
-    assert row_of(task)["status"] == TaskStatus.SUCCEEDED

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from leasing.functions import after
 from leasing.querysets.leasable import pause_shortly
 from tasks.exceptions import GiveUp, KeyBusy
-from tasks.models import Task, TaskStep, UniqueFor
+from tasks.models import Task, TaskStep
 from tasks.querysets import duplicates
 from tasks.querysets.sql import insert
 from tests.factories import make_task
@@ -105,14 +105,6 @@ def test_the_last_attempt_ends_the_key_too(unique_for: Any, keeps: bool, end: st
     assert has_key(task) == keeps
 
 
-def test_a_retry_by_an_operator_keeps_the_window() -> None:
-    task = make_task(unique_key="k", unique_for=HOUR, state="failed")
-
-    Task.objects.retry()
-
-    assert again().pk == task.pk
-
-
 @pytest.mark.parametrize("state", ["ready", "running", "succeeded", "retrying"])
 def test_after_its_window_the_next_enqueue_takes_the_key_over(
     state: str, database_clock: DatabaseClock
@@ -177,18 +169,6 @@ def test_of_two_that_take_over_at_once_one_does(
 
 
 # Modes
-
-
-def test_skip_leaves_the_present_task_as_it_is(reported: Reported) -> None:
-    task = make_task(name=ECHO, data={"n": 1}, unique_key="k")
-    before = row_of(task)
-    reported.clear()
-
-    present = again(priority=9)
-
-    assert present.is_duplicate and present.task_data == {"n": 1}
-    assert row_of(task) == before | {"duplicates": 1}
-    assert reported == [("duplicate", task.pk, {})]
 
 
 @pytest.mark.parametrize("keys", [{}, {"idempotency_key": "i"}], ids=["one key", "both"])
@@ -326,10 +306,6 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
         Task.objects.enqueue(ECHO, **{"unique_key": "k", **options})
 
     assert not Task.objects.exists()
-
-
-def test_a_member_of_the_choices_is_as_good_as_its_name() -> None:
-    assert make_task(unique_key="k", unique_for=UniqueFor.WAITING).unique_for == "waiting"
 
 
 # Whose row is locked

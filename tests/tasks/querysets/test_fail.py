@@ -6,17 +6,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
 from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
 from tasks import retry
-from tasks.exceptions import GiveUp
 from tasks.models import AttemptOutcome, Task, TaskStatus
 from tests.factories import claimed, make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.logs import logged
-from tests.tasks.support import Reported, attempt, attempts, make_due, names_of, row_of
+from tests.tasks.support import Reported, attempt, attempts, make_due, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -95,50 +93,6 @@ def test_the_last_attempt_that_fails_leaves_a_failed_task(
     assert attempts(task) == [(1, "failed"), (2, "failed")]
     assert reported == [("failed", task.pk, {"error": "Refused: no luck again"})]
     assert list(Task.objects.failed()) == [task]
-
-
-def test_a_task_is_tried_as_often_as_allowed_and_no_more() -> None:
-    task = make_task(max_attempts=3)
-    tried = 0
-    while Task.objects.ready().exists():
-        (mine,) = Task.objects.claim("ann")
-        tried += 1
-        Task.objects.fail(mine, "no luck")
-        make_due(mine)
-
-    assert tried == 3
-    assert row_of(task)["status"] == TaskStatus.FAILED
-
-
-def test_giving_up_is_not_tried_again(reported: Reported) -> None:
-    task = make_task(state="running", max_attempts=5)
-    reported.clear()
-
-    Task.objects.fail(task, GiveUp("the card was stolen"))
-
-    assert (task.status, task.attempts, task.max_attempts) == (TaskStatus.FAILED, 1, 5)
-    assert task.last_error == "GiveUp: the card was stolen"
-    assert reported == [("failed", task.pk, {"error": "GiveUp: the card was stolen"})]
-
-
-def test_a_failure_is_told_with_its_error(reported: Reported) -> None:
-    task = make_task(state="running")
-    reported.clear()
-
-    Task.objects.fail(task, "no luck")
-
-    assert reported == [("attempt_failed", task.pk, {"error": "no luck"})]
-
-
-def test_a_success_after_failures_keeps_their_history() -> None:
-    task = make_task(state="retrying")
-    make_due(task)
-    (task,) = Task.objects.claim("bob")
-
-    Task.objects.complete(task, {"ok": True})
-
-    assert (task.status, task.attempts) == (TaskStatus.SUCCEEDED, 2)
-    assert attempts(task) == [(1, "failed")]
 
 
 # The history
@@ -243,13 +197,6 @@ def test_of_an_endless_error_both_ends_are_kept() -> None:
 # Refused
 
 
-def test_a_caller_may_insist_on_the_deadline(database_clock: DatabaseClock) -> None:
-    task = make_task(state="running", ttl=30)
-    database_clock.advance(29.999999)
-    Task.objects.fail(task, "no luck", unexpired=True)
-    assert attempts(task) == [(1, "failed")]
-
-
 def test_a_failure_refused_for_the_deadline_is_noted_on_the_attempt_it_lost(
     database_clock: DatabaseClock,
 ) -> None:
@@ -260,28 +207,3 @@ def test_a_failure_refused_for_the_deadline_is_noted_on_the_attempt_it_lost(
         Task.objects.fail(task, "no luck", unexpired=True)
     assert attempts(task) == [(1, "lost")]
     assert attempt(task).refused_verb == "fail"
-
-
-def test_a_late_failure_counts_while_nobody_else_had_the_task(
-    database_clock: DatabaseClock,
-) -> None:
-    task = make_task(state="running", ttl=30)
-    database_clock.advance(100)
-
-    Task.objects.fail(task, "no luck")
-
-    assert attempts(task) == [(1, "failed")]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_rollback_takes_the_failure_and_its_record_with_it(reported: Reported) -> None:
-    task = make_task(state="running")
-    before = row_of(task)
-    reported.clear()
-
-    with pytest.raises(ZeroDivisionError), transaction.atomic():
-        Task.objects.fail(task, "no luck")
-        raise ZeroDivisionError
-
-    assert (row_of(task), attempts(task)) == (before, [])
-    assert names_of(reported) == []

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
-from leasing.exceptions import LeaseLost
-from tasks.models import AttemptOutcome, Task, TaskStatus
+from tasks.models import Task, TaskStatus
 from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import Reported, attempt, attempts, make_due, row_of
@@ -33,37 +30,6 @@ def test_a_task_given_back_is_ready_at_once_and_no_attempt_is_spent(
     assert (task.processed_at, task.last_error) == (None, "")
     assert list(Task.objects.ready()) == [task]
     assert reported == [("returned", task.pk, {"reason": "its worker was stopped"})]
-
-
-def test_its_history_says_who_gave_it_back_and_why(database_clock: DatabaseClock) -> None:
-    task = make_task(state="running", holder="ann")
-    grant_id = task.grant_id
-
-    Task.objects.give_back(task, "its worker was stopped")
-
-    record = attempt(task)
-    assert (record.number, record.holder, record.grant_id) == (1, "ann", grant_id)
-    assert record.outcome == AttemptOutcome.RETURNED
-    assert record.error == "its worker was stopped"
-
-
-def test_it_may_have_to_wait_for_a_while(database_clock: DatabaseClock) -> None:
-    task = make_task(state="running")
-
-    Task.objects.give_back(task, "no handler", delay=timedelta(seconds=60))
-
-    assert task.scheduled_at == database_clock.now + timedelta(seconds=60)
-    assert list(Task.objects.scheduled()) == [task]
-
-
-def test_the_last_attempt_is_refunded_too() -> None:
-    task = make_task(max_attempts=1)
-    for _ in range(3):
-        Task.objects.give_back(claimed(task, "ann"), "again")
-
-    Task.objects.complete(claimed(task, "bob"))
-
-    assert row_of(task)["attempts"] == 1
 
 
 def test_attempts_that_failed_stay_counted() -> None:
@@ -121,25 +87,3 @@ def test_releasing_the_row_gives_the_task_back() -> None:
 
     assert (task.status, task.attempts) == (TaskStatus.READY, 0)
     assert attempt(task).error == "released by its holder"
-
-
-def test_what_was_given_back_cannot_be_given_back_again() -> None:
-    task = make_task(state="running")
-    Task.objects.give_back(task, "again")
-    before = row_of(task)
-
-    with pytest.raises(LeaseLost, match="it was recovered"):
-        Task.objects.give_back(task, "again")
-
-    assert row_of(task) == before
-
-
-def test_a_task_whose_deadline_has_passed_can_be_given_back_while_nobody_took_it(
-    database_clock: DatabaseClock,
-) -> None:
-    task = make_task(state="running", ttl=30)
-    database_clock.advance(100)
-
-    Task.objects.give_back(task, "late, but here it is")
-
-    assert row_of(task)["attempts"] == 0

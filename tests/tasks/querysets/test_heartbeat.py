@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from datetime import timedelta
 
 import pytest
@@ -13,7 +12,7 @@ from tasks.models import Task, TaskStatus
 from tests.factories import grant_id_of, make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import expire
-from tests.tasks.support import Reported, end_well, lose, row_of, take_back, take_over
+from tests.tasks.support import Reported, end_well, row_of, take_back, take_over
 
 pytestmark = pytest.mark.django_db
 
@@ -77,18 +76,6 @@ def test_a_heartbeat_inside_a_transaction_is_refused() -> None:
     assert row_of(task) == before
 
 
-def test_the_holders_name_proves_nothing() -> None:
-    old = make_task(state="running", holder="ann")
-    lose(old)
-    (new,) = Task.objects.claim("ann")
-    before = row_of(new)
-
-    with pytest.raises(LeaseLost, match="ann has held it since"):
-        Task.objects.heartbeat(old)
-
-    assert row_of(new) == before
-
-
 def test_of_many_only_those_still_held_are_renewed_and_the_others_told_why() -> None:
     mine, late, over, ended, back = make_tasks(5, state="running")
     gone = make_task(state="running")
@@ -117,22 +104,3 @@ def test_of_many_only_those_still_held_are_renewed_and_the_others_told_why() -> 
         back.pk: "it was recovered and waits for another attempt",
         gone.pk: "its row is gone",
     }
-
-
-def test_many_renews_nothing_beside_what_it_was_asked_for() -> None:
-    mine, other = make_task(state="running"), make_task(state="running")
-    before = row_of(other)
-
-    Task.objects.all().renew_many({mine.pk: grant_id_of(mine)})
-
-    assert row_of(other) == before
-
-
-def test_a_key_and_the_grant_id_of_another_prove_nothing() -> None:
-    one, two = make_task(state="running"), make_task(state="running")
-    before = row_of(one), row_of(two)
-
-    answer = Task.objects.all().renew_many({one.pk: uuid.uuid4(), two.pk: uuid.uuid4()})
-
-    assert set(answer.lost) == {one.pk, two.pk}
-    assert (row_of(one), row_of(two)) == before

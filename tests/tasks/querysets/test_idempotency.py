@@ -22,6 +22,8 @@ from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
 from tests.tasks.support import Reported, before_a_statement_with, row_of
 
+pytestmark = pytest.mark.django_db
+
 ECHO = "jobs.echo"
 DATA = {"n": 1}
 
@@ -33,7 +35,6 @@ def send(data: Any = DATA, **options: Any) -> Task:
 # Idempotency keys
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("state", ["ready", "running", "succeeded", "failed", "retrying"])
 def test_the_same_enqueue_again_is_the_same_task_ended_or_not(
     state: str, reported: Reported
@@ -49,7 +50,6 @@ def test_the_same_enqueue_again_is_the_same_task_ended_or_not(
     assert reported == []
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("name", "data"), [(ECHO, {"n": 2}), (ECHO, None), (ECHO, {"n": True}), ("jobs.new", DATA)]
 )
@@ -64,7 +64,6 @@ def test_the_same_key_for_something_else_is_refused(name: str, data: Any) -> Non
     assert Task.objects.count() == 1
 
 
-@pytest.mark.django_db
 def test_both_kinds_of_key_go_together() -> None:
     first = send(unique_key="u")
     assert send(unique_key="u").pk == first.pk
@@ -75,7 +74,6 @@ def test_both_kinds_of_key_go_together() -> None:
     assert row_of(first)["duplicates"] == 1
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize(
     "data",
     [
@@ -107,7 +105,6 @@ def test_other_data_is_other_data(stored: Any, value: Any) -> None:
     assert not is_same_json(value, stored)
 
 
-@pytest.mark.django_db
 def test_data_is_compared_as_it_is_stored() -> None:
     first = send({"id": UUID(int=7), "by": {1: Decimal("3.10")}})
 
@@ -119,7 +116,6 @@ def test_data_is_compared_as_it_is_stored() -> None:
         send({"id": UUID(int=7), "by": {1: Decimal("3.1")}})
 
 
-@pytest.mark.django_db
 def test_a_task_that_is_pruned_meanwhile_is_stored_anew() -> None:
     """And no task without a unique key is taken for the one that was in the way."""
     make_task()
@@ -132,7 +128,6 @@ def test_a_task_that_is_pruned_meanwhile_is_stored_anew() -> None:
     assert row_of(second)["idempotency_key"] == "i"
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("key", ["", "x" * 201, "a\nb", " a", 7])
 def test_a_key_that_is_no_name_is_refused(key: Any) -> None:
     with pytest.raises(InvalidResource, match="idempotency key"):
@@ -217,7 +212,6 @@ def test_outside_of_a_transaction_it_is_stored_at_once() -> None:
     assert Task.objects.get().task_data == DATA
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("error", "arguments"),
     [
@@ -237,14 +231,12 @@ def test_what_is_wrong_is_said_before_the_commit(error: Any, arguments: dict[str
 # Arguments and costs
 
 
-@pytest.mark.django_db
 def test_a_plain_enqueue_is_one_query(django_assert_num_queries: Any) -> None:
     with django_assert_num_queries(1):
         task = Task.objects.enqueue(ECHO, DATA, delay=5)
     assert task.created_at < task.scheduled_at == row_of(task)["scheduled_at"]
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("delay", [90, 90.0, timedelta(seconds=90)])
 def test_a_delay_counts_by_the_clock_of_the_database(
     delay: Any, database_clock: DatabaseClock
@@ -256,7 +248,6 @@ def test_a_delay_counts_by_the_clock_of_the_database(
     assert [task.scheduled_at for task in many] == [ninety] * 3
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize(
     "options",
     [
@@ -278,13 +269,11 @@ def test_numbers_out_of_bounds_are_refused(options: dict[str, Any]) -> None:
         Task.objects.enqueue(ECHO, **options)
 
 
-@pytest.mark.django_db
 def test_a_moment_and_a_delay_exclude_each_other(database_clock: DatabaseClock) -> None:
     with pytest.raises(ValueError, match="not both"):
         Task.objects.enqueue(ECHO, delay=1, scheduled_at=database_clock.now)
 
 
-@pytest.mark.django_db
 @pytest.mark.usefixtures("handlers")
 def test_a_handler_declares_what_its_tasks_begin_with() -> None:
     @handler(
@@ -317,7 +306,6 @@ def test_a_handler_declares_what_its_tasks_begin_with() -> None:
             Task.objects.enqueue(bill, misfit)
 
 
-@pytest.mark.django_db
 @pytest.mark.usefixtures("handlers", "queues")
 def test_many_differ_in_their_data_and_what_follows_from_it(
     monkeypatch: pytest.MonkeyPatch, database_clock: DatabaseClock
@@ -347,7 +335,6 @@ def test_many_differ_in_their_data_and_what_follows_from_it(
     ]
 
 
-@pytest.mark.django_db
 def test_keys_are_not_for_many() -> None:
     with pytest.raises(TypeError, match="unique_key"):
         Task.objects.enqueue_many(ECHO, [{}], unique_key="k")  # type: ignore[call-arg]

@@ -14,6 +14,8 @@ from tests.leasing.support import OtherSession
 from tests.pages import Page, get, signed_in
 from tests.tasks.support import Reported
 
+pytestmark = pytest.mark.django_db
+
 QUEUES = "/admin/leasing_tasks/queue/"
 VIEW = ("leasing_tasks.view_queue", "leasing_tasks.view_task")
 
@@ -22,7 +24,6 @@ def claim(**options: object) -> list[int]:
     return sorted(task.pk for task in Task.objects.claim("ann", limit=9, **options))  # type: ignore[arg-type]
 
 
-@pytest.mark.django_db
 @pytest.mark.usefixtures("queues")
 def test_nothing_of_a_paused_queue_is_claimed_until_it_is_resumed(reported: Reported) -> None:
     mail, other = make_task(queue="mail"), make_task()
@@ -40,7 +41,6 @@ def test_nothing_of_a_paused_queue_is_claimed_until_it_is_resumed(reported: Repo
     ]
 
 
-@pytest.mark.django_db
 def test_what_runs_when_its_queue_is_paused_runs_on() -> None:
     task = make_task(state="running")
     Queue.objects.pause("default")
@@ -51,7 +51,6 @@ def test_what_runs_when_its_queue_is_paused_runs_on() -> None:
     assert claim() == []
 
 
-@pytest.mark.django_db
 def test_who_paused_first_and_why_stays(reported: Reported, database_clock: DatabaseClock) -> None:
     paused_at = database_clock.now
     Queue.objects.pause("default", by="olga", reason="x" * 600)
@@ -67,7 +66,6 @@ def test_who_paused_first_and_why_stays(reported: Reported, database_clock: Data
     assert [name for name, *_ in reported] == ["paused", "resumed"]
 
 
-@pytest.mark.django_db
 @pytest.mark.usefixtures("queues")
 def test_one_queue_is_resumed_and_not_the_others() -> None:
     for name in ("default", "mail"):
@@ -78,7 +76,6 @@ def test_one_queue_is_resumed_and_not_the_others() -> None:
     assert [queue.name for queue in Queue.objects.paused()] == ["default"]
 
 
-@pytest.mark.django_db
 def test_a_queue_that_nobody_knows_cannot_be_paused() -> None:
     with pytest.raises(UnknownQueue):
         Queue.objects.pause("mial")
@@ -86,7 +83,6 @@ def test_a_queue_that_nobody_knows_cannot_be_paused() -> None:
     assert not Queue.objects.exists()
 
 
-@pytest.mark.django_db
 def test_a_queue_that_is_no_longer_declared_can_still_be_paused() -> None:
     Queue.objects.declare(["old"])
     assert Queue.objects.pause("default")  # which has no row, and another has one
@@ -117,7 +113,6 @@ def test_a_pause_counts_from_its_commit(other_session: OtherSession) -> None:
     assert Task.objects.ready().get().pk == second.pk
 
 
-@pytest.mark.django_db
 def test_a_worker_makes_its_queues_known_and_leaves_a_pause_as_it_is() -> None:
     Queue.objects.pause("default", reason="deploy")
 
@@ -137,7 +132,6 @@ def act(client: Client, action: str, *names: str, **more: str) -> Page:
     return Page(client.post(QUEUES, data, follow=True))
 
 
-@pytest.mark.django_db
 def test_an_operator_pauses_with_a_reason_and_resumes() -> None:
     client = signed_in(*VIEW, "leasing_tasks.pause_queue", name="olga", is_staff=True)
     Queue.objects.declare(["default", "mail"])

@@ -13,10 +13,9 @@ from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
-from leasing.models import LeaseState
 from tasks import retry
 from tasks.models import AttemptOutcome, Task, TaskStatus
-from tests.factories import claimed, make_task, make_tasks
+from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire, just_before_the_update
 from tests.tasks.support import (
@@ -25,7 +24,6 @@ from tests.tasks.support import (
     attempts,
     end_well,
     grant_to,
-    make_due,
     prolong,
     row_of,
     take_back,
@@ -105,14 +103,6 @@ def test_each_lost_task_waits_a_pause_of_its_own_as_if_it_had_failed(
     assert [(start - database_clock.now).total_seconds() for start in starts] == [1, 5, 80]
 
 
-def test_a_recovered_task_can_be_claimed_once_its_pause_is_over() -> None:
-    task = make_task(state="recovered")
-
-    (again,) = Task.objects.claim("bob")
-
-    assert (again.pk, again.attempts, again.holder) == (task.pk, 2, "bob")
-
-
 def test_the_lost_attempt_is_written_down() -> None:
     task = make_task(state="stuck", holder="ann")
     before = row_of(task)
@@ -144,17 +134,6 @@ def test_a_task_that_was_lost_in_its_last_attempt_is_failed(
     assert after["fencing_token"] > before["fencing_token"]
     assert attempts(task) == [(1, "lost")]
     assert [name for name, _, _ in reported] == ["recovered", "failed"]
-
-
-def test_a_task_that_keeps_killing_its_worker_ends() -> None:
-    task = make_task(max_attempts=3)
-    for _ in range(3):
-        make_due(task)
-        expire(claimed(task, "victim"))
-        assert Task.objects.recover() == 1
-
-    assert row_of(task)["status"] == TaskStatus.FAILED
-    assert attempts(task) == [(1, "lost"), (2, "lost"), (3, "lost")]
 
 
 @pytest.mark.parametrize(
@@ -198,38 +177,6 @@ def test_a_grant_takes_its_own_row_only() -> None:
 
     assert row_of(one)["status"] == TaskStatus.READY
     assert (row_of(two), attempts(two)) == (before, [])
-
-
-def test_living_and_dying_tasks_are_recovered_side_by_side() -> None:
-    again, failed = make_task(state="stuck"), make_task(state="stuck", max_attempts=1)
-
-    assert Task.objects.recover() == 2
-
-    assert row_of(again)["status"] == TaskStatus.READY
-    assert row_of(failed)["status"] == TaskStatus.FAILED
-
-
-def test_each_task_says_who_lost_it() -> None:
-    tasks = [make_task(state="stuck", holder=holder) for holder in ("ann", "bob")]
-
-    Task.objects.recover()
-
-    assert [attempt(task).holder for task in tasks] == ["ann", "bob"]
-    assert [row_of(task)["last_error"].split()[0] for task in tasks] == ["ann", "bob"]
-
-
-def test_recovering_a_part_leaves_the_rest() -> None:
-    one, two = make_tasks(2, state="stuck")
-
-    assert Task.objects.filter(pk=one.pk).recover() == 1
-    assert row_of(two)["status"] == TaskStatus.RUNNING
-
-
-def test_the_lease_of_a_recovered_task_is_expired(database_clock: DatabaseClock) -> None:
-    task = make_task(state="recovered")
-
-    assert task.lease_state(database_clock.now) == LeaseState.EXPIRED
-    assert task in Task.objects.expired()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -361,13 +308,6 @@ def test_what_nobody_holds_cannot_be_revoked(state: str) -> None:
     assert row_of(task) == before
 
 
-def test_only_what_was_chosen_is_revoked() -> None:
-    one, two = make_tasks(2, state="running")
-
-    assert Task.objects.filter(pk=one.pk).revoke() == 1
-    assert row_of(two)["status"] == TaskStatus.RUNNING
-
-
 @pytest.mark.parametrize("change", [end_well, take_over, take_back])
 def test_a_task_that_changed_since_the_operator_saw_it_is_not_revoked(
     change: Callable[[Task], None],
@@ -440,13 +380,6 @@ def test_what_has_not_ended_badly_is_not_retried(state: str, reported: Reported)
 
     assert row_of(task) == before
     assert reported == []
-
-
-def test_only_what_was_chosen_is_retried() -> None:
-    one, two = make_tasks(2, state="failed")
-
-    assert Task.objects.filter(pk=one.pk).retry() == 1
-    assert row_of(two)["status"] == TaskStatus.FAILED
 
 
 def test_a_task_that_was_retried_and_claimed_meanwhile_is_left_to_its_holder() -> None:

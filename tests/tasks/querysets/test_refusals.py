@@ -105,17 +105,6 @@ def test_after_the_last_attempt_was_lost_it_is_refused_and_noted() -> None:
     assert refusals(task) == ["complete"]
 
 
-def test_after_an_operator_revoked_it_it_is_refused_and_noted() -> None:
-    task = make_task(state="running")
-    mine = copy_of(task)
-    Task.objects.revoke("wrong printer", "root")
-
-    with pytest.raises(LeaseLost):
-        Task.objects.complete(mine)
-
-    assert refusals(task) == ["complete"]
-
-
 def test_after_its_row_was_deleted_it_is_refused() -> None:
     task = make_task(state="running")
     mine = copy_of(task)

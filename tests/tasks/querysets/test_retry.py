@@ -143,17 +143,3 @@ def test_what_the_database_refuses_again_and_again_is_left_alone(
 
     assert Task.objects.retry() == 0
     assert [row_of(task)["status"] for task in tasks] == ["failed"] * 2
-
-
-def test_a_task_without_a_key_is_retried_as_ever() -> None:
-    failed(None)
-
-    assert Task.objects.retry() == 1
-
-
-def test_what_is_retried_takes_the_key_of_no_other() -> None:
-    mine, other = failed("k"), failed("another")
-
-    Task.objects.retry()
-
-    assert (row_of(mine)["unique_key"], row_of(other)["unique_key"]) == ("k", "another")

@@ -98,17 +98,6 @@ def test_a_status_that_was_assigned_is_not_saved() -> None:
     assert row_of(task) == before
 
 
-def test_a_finished_task_that_was_saved_is_not_claimed_again() -> None:
-    stale = make_task()
-    succeed(stale)
-
-    stale.priority = 5
-    stale.save()
-
-    assert row_of(stale)["priority"] == 5
-    assert list(Task.objects.claim("bob")) == []
-
-
 def test_what_the_producer_said_is_saved() -> None:
     task = make_task()
     begin(task)
@@ -190,14 +179,6 @@ def test_columns_of_the_producer_are_written_in_bulk() -> None:
     options: Any = {"unique_fields": ["id"], "update_fields": ["priority"]}
     Task.objects.bulk_create([stale], update_conflicts=True, **options)
     assert row_of(stale) == before | {"priority": 8}
-
-
-def test_an_update_by_hand_writes_any_column() -> None:
-    task = make_task()
-
-    Task.objects.filter(pk=task.pk).update(attempts=1)
-
-    assert row_of(task)["attempts"] == 1
 
 
 @pytest.mark.parametrize("is_there", [True, False])

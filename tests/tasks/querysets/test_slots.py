@@ -233,11 +233,6 @@ def test_names_are_locked_by_one_transaction_at_a_time(other_session: OtherSessi
         assert lock_names(using, ["a", "b", "c"]) == {"a", "b", "c"}
 
 
-def test_no_names_are_no_statement(django_assert_num_queries: Any) -> None:
-    with django_assert_num_queries(0):
-        assert lock_names(connection.alias, []) == set()
-
-
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("locks", [True, False], ids=["keys locked", "keys not locked"])

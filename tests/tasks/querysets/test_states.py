@@ -9,9 +9,11 @@ import pytest
 from leasing.functions import database_now
 from tasks.dashboard.worker_rows import state_of
 from tasks.models import Task, TaskStatus, Worker, WorkerState
-from tests.factories import claimed, make_task, make_tasks, make_worker
+from tests.factories import claimed, make_task, make_worker
 from tests.leasing.conftest import DatabaseClock
 from tests.tasks.support import make_due
+
+pytestmark = pytest.mark.django_db
 
 STATES: dict[str, set[str]] = {
     "ready": {"ready"},
@@ -29,7 +31,6 @@ STATES: dict[str, set[str]] = {
 LISTS = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cancelled")
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize(("state", "listed"), STATES.items(), ids=STATES)
 def test_a_task_stands_in_the_lists_of_its_state_only(state: str, listed: set[str]) -> None:
     task = make_task(state=state)
@@ -37,7 +38,6 @@ def test_a_task_stands_in_the_lists_of_its_state_only(state: str, listed: set[st
     assert {name for name in LISTS if task in getattr(Task.objects.all(), name)()} == listed
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("state", STATES)
 def test_a_task_is_ended_by_its_holder_unless_it_was_taken_from_it(state: str) -> None:
     make_task(state=state)
@@ -47,7 +47,6 @@ def test_a_task_is_ended_by_its_holder_unless_it_was_taken_from_it(state: str) -
     assert ended is (state in ("succeeded", "failed", "given_up", "retrying", "returned"))
 
 
-@pytest.mark.django_db
 def test_a_task_that_was_taken_is_not_ended_by_its_holder_for_an_earlier_attempt() -> None:
     task = make_task(state="retrying")
     make_due(task)
@@ -57,14 +56,6 @@ def test_a_task_that_was_taken_is_not_ended_by_its_holder_for_an_earlier_attempt
     assert not Task.objects.all().ended_by_holders().exists()
 
 
-@pytest.mark.django_db
-def test_lists_can_be_narrowed_further() -> None:
-    one, _ = make_tasks(2, state="failed")
-
-    assert list(Task.objects.filter(pk=one.pk).failed()) == [one]
-
-
-@pytest.mark.django_db
 def test_a_scheduled_task_becomes_ready_by_the_databases_clock(
     database_clock: DatabaseClock,
 ) -> None:
@@ -76,7 +67,6 @@ def test_a_scheduled_task_becomes_ready_by_the_databases_clock(
     assert (Task.objects.ready().count(), Task.objects.scheduled().count()) == (1, 0)
 
 
-@pytest.mark.django_db
 def test_a_task_that_was_cancelled_before_its_time_is_scheduled_no_more() -> None:
     task = Task.objects.enqueue("jobs.echo", delay=60)
     Task.objects.filter(pk=task.pk).cancel()
@@ -89,7 +79,6 @@ def test_what_has_ended_and_what_has_not_are_all_there_is() -> None:
     assert set(TaskStatus.values) - set(TaskStatus.ended()) == {"ready", "running"}
 
 
-@pytest.mark.django_db
 def test_a_tasks_lease_is_named_after_its_address() -> None:
     task = make_task()
 
@@ -101,7 +90,6 @@ def test_a_tasks_lease_is_named_after_its_address() -> None:
 # Workers
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("state", WorkerState.values)
 def test_a_workers_state_is_what_its_last_sign_of_life_says(state: str) -> None:
     worker = make_worker(state=state)
@@ -111,7 +99,6 @@ def test_a_workers_state_is_what_its_last_sign_of_life_says(state: str) -> None:
     assert present is (state in (WorkerState.LIVE, WorkerState.LATE))
 
 
-@pytest.mark.django_db
 def test_only_the_worker_of_that_name_is_seen_or_signs_off() -> None:
     one, two = make_worker(state="late"), make_worker(state="late")
 
@@ -124,7 +111,6 @@ def test_only_the_worker_of_that_name_is_seen_or_signs_off() -> None:
     assert states == {one.name: "stopped", two.name: "late"}
 
 
-@pytest.mark.django_db
 def test_a_death_is_noted_of_a_worker_that_has_not_stopped_and_of_no_other() -> None:
     died, stopped, other = make_worker(), make_worker(state="stopped"), make_worker()
     for worker in (died, stopped):
@@ -140,7 +126,6 @@ def test_a_death_is_noted_of_a_worker_that_has_not_stopped_and_of_no_other() -> 
     assert rows[stopped.pk].stopped_at == stopped.stopped_at
 
 
-@pytest.mark.django_db
 def test_a_worker_that_nobody_knows_is_not_seen() -> None:
     assert Worker.objects.seen("nobody") == 0
     assert not Worker.objects.exists()
@@ -149,7 +134,6 @@ def test_a_worker_that_nobody_knows_is_not_seen() -> None:
 # Chosen by other tables
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("verb", "state"),
     [

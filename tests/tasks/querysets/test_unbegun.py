@@ -17,7 +17,6 @@ from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import just_before_the_update
 from tests.tasks.support import (
     Handlers,
     Reported,
@@ -25,7 +24,6 @@ from tests.tasks.support import (
     copy_of,
     end_by_another,
     instances_made,
-    mixed_up,
     row_of,
     take_back,
     take_over,
@@ -111,25 +109,6 @@ def test_of_two_attempts_of_one_task_that_which_is_over_is_refused(
     assert refused is before and isinstance(error, LeaseLost)
     assert row_of(now.task)["status"] == TaskStatus.READY
     assert sum("given back by ann" in each for each in caplog.messages) == 1
-
-
-@pytest.mark.usefixtures("unheard")
-def test_mixed_up_grants_give_nothing_back() -> None:
-    one, other = mixed_up()
-
-    assert len(Task.objects.give_back_claimed([one, other], WHY)) == 2
-    assert Task.objects.running().count() == 2
-
-
-@pytest.mark.usefixtures("unheard")
-def test_who_comes_between_is_refused() -> None:
-    make_tasks(2)
-    late, good = take()
-
-    with just_before_the_update(lambda: take_over(late.task)):
-        refused = Task.objects.give_back_claimed([late, good], WHY)
-
-    assert [each for each, _ in refused] == [late]
 
 
 def test_what_was_to_be_cancelled_ends_and_others_are_notified(

@@ -23,7 +23,6 @@ from tasks.poller import SCHEDULES_AHEAD, Poller
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
 from tasks.worker.process import WorkerProcess
-from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
@@ -109,14 +108,6 @@ def test_only_the_workers_queues_are_served() -> None:
     assert row_of(others)["status"] == TaskStatus.READY
 
 
-def test_by_default_a_worker_serves_all_queues() -> None:
-    for queue in ("default", "mail", "reports"):
-        make_task(name="jobs.echo", data={}, queue=queue)
-
-    with working():
-        wait_for(lambda: states() == ["succeeded"] * 3)
-
-
 def test_a_task_is_renewed_for_as_long_as_it_runs(gate: Gate, settings: Settings) -> None:
     settings.LEASING = {"RENEW_EVERY": 0.1}
     task = make_task(name="jobs.gate", data={})
@@ -130,17 +121,6 @@ def test_a_task_is_renewed_for_as_long_as_it_runs(gate: Gate, settings: Settings
     assert renewed["ttl"] == timedelta(seconds=60)
     assert renewed["expires_at"] > renewed["acquired_at"] + timedelta(seconds=60.2)
     assert attempts(task) == []
-
-
-def test_a_worker_recovers_the_tasks_of_others(gate: Gate) -> None:
-    task = make_task(name="jobs.echo", data={}, state="stuck", holder="gone")
-
-    with working(name="ann"):
-        wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
-
-    assert (row_of(task)["attempts"], row_of(task)["holder"]) == (2, "ann")
-    assert attempts(task) == [(1, "lost")]
-    assert attempt(task).holder == "gone"
 
 
 def test_a_worker_that_recovers_a_task_claims_it_without_waiting_for_its_next_look(
@@ -358,13 +338,6 @@ def test_only_slots_for_handlers_that_there_are_count(handlers: Handlers) -> Non
     assert drop(registry.Kind.PROCESS) == {"thread": 3}
 
 
-def test_a_worker_is_seen_again_and_again() -> None:
-    with working(timing=patient(seen_every=0.02)) as worker:
-        wait_for(known(worker))
-        first = worker_row(worker).last_seen_at
-        wait_for(lambda: worker_row(worker).last_seen_at > first)
-
-
 def test_a_worker_whose_row_was_deleted_writes_another() -> None:
     with working(timing=patient(seen_every=0.02)) as worker:
         wait_for(known(worker))
@@ -435,16 +408,6 @@ def test_a_worker_that_ends_leaves_alone_what_others_in_its_process_hold() -> No
         wait_for(lambda: outer.trusted_until > trusted_until)
 
     assert keeper.holds == []
-
-
-def test_a_worker_with_an_executor_that_is_stuck_ends_to_be_started_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Threads, "is_stuck", lambda executor: True)
-    with working() as worker:
-        wait_for(ended(worker))
-
-    assert worker.failed
 
 
 # At rest
