@@ -51,7 +51,11 @@ class Claimers:
     def __init__(self, using: str) -> None:
         self._lock = threading.Lock()
         self._waiting: list[Claimer] = []
-        self._listener = Listener(using, self._hear, self._is_wanted, self._lock, CHANNEL)
+        self._listener = Listener(using, self._hear, lambda: bool(self), self._lock, CHANNEL)
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self._waiting)
 
     @contextmanager
     def waiting(
@@ -89,9 +93,6 @@ class Claimers:
         with self._lock:
             for claimer in self._waiting:
                 claimer.hear(message)
-
-    def _is_wanted(self) -> bool:
-        return bool(self._waiting)
 
 
 _claimers: dict[str, Claimers] = {}

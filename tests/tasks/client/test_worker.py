@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -42,15 +44,22 @@ def worker(remote: TaskClient, handlers: Handlers) -> Worker:
     return Worker(remote, handlers, name="remote-1", ttl=10, stop_timeout=6, wait=1)
 
 
-@pytest.fixture
-def running(worker: Worker) -> Iterator[Worker]:
-    """The worker, on a thread, until the end of the test."""
+@contextmanager
+def at_work(worker: Worker) -> Iterator[Worker]:
+    """The worker, on a thread, until the end of the block."""
     thread = threading.Thread(target=worker.run)
     thread.start()
     yield worker
     worker.stop()
     thread.join(30)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def running(worker: Worker) -> Iterator[Worker]:
+    """The worker, at work until the end of the test."""
+    with at_work(worker):
+        yield worker
 
 
 def echo(ctx: Context, word: str) -> dict[str, Any]:
@@ -212,19 +221,19 @@ def test_an_attempt_that_the_worker_cannot_begin_is_failed(
     assert "can't start new thread" in row().last_error
 
 
+class Changing(dict[str, Any]):
+    """An output that can be stored until the thread that sends it looks."""
+
+    def items(self) -> Any:
+        if threading.current_thread().name == "task-results":
+            self["later"] = object()
+        return super().items()
+
+
 def test_an_output_that_is_changed_after_its_return_holds_up_no_other(
     worker: Worker, handlers: Handlers
 ) -> None:
-    outputs: dict[str, dict[str, Any]] = {word: {} for word in "012"}
-    handlers.handler("jobs.echo")(lambda ctx, word: outputs[word])
-    put = worker._completer.put
-
-    def change_and_put(outcome: Any) -> None:
-        if outcome.said is outputs["1"]:
-            outputs["1"]["later"] = object()
-        put(outcome)
-
-    worker._completer.put = change_and_put  # type: ignore[method-assign]
+    handlers.handler("jobs.echo")(lambda ctx, word: Changing(n=1) if word == "1" else {})
     enqueued(3)
 
     worker.drain()
@@ -342,7 +351,7 @@ def test_a_long_task_is_renewed_and_hears_of_its_loss(
     assert row().status == "ready"
 
 
-def test_a_cancellation_reaches_the_handler(running: Worker, handlers: Handlers) -> None:
+def test_a_cancellation_reaches_the_handler(remote: TaskClient, handlers: Handlers) -> None:
     begun = threading.Event()
 
     @handlers.handler("jobs.echo")
@@ -350,16 +359,16 @@ def test_a_cancellation_reaches_the_handler(running: Worker, handlers: Handlers)
         begun.set()
         await asyncio.sleep(60)
 
-    running._ttl = 1.0
     enqueued()
-    assert begun.wait(20)
+    with at_work(Worker(remote, handlers, ttl=1, stop_timeout=6, wait=1)):
+        assert begun.wait(20)
 
-    Task.objects.all().cancel(by="olga")
+        Task.objects.all().cancel(by="olga")
 
-    wait_for(ended("cancelled"))
+        wait_for(ended("cancelled"))
 
 
-def test_a_coroutine_that_is_stopped_may_clean_up(running: Worker, handlers: Handlers) -> None:
+def test_a_coroutine_that_is_stopped_may_clean_up(remote: TaskClient, handlers: Handlers) -> None:
     begun, cleaned = threading.Event(), threading.Event()
 
     @handlers.handler("jobs.echo")
@@ -372,13 +381,14 @@ def test_a_coroutine_that_is_stopped_may_clean_up(running: Worker, handlers: Han
             cleaned.set()
 
     enqueued()
-    assert begun.wait(20)
-    running._stopped_at = clock() - 60  # so that it is cancelled at once
+    # What is left of the time is for results: it is cancelled at once.
+    with at_work(Worker(remote, handlers, ttl=10, stop_timeout=5, wait=1)) as worker:
+        assert begun.wait(20)
 
-    running.stop()
+        worker.stop()
 
-    wait_for(ended("ready"))
-    assert cleaned.wait(10)
+        wait_for(ended("ready"))
+        assert cleaned.wait(10)
 
 
 def test_a_handler_that_blocks_the_loop_loses_its_task(
@@ -544,7 +554,7 @@ def stops_while_it_waits(service: Service, worker: Worker) -> None:
     """Stop ``worker`` while its claim waits at the service, and wait for its end."""
     thread = threading.Thread(target=worker.run)
     thread.start()
-    wait_for(lambda: claimers("default")._waiting)
+    wait_for(lambda: len(claimers("default")) == 1)
 
     worker.stop()
     thread.join(20)
@@ -644,7 +654,7 @@ def test_a_task_that_is_granted_while_the_wait_for_it_is_ended_is_given_back(
     thread = threading.Thread(target=worker.run)
     with around("claim", slow):
         thread.start()
-        wait_for(lambda: claimers("default")._waiting)
+        wait_for(lambda: len(claimers("default")) == 1)
         enqueued()
         assert granted.wait(20)
 
@@ -678,11 +688,12 @@ def test_a_task_is_given_back_if_the_answer_of_an_ended_claim_is_lost(
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["at work", "stopped"])
 def test_a_claim_whose_tasks_were_lost_before_its_answer_arrived_is_no_error(
     service: Service,
-    worker: Worker,
+    remote: TaskClient,
     handlers: Handlers,
     caplog: pytest.LogCaptureFixture,
     is_stopped: bool,
 ) -> None:
+    worker = Worker(remote, handlers, concurrency=1, ttl=10, stop_timeout=6, wait=1)
     handlers.handler("jobs.echo")(echo)
     enqueued(2)
 
@@ -694,7 +705,6 @@ def test_a_claim_whose_tasks_were_lost_before_its_answer_arrived_is_no_error(
         raise httpx.ReadTimeout("timed out", request=request)
 
     service.network.at, service.network.faults = "/tasks/next", [lost]
-    worker._concurrency = 1
 
     worker.drain()
 
@@ -744,7 +754,7 @@ def test_a_running_worker_outlives_whatever_is_answered(
 
 @pytest.mark.parametrize("longest", [0, 0.2])
 def test_a_worker_waits_as_long_as_the_service_allows(
-    worker: Worker, handlers: Handlers, settings: Settings, longest: float
+    service: Service, worker: Worker, handlers: Handlers, settings: Settings, longest: float
 ) -> None:
     settings.LEASING = {**settings.LEASING, "API_MAX_WAIT": longest}
 
@@ -756,7 +766,9 @@ def test_a_worker_waits_as_long_as_the_service_allows(
 
     worker.run()
 
-    assert (row().status, worker._wait) == ("succeeded", longest)
+    assert row().status == "succeeded"
+    claims = [json.loads(each.content) for each in service.network.requests if each.content]
+    assert [each.get("wait", 0) for each in claims if "wait" in each or longest == 0][-1] == longest
 
 
 @pytest.mark.slow
