@@ -95,20 +95,35 @@ def seen() -> Iterator[list[Any]]:
 # What a task is given, and returns
 
 
-def test_a_task_gets_its_arguments_and_its_value_is_kept(work: Work) -> None:
-    result = work(mails.send.enqueue("ann@example.org", subject="hello"))
+#: How a task is enqueued, by what it is; its status after one attempt, and its value.
+RUNS: dict[str, tuple[Callable[[], Any], Any, Any]] = {
+    "a function": (
+        lambda: mails.send.enqueue("ann@example.org", subject="hello"),
+        SUCCESSFUL,
+        {"address": "ann@example.org", "subject": "hello"},
+    ),
+    "a coroutine": (lambda: mails.send_async.enqueue("ann"), SUCCESSFUL, "ann"),
+    "a value that becomes JSON": (lambda: mails.returning.enqueue([1]), SUCCESSFUL, [[1]]),
+    "a task of another alias that was sent here": (
+        lambda: mails.for_elsewhere.using(backend="default").enqueue(),
+        SUCCESSFUL,
+        "done",
+    ),
+    "a last attempt that fails": (lambda: mails.once_only.enqueue(), FAILED, None),
+    "a task that gives up": (lambda: mails.give_up.enqueue(), FAILED, None),
+}
 
-    assert result.status == SUCCESSFUL
-    assert result.return_value == {"address": "ann@example.org", "subject": "hello"}
-    assert (result.attempts, result.worker_ids, result.errors) == (1, ["ann"], [])
 
+@pytest.mark.parametrize("what", RUNS)
+def test_an_attempt_ends_as_its_function_did(work: Work, what: str) -> None:
+    enqueue, status, value = RUNS[what]
 
-def test_a_coroutine_runs(work: Work) -> None:
-    assert work(mails.send_async.enqueue("ann@example.org")).return_value == "ann@example.org"
+    result = work(enqueue())
 
-
-def test_a_value_becomes_what_json_makes_of_it(work: Work) -> None:
-    assert work(mails.returning.enqueue([1])).return_value == [[1]]
+    assert (result.status, result.is_finished, result.attempts) == (status, True, 1)
+    assert (result.worker_ids, len(result.errors)) == (["ann"], int(status == FAILED))
+    if status == SUCCESSFUL:
+        assert result.return_value == value
 
 
 def test_a_value_that_is_not_json_fails_the_attempt(work: Work) -> None:
@@ -126,24 +141,6 @@ def test_an_exception_fails_the_attempt_with_its_class_and_traceback(work: Work)
     assert error.exception_class is mails.BouncedError
     assert "in bounce" in error.traceback
     assert error.traceback.endswith("BouncedError: bob@example.org bounced\n")
-
-
-def test_the_last_attempt_fails_the_task(work: Work) -> None:
-    result = work(mails.once_only.enqueue())
-
-    assert (result.status, result.is_finished, result.attempts) == (FAILED, True, 1)
-
-
-def test_a_task_that_gives_up_is_not_tried_again(work: Work) -> None:
-    result = work(mails.give_up.enqueue())
-
-    assert (result.status, result.attempts) == (FAILED, 1)
-
-
-def test_a_task_of_another_alias_runs_here_once_it_was_sent_here(work: Work) -> None:
-    result = mails.for_elsewhere.using(backend="default").enqueue()
-
-    assert work(result).return_value == "done"
 
 
 @pytest.mark.parametrize("name", ["looking", "looking_async"])

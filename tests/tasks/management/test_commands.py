@@ -48,6 +48,11 @@ class Noted:
     def stop(self) -> None: ...
 
 
+def run(line: str) -> None:
+    """Run the command ``line``."""
+    call_command(*line.split())
+
+
 @pytest.fixture(autouse=True)
 def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TablesCommand, "check_migrations", lambda command: None)
@@ -95,28 +100,9 @@ def test_run_worker_refuses_an_option_that_is_out_of_bounds(options: list[str], 
 
 
 def test_a_workers_options_reach_it() -> None:
-    call_command(
-        "run_worker",
-        "--queue",
-        "default",
-        "--threads",
-        "3",
-        "--coroutines",
-        "4",
-        "--processes",
-        "5",
-        "--max-tasks",
-        "6",
-        "--max-memory",
-        "8000",
-        "--drain",
-        "--ttl",
-        "7",
-        "--stop-timeout",
-        "9",
-        "--name",
-        "ann",
-        "--chaos",
+    run(
+        "run_worker --queue default --threads 3 --coroutines 4 --processes 5 --max-tasks "
+        "6 --max-memory 8000 --drain --ttl 7 --stop-timeout 9 --name ann --chaos"
     )
 
     chaos = Noted.made.pop("chaos")
@@ -256,21 +242,7 @@ def test_run_generator_refuses_an_option_that_is_out_of_bounds(
 
 
 def test_a_generators_options_reach_it() -> None:
-    call_command(
-        "run_generator",
-        "--rate",
-        "5",
-        "--shortest",
-        "1",
-        "--longest",
-        "2",
-        "--queue",
-        "default",
-        "--ttl",
-        "7",
-        "--name",
-        "ann",
-    )
+    run("run_generator --rate 5 --shortest 1 --longest 2 --queue default --ttl 7 --name ann")
 
     assert Noted.made == {
         "rate": 5,
