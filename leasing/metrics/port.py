@@ -50,11 +50,9 @@ def serve(
     port, address = options["metrics_port"], options["metrics_address"]
     if port is None:
         return
-    if index is not None and registry.is_shared() and index > 1:
+    if (port := port_of(port, index)) is None:
         registry.connect()
         return
-    if index is not None and not registry.is_shared() and port:
-        port += index - 1
     if not 0 <= port <= 65535:
         raise CommandError("--metrics-port must be from 0 to 65535.")
     try:
@@ -65,6 +63,15 @@ def serve(
         raise CommandError(
             f"Cannot serve metrics at {address} port {port}: {error.strerror}."
         ) from error
+
+
+def port_of(port: int, index: int | None) -> int | None:
+    """Return the port of the process with that number; None: the first shows what it counts."""
+    if index is None or port == 0 and not registry.is_shared():
+        return port
+    if registry.is_shared():
+        return port if index == 1 else None
+    return port + index - 1
 
 
 def serve_at(address: str, port: int, page: Page = lambda path: None) -> int:

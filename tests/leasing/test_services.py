@@ -18,15 +18,13 @@ from leasing.runtime.services import Service, run_services
 from tests.leasing.support import FakeClock
 from tests.logs import logged
 
-pytestmark = pytest.mark.usefixtures("_no_connections")
+pytestmark = pytest.mark.usefixtures("_longest_pauses")
 
 AWAY, BUG = OperationalError("away"), RuntimeError("a bug of ours")
 
 
 @pytest.fixture
-def _no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "close_old_connections", lambda: None)
-    monkeypatch.setattr(services, "connections", Mock())
+def _longest_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
 
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -23,14 +23,16 @@ from leasing.holding.held_grant import HeldGrant
 from leasing.holding.keeper import Keeper
 from leasing.leader import Leader
 from leasing.metrics import port as metrics_port
-from leasing.metrics import registry as instruments
+from leasing.metrics import process as lease_metrics
 from leasing.metrics.exposition import OURS
 from leasing.metrics.process import VERBS
+from leasing.metrics.registry import SHARED
 from leasing.models import Lease
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import happened, is_heard, subscribe, unsubscribe
 from leasing.store import Renewals, Why, why_of
 from leasing.stores.rows import grant_of, row_store
+from tasks.metrics import process as task_metrics
 from tests.factories import grant_id_of, make_lease
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, FakeStore, enter, expire, usurp
@@ -243,18 +245,25 @@ def test_a_count_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> No
 # Showing
 
 
-def test_a_process_shows_what_it_counts_at_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    connected: list[str] = []
-    monkeypatch.setattr(instruments, "connect", lambda: connected.append("yes"))
+@pytest.fixture
+def uncounted() -> Iterator[None]:
+    """Nothing is counted when the test begins, nor after it."""
+    assert not is_heard("clock.read")
+    yield
+    for module in (lease_metrics, task_metrics):
+        module.disconnect()
 
+
+@pytest.mark.usefixtures("uncounted")
+def test_a_process_shows_what_it_counts_at_its_port() -> None:
     found = scrape(metrics_port.serve_at("127.0.0.1", 0))
 
-    assert connected == ["yes"]
+    assert is_heard("clock.read")
     assert "python_info" in found.names
 
 
-def test_a_process_has_pages_at_the_port_of_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instruments, "connect", lambda: None)
+@pytest.mark.usefixtures("uncounted")
+def test_a_process_has_pages_at_the_port_of_its_metrics() -> None:
     pages = {"/livez": (HTTPStatus.OK, "ok\n"), "/readyz": (HTTPStatus.IM_A_TEAPOT, "no\n")}
     port = metrics_port.serve_at("127.0.0.1", 0, pages.get)
 
@@ -272,38 +281,31 @@ def test_a_process_has_pages_at_the_port_of_its_metrics(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("directory", "port", "served"),
-    [
-        ("", 9100, [("127.0.0.1", 9100), ("127.0.0.1", 9101)]),
-        ("", 0, [("127.0.0.1", 0), ("127.0.0.1", 0)]),
-        ("/counts", 9100, [("127.0.0.1", 9100)]),
-    ],
+    ("directory", "port", "ports"),
+    [("", 9100, [9100, 9101]), ("", 0, [0, 0]), ("/counts", 9100, [9100, None])],
 )
 def test_each_of_several_processes_has_a_port_unless_they_share_their_counts(
-    directory: str, port: int, served: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    directory: str, port: int, ports: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if directory:
-        monkeypatch.setenv(instruments.SHARED, directory)
-    connected: list[str] = []
-    monkeypatch.setattr(instruments, "connect", lambda: connected.append("yes"))
-    found: list[tuple[str, int]] = []
+        monkeypatch.setenv(SHARED, directory)
 
-    def serve_at(address: str, at: int, page: object) -> int:
-        instruments.connect()
-        found.append((address, at))
-        return at
-
-    monkeypatch.setattr(metrics_port, "serve_at", serve_at)
-    for index in (1, 2):
-        options = {"metrics_port": port, "metrics_address": "127.0.0.1"}
-        metrics_port.serve(options, index=index)
-
-    assert found == served
-    assert connected == ["yes", "yes"]
+    assert [metrics_port.port_of(port, index) for index in (1, 2)] == ports
+    assert metrics_port.port_of(port, None) == port
 
 
-def test_a_port_that_is_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instruments, "connect", lambda: None)
+@pytest.mark.usefixtures("uncounted")
+def test_one_whose_counts_another_shows_counts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(SHARED, "/counts")
+    metrics_port.serve({"metrics_port": 9100, "metrics_address": "127.0.0.1"}, index=2)
+
+    assert is_heard("clock.read")
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_a_port_that_is_in_use_is_said() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
