@@ -17,7 +17,7 @@ from celery import Celery
 from celery.beat import PersistentScheduler, Scheduler, Service
 from celery.schedules import crontab, schedule
 from django.db import OperationalError as DatabaseError
-from django.db import transaction
+from django.db import connection, transaction
 from kombu.exceptions import EncodeError, OperationalError
 
 from leasing.celery.beat import CHECK_EVERY, RETRY_AFTER, Campaign, LeaderMixin, LeaderScheduler
@@ -39,7 +39,12 @@ class Led(LeaderMixin):
     def __init__(self, app: Any, leads: bool = True, **options: Any) -> None:
         super().__init__(app=app, **options)  # type: ignore[call-arg]
         self.sent: list[SimpleNamespace] = []
+        #: Raised where a message is sent, and where an entry is applied.
         self.trouble: Exception | None = None
+        self.refusal: Exception | None = None
+        self.confirms = True
+        #: Called between a claim and its message.
+        self.after_claim: Callable[[], object] = lambda: None
         self.producer = None
         self._block = ExitStack()
         self._campaign: Any = SimpleNamespace(term=None, end=self._end)
@@ -62,6 +67,34 @@ class Led(LeaderMixin):
     def hear(self) -> None:
         """Now it knows."""
         self._campaign.term = None
+
+    def mend(self) -> None:
+        """The broker is back, and is tried at once."""
+        self.trouble, self._retry_at = None, 0.0
+
+    def read_anew(self) -> None:
+        """Read the entries of the database again at the next tick."""
+        self._led = None
+
+    def campaign_in_earnest(self) -> None:
+        self._campaign = None
+
+    def leads_now(self) -> object:
+        return self._campaign.term
+
+    def reserve(self, entry: Any) -> Any:
+        claimed = super().reserve(entry)
+        self.after_claim()
+        return claimed
+
+    def apply_entry(self, *args: Any, **options: Any) -> Any:
+        if self.refusal is not None:
+            raise self.refusal
+        return super().apply_entry(*args, **options)
+
+    def _confirm(self, row: BeatEntry) -> None:
+        if self.confirms:
+            super()._confirm(row)
 
     def send_task(self, name: str, *args: Any, **options: Any) -> Any:
         if self.trouble is not None:
@@ -182,7 +215,7 @@ def test_names_longer_than_a_column_are_told_apart(beats: Beats, app: Celery) ->
     beat = beats()
     beat.tick()
     BeatEntry.objects.update(last_run_at=datetime.now(UTC) - timedelta(seconds=11))
-    beat._led = None
+    beat.read_anew()
 
     assert {each.name for each in beat.run()} == names
 
@@ -284,19 +317,16 @@ def test_a_leader_that_lost_its_term_unnoticed_sends_nothing(beats: Beats) -> No
 
 
 def test_a_leader_frozen_before_it_sends_leaves_the_slot_to_the_next(
-    beats: Beats, monkeypatch: pytest.MonkeyPatch
+    beats: Beats,
 ) -> None:
     last_sent(ago=11)
     old = beats()
-    claim = old.reserve
 
-    def freeze(entry: Any) -> Any:
-        claimed = claim(entry)
+    def freeze() -> None:
         old.lose()
         old.hear()
-        return claimed
 
-    monkeypatch.setattr(old, "reserve", freeze)
+    old.after_claim = freeze
     assert old.run() == []
 
     (message,) = beats().run()
@@ -306,11 +336,11 @@ def test_a_leader_frozen_before_it_sends_leaves_the_slot_to_the_next(
 
 
 def test_a_slot_whose_sender_died_before_it_said_so_comes_with_the_same_id(
-    beats: Beats, monkeypatch: pytest.MonkeyPatch
+    beats: Beats,
 ) -> None:
     last_sent(ago=11)
     old = beats()
-    monkeypatch.setattr(old, "_confirm", lambda row: None)
+    old.confirms = False
     (first,) = old.run(ticks=1)
     old.lose()
 
@@ -389,8 +419,7 @@ def test_a_slot_waits_for_its_broker_and_the_later_ones_wait_for_it(beats: Beats
     assert beat.run() == []
     assert beat.tick() <= RETRY_AFTER
 
-    beat.trouble = None
-    beat._retry_at = 0.0
+    beat.mend()
 
     assert slots(beat.run()) == [before + timedelta(seconds=10 * n) for n in (1, 2)]
 
@@ -412,44 +441,45 @@ def test_an_entry_that_was_taken_off_the_schedule_is_not_sent_again(beats: Beats
     beat = beats()
     beat.trouble = OperationalError("the broker is away")
     beat.run()
-    beat.trouble, beat._retry_at = None, 0.0
+    beat.mend()
     del beat.schedule["tidy"]
 
     assert beat.run() == []
 
 
-def test_beat_goes_on_when_the_database_is_back(
-    beats: Beats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def away(execute: Any, sql: str, *statement: Any) -> Any:
+    """A database in which no entry can be written."""
+    if sql.startswith("UPDATE") and "leasing_beatentry" in sql:
+        raise DatabaseError("away")
+    return execute(sql, *statement)
+
+
+def test_beat_goes_on_when_the_database_is_back(beats: Beats) -> None:
     last_sent(ago=11)
     beat = beats()
-    with monkeypatch.context() as away:
-        away.setattr(BeatEntry.objects, "claim", raising(DatabaseError("away")))
+    with connection.execute_wrapper(away):
         assert beat.tick() == RETRY_AFTER
 
     assert len(beat.run()) == 1
 
 
-def test_beat_outlives_a_broker_that_refuses_connections(
-    beats: Beats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beat_outlives_a_broker_that_refuses_connections(beats: Beats) -> None:
     before = last_sent(ago=11)
     beat = beats()
-    with monkeypatch.context() as away:
-        away.setattr(beat, "apply_entry", raising(ConnectionRefusedError()))
-        assert beat.tick() == RETRY_AFTER
+    beat.refusal = ConnectionRefusedError()
+    assert beat.tick() == RETRY_AFTER
+    beat.refusal = None
 
     assert slots(beat.run()) == [before + timedelta(seconds=10)]
 
 
-def test_a_confirmation_that_fails_does_not_send_again(
-    beats: Beats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_confirmation_that_fails_does_not_send_again(beats: Beats) -> None:
     last_sent(ago=11)
     beat = beats()
-    with monkeypatch.context() as away:
-        away.setattr(BeatEntry.objects, "confirm", raising(DatabaseError("away")))
+    with ExitStack() as is_away:
+        beat.after_claim = lambda: is_away.enter_context(connection.execute_wrapper(away))
         assert len(beat.run()) == 1
+    beat.after_claim = lambda: None
 
     assert beat.run() == []
 
@@ -460,10 +490,10 @@ def test_a_confirmation_that_fails_does_not_send_again(
 def test_a_beat_is_elected_and_gives_the_leadership_back(app: Celery) -> None:
     last_sent(ago=11)
     beat = Beat(app, leads=False)
-    beat._campaign = None
+    beat.campaign_in_earnest()
     beat.tick()
     try:
-        wait_for(lambda: beat._campaign.term)
+        wait_for(beat.leads_now)
         assert len(beat.run()) == 1
     finally:
         beat.close()
@@ -491,10 +521,3 @@ def test_beat_finds_the_scheduler_and_says_what_it_competes_for(app: Celery) -> 
 
     assert type(scheduler) is LeaderScheduler
     assert BEAT in scheduler.info
-
-
-def raising(error: Exception) -> Callable[..., Any]:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise error
-
-    return fail
