@@ -97,7 +97,7 @@ class Answer(NamedTuple):
 
     @property
     def incumbent(self) -> Incumbent | None:
-        return Incumbent(self.holder, self.token, _moment(self.ends)) if self.grant else None
+        return Incumbent(self.holder, self.token, moment(self.ends)) if self.grant else None
 
 
 class RedisStore(BaseStore):
@@ -167,7 +167,7 @@ class RedisStore(BaseStore):
         found = Renewals()
         for resource, answer, ends in zip(grants, answers[::2], answers[1::2], strict=True):
             if answer == "renewed":
-                found.renewed[resource] = Renewal(_moment(ends), (ends - now) / 1e6)
+                found.renewed[resource] = Renewal(moment(ends), (ends - now) / 1e6)
             elif answer in OVER:
                 found.lost[resource] = OVER[answer]
         return found
@@ -178,8 +178,8 @@ class RedisStore(BaseStore):
         return self.grant_as(uuid.uuid4(), resource, terms)
 
     def grant_as(self, grant_id: uuid.UUID, resource: str, terms: Terms, token: int = 0) -> Grant:
-        """Grant ``resource`` under the id and the token that are given. Raises LeaseHeld, and
-        StoreError if the token is not greater than its last.
+        """Grant ``resource`` under the id and the token that are given. Raises LeaseHeld, also if
+        the token is not greater than its last: somebody else is acquiring it.
 
         Args:
             grant_id: The id of the grant. If it was made already, it is found.
@@ -199,25 +199,29 @@ class RedisStore(BaseStore):
                     resource=resource,
                     ttl=terms.ttl.total_seconds(),
                     remaining=(ends - now) / 1e6,
-                    expires_at=_moment(ends),
+                    expires_at=moment(ends),
                 )
             case "held", holder, ends, now:
-                raise LeaseHeld(resource, holder, _moment(ends), (ends - now) / 1e6)
+                raise LeaseHeld(resource, holder, moment(ends), (ends - now) / 1e6)
             case "forgetful", until:
                 raise StoreError(
                     f"{self} is new, or was emptied or restarted, and may have forgotten leases. "
-                    f"It grants none until {_moment(until):%Y-%m-%d %H:%M:%S} UTC, when all have "
+                    f"It grants none until {moment(until):%Y-%m-%d %H:%M:%S} UTC, when all have "
                     "ended, or until an operator admits it: manage.py leases stores admit."
                 )
-            case "behind", last:
-                raise StoreError(f"{self} has granted token {last}, which is not below {token}.")
+            case ["behind"]:
+                raise LeaseHeld(resource)
             case over:
                 raise StoreError(f"The answer of {self} came too late: {OVER[over[0]]}.")
 
     def give_back(self, grant: Grant) -> bool:
-        over = self.run(scripts.RELEASE, [self._key(grant.key)], str(grant.grant_id))
+        return self.end(grant.key, grant.grant_id)
+
+    def end(self, resource: str, grant_id: uuid.UUID) -> bool:
+        """End that grant of ``resource``. Return True. Raises LeaseLost."""
+        over = self.run(scripts.RELEASE, [self._key(resource)], str(grant_id))
         if over not in ("", "released"):
-            raise LeaseLost(grant.resource, OVER[over])
+            raise LeaseLost(resource, OVER[over])
         return True  # the answer to an earlier request may have been lost
 
     def take_back(self, resource: str, reason: str, by: str) -> Incumbent | None:
@@ -253,7 +257,7 @@ class RedisStore(BaseStore):
         """Return the moment until which the server grants nothing, since it may have forgotten
         leases; None if it has not."""
         now, since = self.run(scripts.MEMORY, [self._mark], *self._memory)
-        return _moment(since) if since > now else None
+        return moment(since) if since > now else None
 
     def admit(self, is_nothing_held: bool) -> list[str]:
         """Have the server grant at once, though it may have forgotten leases. Return its address in
@@ -353,5 +357,6 @@ class RedisStore(BaseStore):
             raise StoreError(f"{self} {said.format(error)}") from error
 
 
-def _moment(microseconds: int) -> datetime:
+def moment(microseconds: int) -> datetime:
+    """Return the moment that a server calls so."""
     return EPOCH + timedelta(microseconds=microseconds)

@@ -1,9 +1,9 @@
 """The verbs of leases in Redis, as scripts, which the server runs one at a time.
 
 A lease is a hash: the last ``token``, the ``grant`` with that, its ``holder``, its ``ttl``, the
-moment at which it ``ends``, and why it was ``over`` before that. Times are microseconds of the
-server's clock. It vanishes some time after its last change; tokens rise all the same, since a new
-one is not below the clock.
+moment at which it ``ends``, and why it was ``over`` before that: then it ends at 0, whatever the
+clock does. Times are microseconds of the server's clock. The hash vanishes some time after its last
+change; tokens rise all the same, since a new one is not below the clock.
 
 The ``mark`` says since when the server remembers what it granted. One without a mark is new or was
 emptied; one that runs for the first time since then was restarted, and has forgotten nothing only
@@ -71,7 +71,7 @@ if it.ends > now then return {'held', it.holder, it.ends, now} end
 local from = remembers(KEYS[1], longest, restarts)
 if from > now then return {'forgetful', from} end
 if token == 0 then token = math.max(it.token + 1, now) end
-if token <= it.token then return {'behind', it.token} end
+if token <= it.token then return {'behind'} end
 redis.call('HSET', key, 'token', token, 'grant', grant, 'holder', holder, 'ttl', ttl,
     'ends', now + ttl, 'over', '')
 redis.call('PEXPIRE', key, keep)
@@ -109,7 +109,7 @@ RELEASE: Final = (
     + """
 local it = record(KEYS[1])
 local over = why_over(it, ARGV[1])
-if over == '' then redis.call('HSET', KEYS[1], 'ends', now, 'over', 'released') end
+if over == '' then redis.call('HSET', KEYS[1], 'ends', 0, 'over', 'released') end
 return over
 """
 )
@@ -121,7 +121,7 @@ REVOKE: Final = (
 local it = record(KEYS[1])
 if it.ends <= now then return {now, it.token, '', '', 0, 0} end
 local token = math.max(it.token + 1, now)
-redis.call('HSET', KEYS[1], 'token', token, 'ends', now, 'over', 'revoked')
+redis.call('HSET', KEYS[1], 'token', token, 'ends', 0, 'over', 'revoked')
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return {now, token, it.grant, it.holder, it.ttl, now}
 """
@@ -157,7 +157,7 @@ for place, key in ipairs(KEYS) do
     local token, grant, holder, ttl, left = unpack(ARGV, place * 5 - 3, place * 5 + 1)
     if tonumber(token) > it.token then
         redis.call('HSET', key, 'token', token)
-        if it.ends <= now then
+        if it.ends <= now + left then
             redis.call('HSET', key, 'grant', grant, 'holder', holder, 'ttl', ttl,
                 'ends', now + left, 'over', '')
         end

@@ -24,6 +24,7 @@ BACKENDS = (
     "leasing.stores.memory.MemoryStore",
     "leasing.stores.http.HttpStore",
     "leasing.stores.redis.RedisStore",
+    "leasing.stores.majority.MajorityStore",
 )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from leasing.testing.contract import StoreRaces
-from tests.leasing.stores.redis_cases import ContractCases
+from tests.leasing.stores import redis_cases
 
 pytestmark = pytest.mark.slow
 
 
-class RedisStoreTest(StoreRaces, ContractCases):
+class RedisStoreTest(StoreRaces, redis_cases.ContractCases):
     pass

@@ -103,7 +103,7 @@ class TokenCases(RedisCases):
         grant = self.store.grant_as(uuid.uuid4(), "crane", terms(), ahead)
         self.assertEqual(grant.fencing_token, ahead)
         self.store.give_back(grant)
-        with self.assertRaisesRegex(StoreError, "not below"):
+        with self.assertRaisesRegex(LeaseHeld, "being acquired by someone else"):
             self.store.grant_as(uuid.uuid4(), "crane", terms(), ahead)
         self.assertIsNone(self.store.current("crane"))
 
@@ -295,6 +295,13 @@ class CopyCases(RedisCases):
         self.copy()
         self.assertEqual(self.store.current("crane").fencing_token, own.fencing_token)  # type: ignore[union-attr]
         self.other.release(old)
-        self.other.acquire("crane", terms())
+        short = self.other.acquire("crane", terms(1))
         self.copy()
         self.assertIn("crane", self.store.renew({"crane": own.grant_id}, 5).renewed)
+        self.assertEqual(self.store.read(["crane"])["crane"].token, short.fencing_token)
+
+    def test_what_is_held_there_for_longer_is_held_here_for_as_long(self) -> None:
+        self.store.acquire("crane", terms(1))
+        grant = self.other.acquire("crane", terms())
+        self.copy()
+        self.assertIn("crane", self.store.renew({"crane": grant.grant_id}, 5).renewed)

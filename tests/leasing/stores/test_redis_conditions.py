@@ -77,7 +77,8 @@ CONDITIONS = [
     ("if not keeps then since = now end", "since = now", MEMORY, "a_restart_with_its_file"),
     ("return since + longest", "return since", MEMORY, "an_emptied_server_grants_nothing"),
     ("if tonumber(token) > it.token then", "if true then", COPIES, "what_is_newer_or_held_here"),
-    ("        if it.ends <= now then\n", "        if true then\n", COPIES, "what_is_newer_or_held"),
+    ("if it.ends <= now + left then", "if true then", COPIES, "what_is_newer_or_held_here"),
+    ("if it.ends <= now + left then", "if it.ends <= now then", COPIES, "what_is_held_there"),
     (COPIED, "", COPIES, "a_copied_lease_is_held_here_too"),
 ]
 
