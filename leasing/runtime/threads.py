@@ -267,7 +267,8 @@ class Outage:
     one service that keeps failing, for a reason of its own, mutes none of these.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = system_clock) -> None:
+        self._clock = clock
         self.forget()
 
     def forget(self) -> None:
@@ -295,7 +296,7 @@ class Outage:
             spell.is_closed = True
             if spell.failing:
                 return
-            lasted = system_clock() - spell.since
+            lasted = self._clock() - spell.since
         log.outage_ended(seconds=lasted)
 
     def _spell_of(self, service: Streak) -> _Spell | None:
@@ -305,12 +306,12 @@ class Outage:
         """The one that a service which begins to fail has part in."""
         self._spells = [each for each in self._spells if each.failing]
         latest = self._spells[-1] if self._spells else None
-        if latest is None or latest.is_closed or system_clock() - latest.since >= TOGETHER:
+        if latest is None or latest.is_closed or self._clock() - latest.since >= TOGETHER:
             return None
         return latest
 
     def _begin(self) -> _Spell:
-        self._spells.append(_Spell(system_clock()))
+        self._spells.append(_Spell(self._clock()))
         return self._spells[-1]
 
 

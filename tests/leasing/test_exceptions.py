@@ -81,10 +81,3 @@ def test_the_messages() -> None:
     )
     assert str(LeaseLost("crane:1", "it was revoked")) == "crane:1 was lost: it was revoked."
     assert str(LeaseError()) == "Something is wrong with a lease."
-
-
-def test_a_lease_in_a_transaction_names_the_remedies() -> None:
-    message = str(LeaseInTransaction())
-
-    assert "non_atomic_requests" in message
-    assert "with hold: with transaction.atomic()" in message

@@ -7,7 +7,6 @@ import logging
 import pytest
 from django.db import InterfaceError, OperationalError, ProgrammingError
 
-from leasing.runtime import threads as module
 from leasing.runtime.threads import TOGETHER, Outage, Streak
 
 AWAY = OperationalError("no route")
@@ -21,15 +20,13 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "system_clock", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def outage() -> Outage:
-    return Outage()
+def outage(clock: Clock) -> Outage:
+    return Outage(clock)
 
 
 def streak(outage: Outage) -> Streak:
