@@ -9,15 +9,27 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from django.apps import apps
+from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.db import connection
+from django.db.models import Model
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from tests.elements import Element, parse
 
+#: The labels of both packages.
+APPS = ("leasing", "leasing_tasks")
 #: The tones of the messages of Django's admin.
 ADMIN_TONES = {"success": "ok", "warning": "warn", "error": "crit"}
+
+
+def admins() -> dict[type[Model], Any]:
+    """Return the lists of both packages in the admin, by their models."""
+    models = (model for label in APPS for model in apps.get_app_config(label).get_models())
+    registered = filter(admin.site.is_registered, models)
+    return {model: admin.site.get_model_admin(model) for model in registered}
 
 
 class Notice(NamedTuple):

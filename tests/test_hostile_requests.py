@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import pytest
 from django.apps import apps
-from django.contrib import admin
 from django.db import connection
 from django.db.models import Model
 from django.test import Client
@@ -28,6 +27,7 @@ from tasks.models import Queue, Schedule, Task
 from tests import hostile
 from tests.factories import make_lease, make_task, make_worker
 from tests.hostile import HOSTILE, PICKED, WRONG_KEYS, cursors
+from tests.pages import admins
 
 pytestmark = pytest.mark.django_db
 #: Hundreds of requests a test: every page and list, on both databases.
@@ -63,9 +63,7 @@ PAGES = {
     for pattern in urls.urlpatterns
 }
 WITH_ROWS = [name for name, pattern in PAGES.items() if pattern.pattern.regex.groupindex]
-MODELS = [
-    model for model in admin.site._registry if model._meta.app_label in ("leasing", "leasing_tasks")
-]
+MODELS = list(admins())
 EACH_MODEL = pytest.mark.parametrize("model", MODELS, ids=[model.__name__ for model in MODELS])
 
 
@@ -155,7 +153,7 @@ def test_no_form_of_a_page_is_a_fault(client: Client, name: str) -> None:
 
 
 def list_of(model: type[Model]) -> tuple[str, ReadOnlyAdmin]:
-    site = admin.site._registry[model]
+    site = admins()[model]
     assert isinstance(site, ReadOnlyAdmin)
     name = f"{model._meta.app_label}_{model._meta.model_name}_changelist"
     return reverse(f"admin:{name}"), site

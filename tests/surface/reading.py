@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import Mock
 from urllib.parse import parse_qsl, urlsplit
 
-from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command, get_commands, load_command_class
 from django.db.models import Model
@@ -47,11 +46,10 @@ from tasks.outbox import publish
 from tasks.sample import SLEEP
 from tests.elements import Element
 from tests.factories import make_lease, make_task, make_worker
-from tests.pages import Page
+from tests.pages import Page, admins
 from tests.plugin import ROOT
 
 LIST = Path(__file__).with_name("surface.txt")
-APPS = ("leasing", "leasing_tasks")
 #: Seconds that no reading takes.
 LONG = 3600.0
 DATA = {"sleep_duration_seconds": 1}
@@ -74,7 +72,7 @@ def lines() -> list[str]:
     """Return the list, sorted. It makes rows of every kind first."""
     make_rows()
     found = {
-        *(*pages(), *exports(), *admins(), *commands()),
+        *(*pages(), *exports(), *lists_of_admin(), *commands()),
         *(*events(), *metrics(), *signals()),
     }
     return sorted(found)
@@ -261,11 +259,10 @@ def exports() -> Iterator[str]:
 # The admin: what Django itself shows there changes with Django.
 
 
-def admins() -> Iterator[str]:
+def lists_of_admin() -> Iterator[str]:
     operator = superuser()
-    for model in admin.site._registry:
-        if model._meta.app_label in APPS:
-            yield from of_admin(operator, model)
+    for model in admins():
+        yield from of_admin(operator, model)
 
 
 def of_admin(operator: Client, model: type[Model]) -> Iterator[str]:

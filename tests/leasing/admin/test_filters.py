@@ -15,14 +15,12 @@ from leasing.models import Lease
 from tasks.models import Task
 from tests.factories import make_task
 from tests.fixtures import client_with
-from tests.pages import get, sent_by
+from tests.pages import admins, get, sent_by
 
 pytestmark = pytest.mark.django_db
 
 TASKS = "/admin/leasing_tasks/task/"
-OURS = [
-    model for model in admin.site._registry if model._meta.app_label in ("leasing", "leasing_tasks")
-]
+OURS = list(admins())
 EACH = pytest.mark.parametrize("model", OURS, ids=[model.__name__ for model in OURS])
 
 viewer = client_with("leasing_tasks.view_task", is_staff=True)
@@ -42,7 +40,7 @@ def test_a_masked_secret_is_not_found_letter_by_letter(viewer: Client) -> None:
 
 @EACH
 def test_no_column_is_looked_into(model: type[Model], admin_client: Client) -> None:
-    site, request = admin.site._registry[model], RequestFactory().get("/")
+    site, request = admins()[model], RequestFactory().get("/")
     assert isinstance(site, ReadOnlyAdmin)
     # What a query adds to its rows can be looked into as columns can.
     names = {*(field.name for field in model._meta.get_fields()), "pk", "now", "state"}
@@ -76,7 +74,7 @@ def test_a_foreign_key_with_limited_choices_shows_them(
 
 def test_a_list_is_sorted_by_what_it_offers_alone(viewer: Client) -> None:
     make_task()
-    for number in range(1, len(admin.site._registry[Task].list_display) + 1):
+    for number in range(1, len(admins()[Task].list_display) + 1):
         sorted_by = [
             sql.partition(" ORDER BY ")[2] for sql in sent_by(viewer, f"{TASKS}?o={number}")
         ]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from django.apps import apps
-from django.contrib import admin
 from django.test import Client
 from django.urls import reverse
 
-from tests.pages import get
+from tests.pages import admins, get
 from tests.surface import reading
 
 pytestmark = pytest.mark.django_db
@@ -25,9 +23,7 @@ def shown(client: Client, url: str) -> set[str]:
 def test_a_choice_of_a_filter_shows_some_of_the_rows_and_no_others(admin_client: Client) -> None:
     reading.make_rows()
     narrowing = set()
-    models = [each for app in reading.APPS for each in apps.get_app_config(app).get_models()]
-    for model in filter(admin.site.is_registered, models):
-        site = admin.site.get_model_admin(model)
+    for model, site in admins().items():
         url = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
         page = get(admin_client, url)
         rows = shown(admin_client, url)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.urls import reverse
@@ -25,7 +24,7 @@ from leasing.web.counts import Capped
 from tasks.models import Schedule, ScheduleSlot
 from tests.factories import make_lease, make_leases
 from tests.fixtures import client_with
-from tests.pages import Page, assert_cheap, get, queries, sent_by, signed_in
+from tests.pages import Page, admins, assert_cheap, get, queries, sent_by, signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -169,15 +168,14 @@ FEW = {Schedule, ScheduleSlot}
 
 
 def test_no_list_filters_sorts_or_counts_by_what_has_no_index() -> None:
-    for model, site in admin.site._registry.items():
-        if model._meta.app_label in ("leasing", "leasing_tasks"):
-            if model in FEW:
-                continue
-            assert isinstance(site, base.ReadOnlyAdmin), model
-            assert site.date_hierarchy is None and not site.show_full_result_count
-            for name in site.list_filter:
-                if isinstance(name, str):
-                    assert getattr(model._meta.get_field(name), "choices", None), f"{model}: {name}"
+    for model, site in admins().items():
+        if model in FEW:
+            continue
+        assert isinstance(site, base.ReadOnlyAdmin), model
+        assert site.date_hierarchy is None and not site.show_full_result_count
+        for name in site.list_filter:
+            if isinstance(name, str):
+                assert getattr(model._meta.get_field(name), "choices", None), f"{model}: {name}"
 
 
 def test_the_paginator_counts_no_further_than_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
