@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from types import ModuleType
+from typing import Any, Unpack
 
 import pytest
 from django.db import connection
@@ -19,16 +20,23 @@ from django.db.models import F
 from django.db.models.functions import Greatest, Least
 from django.db.models.signals import post_init
 
+from leasing.admin import changelist
 from leasing.functions import DbNow, after
 from leasing.store import Grant
 from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
+from leasing.web import paging
+from tasks.dashboard import listing, queue_rows
+from tasks.diagnosis import reasons
 from tasks.execution.context import Context
+from tasks.fleet import hand_back
+from tasks.maintenance import counting, invariants
 from tasks.models import Sample, Task, TaskAttempt, TaskStatus
-from tasks.querysets import TaskQuerySet
+from tasks.outbox import relay
+from tasks.querysets import TaskQuerySet, bulk, completions, operator, producer, recovery
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Handler
-from tests.factories import make_tasks
+from tests.factories import TaskOptions, make_tasks
 from tests.leasing.support import expire
 
 #: A signal that was sent: its name, the task, and what else it says.
@@ -39,6 +47,27 @@ ContextOf = Callable[[Task], Context]
 
 #: Runs a task to its end with the function given as its handler.
 RunTask = Callable[..., Task]
+
+#: Sets bounds of the product, by their names in ``BOUNDS``.
+Limits = Callable[..., None]
+
+#: Where the bounds are that a test sets to what it can reach with a few rows.
+BOUNDS: dict[str, list[tuple[ModuleType, str]]] = {
+    "buckets": [(relay, "CLAIMED")],
+    "bulk_batch": [(operator, "BULK_BATCH")],
+    "count_cap": [(changelist, "COUNT_CAP"), (queue_rows, "COUNT_CAP"), (counting, "COUNT_CAP")],
+    "insert_batch": [(bulk, "BATCH_ROWS"), (producer, "INSERT_BATCH")],
+    "largest": [(completions, "LARGEST")],
+    "looked_at": [(reasons, "LOOKED_AT")],
+    "max_counted": [(invariants, "MAX_COUNTED")],
+    "reach": [(changelist, "REACH"), (paging, "REACH")],
+    "reading_reach": [(paging, "READING_REACH")],
+    "search_cap": [(listing, "SEARCH_CAP")],
+    "suspects_read": [(recovery, "SUSPECTS_READ")],
+    "sweep_batch": [(invariants, "SWEEP_BATCH")],
+    "together": [(hand_back, "TOGETHER")],
+    "waits": [(counting, "WAITS")],
+}
 
 
 class Handlers:
@@ -114,10 +143,10 @@ def names_of(reported: Reported) -> list[str]:
     return [name for name, _, _ in reported]
 
 
-def running(count: int, **options: Any) -> list[Task]:
+def running(count: int, **options: Unpack[TaskOptions]) -> list[Task]:
     """Create so many running tasks."""
-    tasks: list[Task] = make_tasks(count, state="running", **options)
-    return tasks
+    options["state"] = "running"
+    return make_tasks(count, **options)
 
 
 # What others do to a row, in one UPDATE each

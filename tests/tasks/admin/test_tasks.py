@@ -12,7 +12,6 @@ from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
 
-from leasing.admin import changelist
 from leasing.humanize import span, stamp
 from leasing.models import AuditEntry
 from leasing.web.badges import DONE, Badge
@@ -36,7 +35,7 @@ from tasks.outbox import publish
 from tests.factories import make_lease, make_task, make_tasks, make_worker
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in
-from tests.tasks.support import Handlers, row_of
+from tests.tasks.support import Handlers, Limits, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -239,11 +238,11 @@ def test_a_list_costs_the_same_however_long_it_is(viewer: Client) -> None:
 
 
 def test_the_name_is_looked_for_among_the_newest_and_an_id_among_all(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
+    viewer: Client, limits: Limits
 ) -> None:
     old, new = make_task(), make_task()
     assert not get(viewer, f"{TASKS}?q=sample.sleep").all("[data-note]")
-    monkeypatch.setattr(changelist, "REACH", 1)
+    limits(reach=1)
     page = get(viewer, f"{TASKS}?q=sample.sleep")
     assert rows(page) >= {f"{TASKS}{new.pk}/change/"} and len(page.rows) == 1
     assert page.one("[data-note=floor]").numbers == [old.pk]
@@ -251,15 +250,15 @@ def test_the_name_is_looked_for_among_the_newest_and_an_id_among_all(
 
 
 def test_a_filter_without_an_index_looks_at_the_newest_and_one_with_it_at_all(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
+    viewer: Client, limits: Limits
 ) -> None:
     for state in ("retrying", "recovered") * 2:
         make_task(state=state)
-    monkeypatch.setattr(changelist, "REACH", 2)
+    limits(reach=2)
     assert len(get(viewer, f"{ATTEMPTS}?outcome__exact=failed").rows) == 1
     assert len(get(viewer, f"{ATTEMPTS}?outcome__exact=lost").rows) == 2
     assert len(get(viewer, ATTEMPTS).rows) == 4
-    monkeypatch.setattr(changelist, "REACH", 1)
+    limits(reach=1)
     both = "state=waiting&queue__exact=default"
     assert len(get(viewer, f"{TASKS}?{both}").rows) == 4
     make_tasks(2, state="succeeded")
@@ -267,10 +266,10 @@ def test_a_filter_without_an_index_looks_at_the_newest_and_one_with_it_at_all(
 
 
 def test_a_list_ends_where_its_count_ends_and_says_so(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
+    viewer: Client, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     make_tasks(3)
-    monkeypatch.setattr(changelist, "COUNT_CAP", 2)
+    limits(count_cap=2)
     monkeypatch.setattr(TaskAdmin, "list_per_page", 1)
     page = get(viewer, f"{TASKS}?p=2")
     assert page.one("[data-note=capped]").links == ["/ops/tasks/"]

@@ -14,7 +14,7 @@ from leasing.web.cursors import NEWEST_FIRST
 from tests.factories import make_lease, make_task
 from tests.fixtures import client_with
 from tests.pages import signed_in, user_with
-from tests.tasks.support import Handlers
+from tests.tasks.support import Handlers, Limits
 
 pytestmark = pytest.mark.django_db
 
@@ -38,10 +38,10 @@ def ids(client: Client, url: str) -> list[Any]:
 
 
 def test_an_export_has_what_the_filter_lets_by_in_its_order(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
+    viewer: Client, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     monkeypatch.setattr(paging.chunks_of, "__defaults__", (NEWEST_FIRST, None, 2))
-    monkeypatch.setattr(paging, "REACH", 3)
+    limits(reach=3)
     failed = [make_task(state="failed", holder="dora").pk for _ in range(5)]
     make_task(state="failed", holder="emil")
     make_task()

@@ -16,13 +16,12 @@ from leasing import once
 from leasing.functions import DbNow, after
 from leasing.models import AuditEntry, OnceKey
 from leasing.runtime.aio import drive
-from leasing.web import paging
 from tasks.exceptions import GiveUp
 from tasks.models import Task
 from tests.factories import claimed, make_task
 from tests.fixtures import client_with, clocks
 from tests.pages import get, signed_in
-from tests.tasks.support import lose, make_due
+from tests.tasks.support import Limits, lose, make_due
 
 __all__ = ["clocks"]
 
@@ -264,8 +263,8 @@ def test_keys_of_once_are_for_those_who_may_see_leases() -> None:
     assert b"once" not in b"".join(client.get("/ops/keys.csv"))
 
 
-def test_a_search_goes_on_where_it_ended(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "REACH", 2)
+def test_a_search_goes_on_where_it_ended(viewer: Client, limits: Limits) -> None:
+    limits(reach=2)
     left("old")
     for key in ("a", "b", "c"):
         done(key)

@@ -21,6 +21,7 @@ from tasks.sample import SLEEP
 from tests.api_calls import call
 from tests.factories import make_task, make_tasks, make_worker
 from tests.pages import get, queries
+from tests.tasks.support import Limits
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("database_clock")]
 
@@ -155,8 +156,8 @@ def test_only_the_queues_that_have_waited_longest_are_explained_with_a_statement
     assert [statements(1, 5), statements(5, 8)] == [one + 4, one + 4]
 
 
-def test_more_tasks_than_are_looked_at_are_counted_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reasons, "LOOKED_AT", 3)
+def test_more_tasks_than_are_looked_at_are_counted_as_many(limits: Limits) -> None:
+    limits(looked_at=3)
     of_ann()
     waiting(5)
     make_task(state="scheduled")

@@ -18,7 +18,6 @@ from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.execution.context import Context
 from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Queue, Schedule, Task
-from tasks.querysets import operator
 from tasks.registry import handler
 from tasks.testing import inline
 from tasks.testing.context import FakeContext
@@ -26,7 +25,7 @@ from tasks.worker.process import Until
 from tests.factories import make_task, make_tasks
 from tests.leasing.support import expire
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, Reported, around, attempt, names_of, row_of
+from tests.tasks.support import Handlers, Limits, Reported, around, attempt, names_of, row_of
 from tests.tasks.workers import PATIENCE, ended, working
 
 pytestmark = pytest.mark.django_db
@@ -107,9 +106,9 @@ def test_the_last_attempt_of_a_task_that_was_to_be_cancelled_ends_it_as_cancelle
     assert row_of(task)["status"] == "cancelled"
 
 
-def test_many_are_rescheduled_in_parts_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_are_rescheduled_in_parts_and_each_once(limits: Limits) -> None:
     """Afterwards they meet the condition as before: only their keys tell which were done."""
-    monkeypatch.setattr(operator, "BULK_BATCH", 2)
+    limits(bulk_batch=2)
     tasks = make_tasks(5)
     told: list[int] = []
 

@@ -22,7 +22,16 @@ from tasks.models import Task, TaskStatus, Worker
 from tasks.notifier import limiter
 from tests.factories import make_task, make_worker
 from tests.leasing.support import FakeClock, expire
-from tests.tasks.support import Reported, attempts, grant_to, names_of, row_of, running, take_over
+from tests.tasks.support import (
+    Limits,
+    Reported,
+    attempts,
+    grant_to,
+    names_of,
+    row_of,
+    running,
+    take_over,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -127,8 +136,8 @@ def test_what_someone_asked_to_cancel_is_cancelled() -> None:
     assert {row_of(task)["status"] for task in (begun, unbegun)} == {TaskStatus.CANCELLED}
 
 
-def test_many_are_handed_back_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hand_back, "TOGETHER", 2)
+def test_many_are_handed_back_in_parts(limits: Limits) -> None:
+    limits(together=2)
     tasks = running(5, holder="ann")
 
     assert hand_back.hand_back(dead_worker(tasks[0])) == (4, 1)

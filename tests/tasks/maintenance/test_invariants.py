@@ -20,7 +20,7 @@ from tasks.models import Queue, Schedule, Task, TaskStatus, WorkerState
 from tasks.querysets.base import STOPPED_WITHIN
 from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import OtherSession
-from tests.tasks.support import Reported, row_of
+from tests.tasks.support import Limits, Reported, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -481,8 +481,8 @@ def test_a_schedule_that_is_paused_or_planned_is_sound(columns: dict[str, Any]) 
 # Many at once
 
 
-def test_more_than_a_batch_is_repaired_in_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariants, "SWEEP_BATCH", 2)
+def test_more_than_a_batch_is_repaired_in_one_look(limits: Limits) -> None:
+    limits(sweep_batch=2)
     tasks = make_tasks(5)
     Task.objects.update(cancel_requested_at=PAST)
 

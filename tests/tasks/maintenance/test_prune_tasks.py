@@ -26,7 +26,7 @@ from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
 from tests.press.models import Receipt
-from tests.tasks.support import Reported
+from tests.tasks.support import Limits, Reported
 
 pytestmark = pytest.mark.django_db
 
@@ -437,9 +437,9 @@ def test_what_has_not_ended_cannot_be_discarded(state: str, reported: Any) -> No
 
 
 def test_what_the_database_keeps_from_being_discarded_keeps_no_other(
-    monkeypatch: pytest.MonkeyPatch, reported: Any
+    monkeypatch: pytest.MonkeyPatch, limits: Limits, reported: Any
 ) -> None:
-    monkeypatch.setattr(operator, "BULK_BATCH", 2)
+    limits(bulk_batch=2)
     one, another, third, *gone = (make_task(state="failed").pk for _ in range(5))
     kept = {one, another, third}
     delete, tried = operator._delete, list[int]()
@@ -459,10 +459,8 @@ def test_what_the_database_keeps_from_being_discarded_keeps_no_other(
     assert [key for _, key, _ in reported] == gone
 
 
-def test_verbs_over_many_tasks_are_many_transactions(
-    monkeypatch: pytest.MonkeyPatch, reported: Any
-) -> None:
-    monkeypatch.setattr(operator, "BULK_BATCH", 2)
+def test_verbs_over_many_tasks_are_many_transactions(limits: Limits, reported: Any) -> None:
+    limits(bulk_batch=2)
     tasks = make_tasks(5, state="failed")
     make_task(state="succeeded")
     reported.clear()

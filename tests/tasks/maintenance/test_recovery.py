@@ -11,17 +11,17 @@ import pytest
 from django.core.management import call_command
 from pytest_django import Settings
 
-from tasks.maintenance import invariants, recovery
+from tasks.maintenance import recovery
 from tasks.models import Task, TaskStatus
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
-from tests.tasks.support import attempts, row_of
+from tests.tasks.support import Limits, attempts, row_of
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_sweep_goes_on_until_nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariants, "SWEEP_BATCH", 2)
+def test_a_sweep_goes_on_until_nothing_is_stuck(limits: Limits) -> None:
+    limits(sweep_batch=2)
     make_tasks(5, state="stuck")
 
     assert recovery.sweep() == 5
@@ -65,10 +65,10 @@ def test_the_next_sweep_is_when_the_next_deadline_is_over_or_before_long(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_sweep_that_takes_long_goes_on_in_the_next_tick(
-    database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+    database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     make_tasks(5, state="stuck")
-    monkeypatch.setattr(invariants, "SWEEP_BATCH", 2)
+    limits(sweep_batch=2)
     monkeypatch.setattr(recovery, "LONGEST_TICK", 0.0)
     controller = recovery.service()
 

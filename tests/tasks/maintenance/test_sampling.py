@@ -18,7 +18,7 @@ from leasing.models import Lease
 from tasks.checks.settings import check_settings
 from tasks.dashboard.charts import series
 from tasks.exceptions import GiveUp
-from tasks.maintenance import counting, sampling
+from tasks.maintenance import sampling
 from tasks.maintenance.counting import (
     RESOURCE,
     Activity,
@@ -35,6 +35,7 @@ from tasks.registry import Kind
 from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, expire
+from tests.tasks.support import Limits
 
 pytestmark = pytest.mark.django_db
 
@@ -138,10 +139,8 @@ def test_attempts_are_counted_by_handler_with_their_durations(clock: Clock) -> N
     assert handlers["mail.send"] == {"failures": 2, "runs": {}, "waits": {}}
 
 
-def test_of_many_successes_some_tell_the_durations_evenly(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(counting, "WAITS", 2)
+def test_of_many_successes_some_tell_the_durations_evenly(clock: Clock, limits: Limits) -> None:
+    limits(waits=2)
     made: list[Any] = make_tasks(4)
     for task in made:
         Task.objects.complete(run(task), {})
@@ -151,9 +150,9 @@ def test_of_many_successes_some_tell_the_durations_evenly(
 
 
 def test_handlers_whose_tasks_take_turns_are_all_among_those_that_tell(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, limits: Limits
 ) -> None:
-    monkeypatch.setattr(counting, "WAITS", 2)
+    limits(waits=2)
     for task in [make() for _ in range(2) for make in (make_task, mail)]:
         Task.objects.complete(run(task), {})
 
@@ -253,9 +252,9 @@ def test_a_percentile_is_one_of_the_lengths(lengths: Any, share: float, found: f
 
 
 def test_depths_tell_what_is_due_from_what_is_not_and_look_at_so_many(
-    monkeypatch: pytest.MonkeyPatch, queues: None, clock: Clock
+    limits: Limits, queues: None, clock: Clock
 ) -> None:
-    monkeypatch.setattr(counting, "COUNT_CAP", 3)
+    limits(count_cap=3)
     make_tasks(2)
     make_tasks(9, state="scheduled")
     make_task(kind=Kind.COROUTINE.number)

@@ -23,6 +23,7 @@ from tasks.outbox.totals import Totals
 from tasks.querysets.outbox import BUCKETS, MAX_PAYLOAD
 from tests.processes import wait_for
 from tests.tasks.celery.support import FakeBroker, away_after, published
+from tests.tasks.support import Limits
 
 pytestmark = pytest.mark.django_db
 
@@ -343,10 +344,10 @@ def test_a_bucket_that_another_relay_has_is_left_to_it(relay: Relay, broker: Fak
 
 
 def test_buckets_that_have_waited_longest_are_published_first(
-    relay: Relay, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+    relay: Relay, broker: FakeBroker, limits: Limits
 ) -> None:
     """Otherwise one that is always full would leave the others behind."""
-    monkeypatch.setattr(outbox_relay, "CLAIMED", 1)
+    limits(buckets=1)
     relay.look()
     busy, quiet = sorted((publish(each, None, key=each) for each in "ab"), key=lambda m: m.bucket)
     relay.look()

@@ -11,13 +11,13 @@ from django.db import connection
 
 from leasing.db.row_reader import instance_of
 from tasks import handler
-from tasks.maintenance import invariants, recovery
+from tasks.maintenance import recovery
 from tasks.models import Task, TaskStatus
 from tasks.querysets import operator
 from tasks.testing import run, run_handler
 from tests.factories import make_task
 from tests.leasing.support import OtherSession, just_before_the_update
-from tests.tasks.support import Reported, end_well, row_of
+from tests.tasks.support import Limits, Reported, end_well, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -236,9 +236,9 @@ def test_what_the_death_of_a_canceller_leaves_behind_is_cancelled_by_recovery(
 
 
 def test_children_of_more_parents_than_are_looked_up_at_a_time_are_all_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(invariants, "MAX_COUNTED", 2)
+    limits(max_counted=2)
     children = [make_task(parent=make_task(state="cancelled")) for _ in range(5)]
 
     assert recovery.cancel_left_behind() == 5

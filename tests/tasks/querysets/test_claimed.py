@@ -15,12 +15,12 @@ from leasing.functions import EPOCH
 from leasing.runtime.clock import clock
 from tasks.exceptions import NotSerializable
 from tasks.models import Queue, Task, TaskStatus
-from tasks.querysets import completions
 from tasks.querysets.claimed import ClaimedTask
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
 from tests.tasks.support import (
+    Limits,
     Reported,
     copy_of,
     end_by_another,
@@ -283,10 +283,10 @@ def test_what_the_database_refuses_together_is_tried_one_by_one() -> None:
 
 @pytest.mark.usefixtures("unheard")
 def test_outputs_too_large_for_one_statement_are_stored_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
     outputs = ["x" * 10, "y" * 30, "z" * 10]
-    monkeypatch.setattr(completions, "LARGEST", len(json.dumps(outputs[0])) * 2)
+    limits(largest=len(json.dumps(outputs[0])) * 2)
     make_tasks(3)
     claimed = take()
 

@@ -21,13 +21,13 @@ from leasing.models import LeaseState
 from tasks import handler
 from tasks.exceptions import InvalidArguments, NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task, TaskStatus
-from tasks.querysets import bulk, duplicates, producer
+from tasks.querysets import duplicates
 from tasks.querysets.sql import insert
 from tasks.sample import SLEEP, sleep
 from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
-from tests.tasks.support import Handlers, Reported, before_a_statement_with, row_of
+from tests.tasks.support import Handlers, Limits, Reported, before_a_statement_with, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -575,9 +575,8 @@ def test_many_can_come_from_a_generator() -> None:
     assert len(Task.objects.enqueue_many("jobs.echo", ({"n": n} for n in range(3)))) == 3
 
 
-def test_many_are_stored_all_or_none(monkeypatch: pytest.MonkeyPatch, reported: Reported) -> None:
-    monkeypatch.setattr(producer, "INSERT_BATCH", 2)
-    monkeypatch.setattr(bulk, "BATCH_ROWS", 2)
+def test_many_are_stored_all_or_none(limits: Limits, reported: Reported) -> None:
+    limits(insert_batch=2)
     inserts = []
 
     def fail_the_second(execute: Any, sql: str, *rest: Any) -> Any:

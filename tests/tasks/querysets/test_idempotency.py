@@ -16,11 +16,10 @@ from tasks import handler
 from tasks.exceptions import NotSerializable, UnknownQueue, UnknownTask
 from tasks.models import Task
 from tasks.payload import is_same_json
-from tasks.querysets import bulk, producer
 from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
-from tests.tasks.support import Reported, before_a_statement_with, row_of
+from tests.tasks.support import Limits, Reported, before_a_statement_with, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -308,13 +307,12 @@ def test_a_handler_declares_what_its_tasks_begin_with() -> None:
 
 @pytest.mark.usefixtures("handlers", "queues")
 def test_many_differ_in_their_data_and_what_follows_from_it(
-    monkeypatch: pytest.MonkeyPatch, database_clock: DatabaseClock
+    limits: Limits, database_clock: DatabaseClock
 ) -> None:
     @handler("bill", queue="mail", concurrency_key="{account}")
     def bill(ctx: Any, **data: Any) -> None: ...
 
-    monkeypatch.setattr(producer, "INSERT_BATCH", 2)
-    monkeypatch.setattr(bulk, "BATCH_ROWS", 2)
+    limits(insert_batch=2)
     odd = "' \" \\ \n , {} NULL \u2028 🙂"
     data = [{"account": n, "odd": odd} for n in ("a", "", "b", "a", "c")]
 

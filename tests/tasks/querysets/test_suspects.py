@@ -8,11 +8,10 @@ import pytest
 
 from leasing.functions import after
 from tasks.models import Task, TaskStatus
-from tasks.querysets import recovery
 from tasks.querysets.recovery import is_lost_with_worker
 from tests.factories import claimed, make_task
 from tests.leasing.support import expire
-from tests.tasks.support import make_due
+from tests.tasks.support import Limits, make_due
 
 pytestmark = pytest.mark.django_db
 
@@ -161,7 +160,7 @@ def test_what_an_operator_took_is_not_lost_with_its_worker_whatever_the_reason()
 
 
 def test_losses_of_another_kind_are_not_searched_without_end(
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
     """Among a million of them, whose texts would all be read."""
     killer, task = suspect(), victim()
@@ -173,7 +172,7 @@ def test_losses_of_another_kind_are_not_searched_without_end(
         make_due(other)
         claimed(other, "eve")
         Task.objects.filter(pk=other.pk).revoke()
-    monkeypatch.setattr(recovery, "SUSPECTS_READ", 2)
+    limits(suspects_read=2)
 
     expire(mine)
     Task.objects.recover()

@@ -17,6 +17,7 @@ from tasks.models import Queue, Sample, Task
 from tests.factories import make_task, make_worker
 from tests.fixtures import client_with
 from tests.pages import Page, Row, get, sent_by
+from tests.tasks.support import Limits
 
 pytestmark = pytest.mark.django_db
 
@@ -114,10 +115,8 @@ def test_a_pause_needs_a_reason_and_a_queue_that_there_is(operator: Client) -> N
     assert operator.post(RESUME).status_code == 400
 
 
-def test_too_many_to_count_are_told_by_the_latest_sample(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(queue_rows, "COUNT_CAP", 2)
+def test_too_many_to_count_are_told_by_the_latest_sample(viewer: Client, limits: Limits) -> None:
+    limits(count_cap=2)
     make_worker()
     for _ in range(3):
         make_task()

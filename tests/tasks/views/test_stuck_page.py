@@ -18,7 +18,7 @@ from tasks.models import Task, TaskAttempt
 from tests.factories import make_task, make_tasks
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by
-from tests.tasks.support import grant_to
+from tests.tasks.support import Limits, grant_to
 
 pytestmark = pytest.mark.django_db
 
@@ -135,9 +135,9 @@ def test_each_list_is_paged_by_key_while_the_other_stays_at_its_first_page(
 
 
 def test_a_search_among_recoveries_looks_at_so_many_and_goes_on(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
+    viewer: Client, limits: Limits
 ) -> None:
-    monkeypatch.setattr(paging, "REACH", 2)
+    limits(reach=2)
     rare = make_task(state="recovered", holder="rare")
     make_tasks(3, state="recovered", holder="ann")
 

@@ -18,7 +18,7 @@ from tasks.models import Task
 from tests.factories import make_task
 from tests.fixtures import client_with
 from tests.pages import Page, assert_cheap, get, sent_by
-from tests.tasks.support import Handlers
+from tests.tasks.support import Handlers, Limits
 
 pytestmark = pytest.mark.django_db
 
@@ -167,9 +167,9 @@ def test_nonsense_in_a_filter_is_refused(viewer: Client, asked: dict[str, str]) 
 
 
 def test_a_search_looks_at_so_many_rows_and_goes_on(
-    viewer: Client, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    viewer: Client, handlers: Handlers, limits: Limits
 ) -> None:
-    monkeypatch.setattr(paging, "REACH", 4)
+    limits(reach=4)
     handlers["rare"] = lambda ctx: None
     first, second = (make_task(name="rare", data={}) for _ in range(2))
     for _ in range(6):
@@ -184,9 +184,9 @@ def test_a_search_looks_at_so_many_rows_and_goes_on(
 
 @pytest.mark.parametrize("state", ["waiting", "failed"])
 def test_a_search_by_a_moment_misses_nothing(
-    viewer: Client, state: str, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    viewer: Client, state: str, handlers: Handlers, limits: Limits
 ) -> None:
-    monkeypatch.setattr(paging, "REACH", 2)
+    limits(reach=2)
     handlers["rare"] = handlers["other"] = lambda ctx: None
     made = "ready" if state == "waiting" else "failed"
     rare = [
@@ -207,14 +207,12 @@ def test_a_search_by_a_moment_misses_nothing(
     assert sorted(seen) == sorted(keys(*rare))
 
 
-def test_a_search_shows_no_count_that_it_does_not_know(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_shows_no_count_that_it_does_not_know(viewer: Client, limits: Limits) -> None:
     for _ in range(4):
         make_task()
     page = get(viewer, address(q="sample"))
     assert (page.tabs[""], page.tabs["state=stuck"]) == ("4", "0")
-    monkeypatch.setattr(listing, "SEARCH_CAP", 3)
+    limits(search_cap=3)
     page = get(viewer, address(q="sample"))
     assert (page.tabs[""], page.tabs["state=stuck"]) == ("", "0")
 
@@ -287,9 +285,9 @@ def test_polls_of_users_who_see_different_columns_are_not_shared(
 
 
 def test_a_search_in_arguments_reads_so_many_rows_and_goes_on(
-    reader: Client, monkeypatch: pytest.MonkeyPatch
+    reader: Client, limits: Limits
 ) -> None:
-    monkeypatch.setattr(paging, "READING_REACH", 4)
+    limits(reading_reach=4)
     task = make_task(data={"sleep_duration_seconds": 77})
     for _ in range(5):
         make_task()
