@@ -236,7 +236,12 @@ def _is_signal(value: object) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _longest_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def drawing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[float, float], float]], None]:
     """Draw the longest pause before another attempt: one drawn near to nothing would be over
-    before the test has looked."""
-    monkeypatch.setattr(retry, "draw", lambda low, high: high)
+    before the test has looked. Has the test draw another: ``drawing(lambda low, high: low)``."""
+
+    def draw_by(draw: Callable[[float, float], float]) -> None:
+        monkeypatch.setattr(retry, "draw", draw)
+
+    draw_by(lambda low, high: high)
+    return draw_by

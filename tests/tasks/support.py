@@ -48,6 +48,9 @@ ContextOf = Callable[[Task], Context]
 #: Runs a task to its end with the function given as its handler.
 RunTask = Callable[..., Task]
 
+#: Has pauses before another attempt drawn by a function of their bounds.
+Drawing = Callable[[Callable[[float, float], float]], None]
+
 #: Sets bounds of the product, by their names in ``BOUNDS``.
 Limits = Callable[..., None]
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings
 
-from tasks import retry
 from tasks.retry import Exponential, longest_pause, usual_pause
+from tests.tasks.support import Drawing
 
 
 def bound(attempt: int, base: float = 1.0, cap: float = 3600.0) -> float:
@@ -38,12 +38,12 @@ def test_no_base_is_no_pause() -> None:
 
 
 def test_the_pause_is_drawn_from_nothing_up_to_the_bound(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, drawing: Drawing
 ) -> None:
     settings.TASK_QUEUE = {"BACKOFF": {"base": 1, "cap": 60}}
-    monkeypatch.setattr(retry, "draw", lambda low, high: low)
+    drawing(lambda low, high: low)
     assert usual_pause(3) == 0
-    monkeypatch.setattr(retry, "draw", lambda low, high: high)
+    drawing(lambda low, high: high)
     assert usual_pause(3) == 4
 
 
@@ -57,7 +57,7 @@ def test_no_pause_is_negative_or_beyond_the_cap(attempt: int, base: float, cap: 
 
 
 def test_pauses_differ_so_that_tasks_that_failed_together_come_back_apart(
-    monkeypatch: pytest.MonkeyPatch,
+    drawing: Drawing,
 ) -> None:
-    monkeypatch.setattr(retry, "draw", random.uniform)  # as outside of tests
+    drawing(random.uniform)  # as outside of tests
     assert len({usual_pause(5) for _ in range(20)}) > 1

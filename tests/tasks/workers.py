@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from django.db import connections
@@ -15,6 +15,7 @@ from tasks.runtime.timing import Timing
 from tasks.worker.process import WorkerProcess
 from tasks.worker.timeouts import Timekeeper
 from tests.processes import wait_for
+from tests.tasks.support import around
 
 #: Long enough for a loaded machine; nothing waits that long when all is well.
 PATIENCE = 20.0
@@ -52,19 +53,18 @@ def working(**options: Any) -> Iterator[WorkerProcess]:
         wait_for(lambda: not {each.name for each in {*threading.enumerate()} - before} & DUTIES)
 
 
-def watching_once(begun: Callable[[], object]) -> Callable[[Timekeeper, Execution], None]:
-    """In place of ``Timekeeper.watch``: on no machine a timeout is over before ``begun`` says that
-    the handler is at it."""
-    watch = Timekeeper.watch
+def watching_once(begun: Callable[[], object]) -> AbstractContextManager[None]:
+    """Watch each attempt as soon as ``begun`` says that its handler is at it: on no machine a
+    timeout is over before."""
 
-    def wait_and_watch(timekeeper: Timekeeper, execution: Execution) -> None:
-        wait_for(begun)
-        watch(timekeeper, execution)
+    def watch_later(watch: Callable[[Execution], None], execution: Execution) -> None:
+        def wait_and_watch() -> None:
+            wait_for(begun)
+            watch(execution)
 
-    def watch_later(timekeeper: Timekeeper, execution: Execution) -> None:
-        threading.Thread(target=wait_and_watch, args=(timekeeper, execution)).start()
+        threading.Thread(target=wait_and_watch).start()
 
-    return watch_later
+    return around("watch", watch_later, of=Timekeeper)
 
 
 def ended(worker: WorkerProcess) -> Callable[[], bool]:

@@ -13,7 +13,6 @@ from pytest_django import Settings
 
 from tasks.exceptions import ClaimUnderWay
 from tasks.models import Task, TaskAttempt, TaskStatus
-from tasks.querysets import TaskQuerySet
 from tests.api_calls import Answer, call
 from tests.leasing.support import OtherSession, expire, usurp
 from tests.pages import queries, signed_in
@@ -186,13 +185,11 @@ def test_a_claim_sent_again_after_it_found_nothing_claims_nothing(
     assert Task.objects.get().status == TaskStatus.READY
 
 
-def test_a_claim_that_is_still_under_way_asks_to_be_sent_again(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TaskQuerySet, "claim", Mock(side_effect=ClaimUnderWay))
+def test_a_claim_that_is_still_under_way_asks_to_be_sent_again(client: Client) -> None:
     headers = {"Idempotency-Key": str(uuid.uuid4())}
 
-    answer = call(client, "POST", "/tasks/next", ME, headers=headers)
+    with around("claim", Mock(side_effect=ClaimUnderWay)):
+        answer = call(client, "POST", "/tasks/next", ME, headers=headers)
 
     assert (answer.status, answer.headers["Retry-After"]) == (409, "1")
 

@@ -80,11 +80,15 @@ def test_an_enqueue_wakes_those_who_wait_for_its_queue(client: Client) -> None:
         assert not mail.woken.is_set()
 
 
-def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    until = clock() + PATIENCE
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody hears notifications of the database."""
     monkeypatch.setattr(listener, "can_listen", lambda using: False)
+
+
+@pytest.mark.usefixtures("deaf")
+def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive() -> None:
+    until = clock() + PATIENCE
     own = Claimers("default")
     waiting = own.waiting
     with ExitStack() as left:
@@ -105,8 +109,8 @@ def test_claimers_of_the_same_queues_poll_in_turn_where_notifications_arrive(
             assert woken == [False, False, False, True, False]
 
 
-def test_a_claimer_whose_time_is_over_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "can_listen", lambda using: False)
+@pytest.mark.usefixtures("deaf")
+def test_a_claimer_whose_time_is_over_wakes_nobody() -> None:
     waiting = Claimers("default").waiting
     with ExitStack() as left:
         left.enter_context(waiting(["default"], clock()))

@@ -62,6 +62,12 @@ def running(worker: Worker) -> Iterator[Worker]:
         yield worker
 
 
+@pytest.fixture
+def strikes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the service fails to store is soon tried again."""
+    monkeypatch.setattr(completer, "STRIKE_EVERY", 0.05)
+
+
 def echo(ctx: Context, word: str) -> dict[str, Any]:
     ctx.ensure()
     return {"word": word, "attempt": ctx.attempt}
@@ -454,14 +460,13 @@ def failing_for(text: bytes, service: Service) -> Fault:
     return fail
 
 
+@pytest.mark.usefixtures("strikes_soon")
 def test_a_result_that_the_service_fails_to_store_holds_up_no_other(
     service: Service,
     worker: Worker,
     handlers: Handlers,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(completer, "STRIKE_EVERY", 0.05)
 
     @handlers.handler("jobs.echo")
     def poison(ctx: Context, word: str) -> str:
@@ -479,10 +484,10 @@ def test_a_result_that_the_service_fails_to_store_holds_up_no_other(
     assert caplog.text.count("gave up: the service fails to complete it") == 3
 
 
+@pytest.mark.usefixtures("strikes_soon")
 def test_results_wait_for_a_service_that_fails_whatever_it_is_sent(
-    service: Service, worker: Worker, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    service: Service, worker: Worker, handlers: Handlers
 ) -> None:
-    monkeypatch.setattr(completer, "STRIKE_EVERY", 0.05)
     faults = [answered(500)] * 25
 
     @handlers.handler("jobs.echo")
@@ -726,6 +731,7 @@ WRONG: dict[str, Fault] = {
 }
 
 
+@pytest.mark.usefixtures("strikes_soon")
 @pytest.mark.parametrize("at", ["/tasks/next", "/tasks/complete"])
 def test_a_running_worker_outlives_whatever_is_answered(
     service: Service,
@@ -734,7 +740,6 @@ def test_a_running_worker_outlives_whatever_is_answered(
     monkeypatch: pytest.MonkeyPatch,
     at: str,
 ) -> None:
-    monkeypatch.setattr(completer, "STRIKE_EVERY", 0.05)
     monkeypatch.setattr(random, "uniform", lambda low, high: 0.05)
     runs: Counter[str] = Counter()
 

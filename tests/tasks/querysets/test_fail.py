@@ -9,12 +9,11 @@ import pytest
 from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
-from tasks import retry
 from tasks.models import AttemptOutcome, Task, TaskStatus
 from tests.factories import claimed, make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.logs import logged
-from tests.tasks.support import Reported, attempt, attempts, make_due, row_of
+from tests.tasks.support import Drawing, Reported, attempt, attempts, make_due, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -58,7 +57,7 @@ def test_the_pause_doubles_with_each_attempt_up_to_the_cap(
 
 
 def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
-    database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+    database_clock: DatabaseClock, drawing: Drawing
 ) -> None:
     drawn: list[tuple[float, float]] = []
 
@@ -66,7 +65,7 @@ def test_the_pause_is_drawn_from_nothing_up_to_its_bound(
         drawn.append((low, high))
         return low
 
-    monkeypatch.setattr(retry, "draw", lowest)
+    drawing(lowest)
     task = make_task(state="running")
 
     Task.objects.fail(task, "no luck")

@@ -13,12 +13,12 @@ from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
-from tasks import retry
 from tasks.models import AttemptOutcome, Task, TaskStatus
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire, just_before_the_update
 from tests.tasks.support import (
+    Drawing,
     Reported,
     attempt,
     attempts,
@@ -88,11 +88,11 @@ def test_a_task_is_stuck_from_its_deadline_on(database_clock: DatabaseClock) -> 
 
 
 def test_each_lost_task_waits_a_pause_of_its_own_as_if_it_had_failed(
-    database_clock: DatabaseClock, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    database_clock: DatabaseClock, settings: Settings, drawing: Drawing
 ) -> None:
     settings.TASK_QUEUE = {"BACKOFF": {"base": 10.0, "cap": 600.0}}
     draws = iter([0.1, 0.5, 1.0])
-    monkeypatch.setattr(retry, "draw", lambda low, high: next(draws) * high)
+    drawing(lambda low, high: next(draws) * high)
     tasks = make_tasks(3, state="running", ttl=30)
     Task.objects.filter(pk=tasks[2].pk).update(attempts=4)
     database_clock.advance(31)

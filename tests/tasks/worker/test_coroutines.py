@@ -16,7 +16,6 @@ from tasks.exceptions import TaskCancelled
 from tasks.execution.attempt import Execution
 from tasks.models import Task, TaskStatus
 from tasks.registry import Kind
-from tasks.worker.timeouts import Timekeeper
 from tests.factories import make_task, make_tasks
 from tests.leasing.support import expire
 from tests.processes import wait_for
@@ -197,14 +196,11 @@ def test_coroutines_that_still_run_at_the_deadline_are_cancelled_and_given_back(
     assert [attempts(task) for task in tasks] == [[(1, "returned")]] * 2
 
 
-def test_a_coroutine_is_cancelled_when_its_timeout_is_over(
-    sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Timekeeper, "watch", watching_once(lambda: sleeper.began))
+def test_a_coroutine_is_cancelled_when_its_timeout_is_over(sleeper: Sleeper) -> None:
     task = make_task(name="jobs.sleep", data={}, max_attempts=1)
     Task.objects.update(timeout=timedelta(seconds=0.1))
 
-    with working():
+    with watching_once(lambda: sleeper.began), working():
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
 
     assert sleeper.cancelled == [task.pk]

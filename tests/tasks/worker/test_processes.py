@@ -18,7 +18,6 @@ from leasing.management import console
 from leasing.runtime.clock import clock
 from tasks.models import Task, TaskStatus
 from tasks.worker import processes
-from tasks.worker.timeouts import Timekeeper
 from tests.conftest import Spawn
 from tests.factories import make_task
 from tests.leasing.support import expire
@@ -127,9 +126,9 @@ def test_a_process_is_killed_when_its_task_is_over(
     tasks = [enqueue("ignore", folder=str(folder)) for folder in folders]
     Task.objects.filter(pk=tasks[0].pk).update(timeout=timedelta(seconds=0.1))
     # What is killed is to have said in which process it was.
-    monkeypatch.setattr(Timekeeper, "watch", watching_once(lambda: began(folders[0])))
+    said = watching_once(lambda: began(folders[0]))
 
-    with working(stop_timeout=0, timing=patient(cancel_grace=0.1)) as worker:
+    with said, working(stop_timeout=0, timing=patient(cancel_grace=0.1)) as worker:
         wait_for(lambda: row_of(tasks[0])["status"] == TaskStatus.FAILED, timeout=START_PATIENCE)
         wait_for(lambda: began(folders[1]), timeout=START_PATIENCE)
         expire(tasks[1])

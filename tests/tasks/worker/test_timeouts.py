@@ -20,7 +20,7 @@ from tasks.worker.timeouts import Timekeeper
 from tests.factories import claimed, make_task
 from tests.leasing.support import FakeClock
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, attempts, refusals, row_of
+from tests.tasks.support import Handlers, around, attempts, refusals, row_of
 from tests.tasks.workers import PATIENCE, patient, states, working
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -140,19 +140,18 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["thread", "coroutine"])
 def test_an_attempt_that_nobody_can_watch_fails_and_its_place_is_free_again(
-    kind: str, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    kind: str, handlers: Handlers
 ) -> None:
     async def well(ctx: Any, **data: Any) -> None: ...
 
-    def refuse(timekeeper: Timekeeper, execution: Execution) -> None:
+    def refuse(watch: object, execution: Execution) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(Timekeeper, "watch", refuse)
     handlers["jobs.well"] = well if kind == "coroutine" else lambda ctx, **data: None
     task = timed("jobs.well", 60, max_attempts=1)
     after = make_task(name="jobs.well", data={}, priority=-1)
 
-    with working(threads=1, coroutines=1):
+    with around("watch", refuse, of=Timekeeper), working(threads=1, coroutines=1):
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
 
