@@ -118,6 +118,20 @@ def _metrics(path: str) -> Iterator[tuple[str, str, list[str], str]]:
     """Name, type, labels and help of each metric that a file makes, in its order."""
     tree = ast.parse((ROOT / path).read_text())
     rows: list[tuple[int, str, str, list[str], str]] = []
+    lists: dict[str, ast.expr] = {}
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=constant)], value=ast.List() as value):
+                lists[constant] = value
+            case ast.Assign(
+                value=ast.Call(
+                    func=ast.Name(id="Counter" | "Histogram" as maker),
+                    args=[ast.Constant(value=str(name)), help_text, labelled],
+                )
+            ):
+                labels = ast.literal_eval(lists.get(getattr(labelled, "id", ""), labelled))
+                text = ast.literal_eval(help_text)
+                rows.append((node.lineno, name, maker.lower(), labels, text))
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -142,7 +156,6 @@ def _metrics(path: str) -> Iterator[tuple[str, str, list[str], str]]:
                 labels = []
             kind = "counter" if name.endswith("_total") else "gauge"
             words = [word for label in labels for word in _labels(label)]
-            kind = "histogram" if maker == "histogram" else kind
             rows.append((getattr(node, "lineno", 0), name, kind, words, _text(text, texts)))
     for _, *row in sorted(rows):
         yield row[0], row[1], row[2], row[3]
@@ -152,7 +165,7 @@ def _named(node: ast.AST) -> tuple[str, list[ast.expr]]:
     """Return the name of the metric that a call or a row of a table describes, and the rest."""
     match node:
         case ast.Call(func=ast.Name(id=maker), args=[ast.Constant(value=str(name)), *rest]):
-            if maker in ("Family", "counter", "histogram", "_moment"):
+            if maker in ("Family", "_moment"):
                 return name, rest
         case ast.Tuple(elts=[ast.Constant(value=str(name)), *rest]) if rest:
             if re.fullmatch(METRIC, name) or name.endswith(("_total", "_rows", "_bytes")):

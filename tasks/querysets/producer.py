@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression
 
+from leasing.db.dialects import after_commit
 from leasing.runtime.events import during, happened
 from tasks.notifier import (
     IN_STATEMENT_WINDOW,
@@ -135,7 +137,8 @@ def _store_plain(rows: TaskRows, connection: BaseDatabaseWrapper, new: NewTask) 
         else:
             notify_queues(using, {queue: priority})
     task = insert.instance(model, using, {**new.columns, "id": key, **moments})
-    rows._tell("task.enqueued", [task])
+    # Of the connection: to find it by the queryset takes as long as all that is told.
+    after_commit(connection, partial(happened, "task.enqueued", [task]))
     return task
 
 
