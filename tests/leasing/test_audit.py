@@ -17,7 +17,7 @@ from leasing.functions import after
 from leasing.models import AuditEntry, Lease
 from leasing.validation.names import recorded_name
 from tasks.generator import start_generator
-from tasks.models import Task
+from tasks.models import Schedule, Task
 from tests.api_calls import call
 from tests.factories import make_task
 from tests.pages import signed_in
@@ -169,6 +169,29 @@ def test_start_and_stop_are_noted_whichever_way_they_come(admin_client: Client) 
 
 
 # Nothing at all: read-only
+
+
+@pytest.mark.parametrize("model", ["leasing_tasks_schedule", "leasing_apitoken"])
+def test_what_can_be_added_in_the_admin_cannot_while_the_site_is_read_only(
+    admin_client: Client, settings: Settings, model: str
+) -> None:
+    add = reverse(f"admin:{model}_add")
+    assert admin_client.get(add).status_code == 200
+    settings.LEASING = {"READ_ONLY": True}
+
+    assert admin_client.get(add).status_code == admin_client.post(add).status_code == 403
+
+
+def test_a_schedule_is_neither_changed_nor_deleted_while_the_site_is_read_only(
+    admin_client: Client, settings: Settings
+) -> None:
+    row = Schedule.objects.create(name="nightly", task_name="jobs.echo", every=timedelta(hours=1))
+    settings.LEASING = {"READ_ONLY": True}
+
+    for verb in ("change", "delete"):
+        url = reverse(f"admin:leasing_tasks_schedule_{verb}", args=[row.pk])
+        assert admin_client.post(url, {"post": "yes", "name": "weekly"}).status_code == 403
+    assert Schedule.objects.get().name == "nightly"
 
 
 @pytest.mark.parametrize("access", ["closed", "compatible"])

@@ -121,6 +121,15 @@ def test_the_search_finds_exact_names_and_ids_only(viewer: Client) -> None:
     assert get(viewer, f"{LEASES}?q=berth").rows == []
 
 
+@pytest.mark.parametrize("state", ["active", "expired", "released", "renewed"])
+def test_leases_are_filtered_by_state(viewer: Client, state: str) -> None:
+    for each in ("active", "expired", "released"):
+        make_lease(resource=each, state=each)
+    make_lease(resource="renewed", state="released", renewals=1)
+    found = {row["name"] for row in get(viewer, f"{LEASES}?state={state}").rows}
+    assert found == {state, *(["renewed"] if state == "released" else [])}
+
+
 def test_the_audit_leads_to_what_was_done_and_back(viewer: Client) -> None:
     lease = make_lease(resource="berth")
     entry = noted(lease)
