@@ -42,16 +42,15 @@ def everything() -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("limit", [1, 2, 3, 4, 9, 10])
-def test_the_pages_of_a_list_are_the_whole_list_once(
-    client: Client, state: str, limit: int
-) -> None:
+def test_the_pages_of_a_list_are_the_whole_list_once(client: Client, state: str) -> None:
     everything()
     (whole,) = pages(client, f"/leases{state}", 1000)
-    found = pages(client, f"/leases{state}", limit)
-    assert [each for page in found for each in page] == whole
-    assert all(len(page) == limit for page in found[:-1])
     assert len(whole) == {"": 11, "/active": 6, "/expired": 2, "/renewed": 1, "/released": 2}[state]
+
+    for limit in (1, 2, 3, 4, 9, 10):
+        found = pages(client, f"/leases{state}", limit)
+        assert [each for page in found for each in page] == whole, limit
+        assert all(len(page) == limit for page in found[:-1]), limit
 
 
 def test_rows_that_come_meanwhile_repeat_no_row_and_hide_none(client: Client) -> None:
