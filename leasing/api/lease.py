@@ -20,8 +20,8 @@ from leasing.api.principals import principal_of
 from leasing.api.routes import may_see, router
 from leasing.api.schemas import EventList, EventOut, LeaseOut, Revoke, Term
 from leasing.conf import leasing_settings
-from leasing.leasables import find_row, rows_of
 from leasing.models import Leasable, LeaseEvent
+from leasing.models.kinds import find_row, rows_of
 
 __all__ = ["router"]
 

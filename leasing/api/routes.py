@@ -23,8 +23,8 @@ from leasing.api.lists import At, Limit, Source, list_route, page_at
 from leasing.api.principals import principal_of
 from leasing.api.schemas import LeaseList, LeaseNow, LeaseOut
 from leasing.functions import EPOCH
-from leasing.leasables import listed
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
+from leasing.models.kinds import listed
 from leasing.validation.names import check_name
 from leasing.web.cursors import Order
 

@@ -30,7 +30,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.time import get_exponential_backoff_interval
 from django.db import Error
 
-from leasing.conf import DEFAULT, Wait
+from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.decorators import arguments_of, refuse_generators
 from leasing.exceptions import InvalidResource, LeaseError, LeaseHeld
 from leasing.runtime.event_lines import log
@@ -172,9 +172,14 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
     def _holder_of(self, request: Any, resource: str) -> float:
         """Return the number of the attempt of this task that holds ``resource`` or held it last;
         infinity if none did."""
-        from leasing.subject import subject_of
+        from leasing.models import Lease
+        from leasing.stores.memory import NAMED, memory
 
-        row = subject_of(resource).look()
+        row: Lease | None
+        if leasing_settings.ENABLED:
+            row = Lease.objects.filter(resource=resource).first()
+        else:
+            row = memory.look((NAMED, resource))
         if row is None or request.id is None or row.metadata.get("task_id") != request.id:
             return math.inf
         return float(row.metadata.get("retries", math.inf))

@@ -15,8 +15,8 @@ from django.db.models import Exists, Q
 
 from leasing.conf import leasing_settings
 from leasing.db.compiled_queries import query_scalars
-from leasing.leasables import is_large, listed, matching
 from leasing.models import Leasable, Lease, LeaseState, OnceKey, leasable_models
+from leasing.models.kinds import is_large, listed, matching
 from leasing.web.counts import Capped, Tally, count_together
 from leasing.web.cursors import Cursor, Order
 from leasing.web.fingerprint import LEASE_READ

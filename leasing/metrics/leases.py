@@ -11,10 +11,10 @@ from django.db.models import Count, Q
 
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
-from leasing.leasables import rows_of
 from leasing.metrics.database import Figure, refuse_many
 from leasing.metrics.family import Family
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
+from leasing.models.kinds import rows_of
 
 _TABLES = """
 SELECT s.relname, s.n_tup_upd, s.n_tup_hot_upd, s.n_live_tup, s.n_dead_tup,

@@ -17,8 +17,8 @@ from leasing.holding import Hold
 from leasing.models import Leasable, LeaseEvent, LeaseState
 from leasing.runtime import clock as clocks
 from leasing.stores.memory import MemoryStore, clear_all, memory
-from leasing.subject import What, situation, subject_of
 from leasing.testing.keeper import ManualKeeper, manual_keeper
+from leasing.testing.subject import What, situation, subject_of
 from leasing.validation.terms import Terms
 
 SOMEONE = "someone else"

@@ -20,8 +20,8 @@ from leasing.dashboard.settlement import SETTLE
 from leasing.dashboard.term_chart import drawing_of
 from leasing.dashboard.timeline import timeline
 from leasing.diagnosis.lease import explain
-from leasing.leasables import find_row, rows_of
 from leasing.models import Leasable, LeaseEvent, OnceKey
+from leasing.models.kinds import find_row, rows_of
 from leasing.web import navigation
 from leasing.web.access import check_may_see, may, page, report, seen_grants, verb
 from leasing.web.badges import badge_of_event

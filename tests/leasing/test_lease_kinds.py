@@ -10,9 +10,9 @@ from django.core.signals import setting_changed
 from django.http import Http404
 from django.test.utils import isolate_apps
 
-from leasing.leasables import find_row
 from leasing.models import Leasable, Lease, lease_kinds
 from leasing.models import leasable as models_leasable
+from leasing.models.kinds import find_row
 from tasks.models import Task
 from tests.shop.models import Order
 

@@ -11,8 +11,8 @@ from leasing.holding import Hold
 from leasing.models import Lease
 from leasing.runtime.aio import drive
 from leasing.store import Grant
-from leasing.subject import What, subject_of
 from leasing.testing import events_of, in_memory
+from leasing.testing.subject import What, subject_of
 from leasing.validation.terms import Terms
 from tests.shop.models import Order
 

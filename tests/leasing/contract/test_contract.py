@@ -11,7 +11,6 @@ from django.test import override_settings
 from leasing.exceptions import InvalidTTL, LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.holding import Hold
 from leasing.holding.trust import margin
-from leasing.subject import subject_of
 from leasing.testing import (
     assert_free,
     assert_held,
@@ -22,6 +21,7 @@ from leasing.testing import (
     revoke,
 )
 from leasing.testing.keeper import ManualKeeper
+from leasing.testing.subject import subject_of
 from tests.leasing.contract.adapters import (
     ADAPTERS,
     Adapter,
