@@ -43,4 +43,4 @@ def check_addresses(**kwargs: Any) -> Iterator[CheckMessage]:
 
 def _error(error: InvalidStore) -> CheckMessage:
     """A store of LEASING["STORES"] is not as its class demands."""
-    return Error(error.message, hint=error.hint or None, id="leasing.E031")
+    return Error(str(error), id="leasing.E031")

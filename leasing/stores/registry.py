@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,24 +16,12 @@ from leasing.store import Incumbent, NamedStore
 
 #: The alias of the store in which leaders and decorated functions have their leases.
 DEFAULT_STORE = "default"
-#: The store of leases in rows of the database, and all that come with this package.
+#: The store of leases in rows of the database.
 ROWS = "leasing.stores.rows.RowStore"
-BACKENDS = (
-    ROWS,
-    "leasing.stores.memory.MemoryStore",
-    "leasing.stores.http.HttpStore",
-    "leasing.stores.redis.RedisStore",
-    "leasing.stores.majority.MajorityStore",
-)
 
 
 class InvalidStore(ImproperlyConfigured):
     """An entry of LEASING["STORES"] makes no store, or there is none of that alias."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(f"{message} {hint}".rstrip())
-        self.message = message
-        self.hint = hint
 
 
 class Stores:
@@ -63,7 +50,7 @@ class Stores:
     def kind_of(self, alias: str) -> type[Any]:
         """Return the class of the store with ``alias``, whatever ENABLED says. Raises
         InvalidStore."""
-        return _backend(alias, _entry(alias))
+        return _entry(alias)[0]
 
     def check(self, alias: str) -> None:
         """Raise InvalidStore unless the settings make a store with ``alias``."""
@@ -85,15 +72,12 @@ class Stores:
                 disconnect()
 
     def _make(self, alias: str, is_enabled: bool) -> NamedStore:
-        entry = _entry(alias)
-        backend = _backend(alias, entry)
+        backend, options = _entry(alias)
         if not is_enabled:
             return _in_memory(backend)
         make: Any = getattr(backend, "from_settings", backend)
-        given = {key: value for key, value in entry.items() if key != "BACKEND"}
-        _check_options(alias, make, given)
         try:
-            store: NamedStore = make(**{key.lower(): value for key, value in given.items()})
+            store: NamedStore = make(**{key.lower(): value for key, value in options.items()})
         except InvalidStore:
             raise
         except (ImproperlyConfigured, ValueError, TypeError) as error:
@@ -123,49 +107,28 @@ def _entries() -> Mapping[str, Any]:
     return {DEFAULT_STORE: {"BACKEND": ROWS}, **given}
 
 
-def _entry(alias: str) -> Mapping[str, Any]:
+def _entry(alias: str) -> tuple[type[Any], dict[str, Any]]:
+    """Return the class of the store with ``alias``, and its options. Raises InvalidStore."""
     entries = _entries()
     if alias not in entries:
-        raise InvalidStore(
-            f"LEASING['STORES'] has no store {alias!r}.", suggestion(alias, map(str, entries))
-        )
+        known = suggestion(alias, map(str, entries))
+        raise InvalidStore(f"LEASING['STORES'] has no store {alias!r}. {known}")
     entry = entries[alias]
     if not isinstance(entry, Mapping) or not isinstance(entry.get("BACKEND"), str):
         raise InvalidStore(
-            f"{_named(alias)} must be a dictionary with a BACKEND.",
-            f"Known: {', '.join(BACKENDS)}.",
+            f"{_named(alias)} must be a dictionary with a BACKEND, such as {ROWS!r}."
         )
-    return entry
-
-
-def _backend(alias: str, entry: Mapping[str, Any]) -> type[Any]:
-    path = entry["BACKEND"]
+    options = dict(entry)
+    path = options.pop("BACKEND")
     try:
         backend = import_string(path)
     except ImportError as error:
         raise InvalidStore(
-            f"{_named(alias)} has the BACKEND {path!r}, which cannot be imported: {error}.",
-            "" if path in BACKENDS else suggestion(path, BACKENDS),
+            f"{_named(alias)} has the BACKEND {path!r}, which cannot be imported: {error}."
         ) from error
     if not isinstance(backend, type):
         raise InvalidStore(f"{_named(alias)} has the BACKEND {path!r}, which is no class.")
-    return backend
-
-
-def _check_options(alias: str, make: Any, given: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(make).parameters.values()
-    known = {each.name.upper(): each for each in parameters}
-    for key in given:
-        if key not in known:
-            raise InvalidStore(
-                f"{_named(alias)} has no option {key!r}.", suggestion(key, ["BACKEND", *known])
-            )
-    for name, each in known.items():
-        if each.default is each.empty and name not in given:
-            raise InvalidStore(
-                f"{_named(alias)} lacks the option {name!r}.",
-                f"Options: {', '.join(known)}.",
-            )
+    return backend, options
 
 
 def _named(alias: str) -> str:

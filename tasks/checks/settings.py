@@ -200,8 +200,7 @@ def _check_generator() -> Iterator[CheckMessage]:
     except InvalidStore as error:
         # What is wrong with a store that is there, is reported by leasing.
         if not _is_store(store):
-            text = f"TASK_QUEUE['GENERATOR_STORE']: {error.message}"
-            yield Error(text, hint=error.hint or None, id="leasing_tasks.E031")
+            yield Error(f"TASK_QUEUE['GENERATOR_STORE']: {error}", id="leasing_tasks.E031")
         return
     if lease.startswith(RESERVED) and not issubclass(kind, RowStore):
         yield Error(

@@ -177,32 +177,28 @@ def test_without_a_database_every_store_is_in_memory_and_each_for_itself() -> No
 
 
 @pytest.mark.parametrize(
-    ("entry", "message", "hint"),
+    ("entry", "message"),
     [
-        ({**SHELF, "SHELV": "x"}, "has no option 'SHELV'", "Did you mean 'SHELF'?"),
-        ({"BACKEND": PATH}, "lacks the option 'SHELF'", "Options: SHELF, SECONDS_AHEAD."),
-        ({**SHELF, "SHELF": ""}, "makes no store: the SHELF has no name", None),
+        ({**SHELF, "SHELV": "x"}, "unexpected keyword argument 'shelv'"),
+        ({"BACKEND": PATH}, "missing 1 required keyword-only argument: 'shelf'"),
+        ({**SHELF, "SHELF": ""}, "makes no store: the SHELF has no name"),
+        ({"BACKEND": "leasing.stores.memory.MemorStore"}, "cannot be imported"),
+        ({"BACKEND": "leasing.stores.registry.stores"}, "which is no class"),
         (
-            {"BACKEND": "leasing.stores.memory.MemorStore"},
-            "cannot be imported",
-            "Did you mean 'leasing.stores.memory.MemoryStore'?",
+            {"BACKEND": "leasing.stores.rows.RowStore", "MODEL": 1},
+            "unexpected keyword argument 'model'",
         ),
-        ({"BACKEND": "leasing.stores.registry.stores"}, "which is no class", None),
-        ({"BACKEND": "leasing.stores.rows.RowStore", "MODEL": 1}, "has no option 'MODEL'", ""),
-        ({}, "must be a dictionary with a BACKEND", "Known: leasing.stores.rows.RowStore"),
-        (7, "must be a dictionary with a BACKEND", ""),
+        ({}, "must be a dictionary with a BACKEND, such as 'leasing.stores.rows.RowStore'"),
+        (7, "must be a dictionary with a BACKEND"),
     ],
 )
-def test_a_bad_entry_is_told_by_the_check_and_by_its_use(
-    entry: Any, message: str, hint: str | None
-) -> None:
+def test_a_bad_entry_is_told_by_the_check_and_by_its_use(entry: Any, message: str) -> None:
     with override_settings(LEASING={"STORES": {"central": entry}}):
         (found,) = check_stores()
         with pytest.raises(InvalidStore, match=r"LEASING\['STORES'\]\['central'\]"):
             stores["central"]
     assert found.id == "leasing.E031"
     assert message in found.msg
-    assert (found.hint is None) if hint is None else (hint in str(found.hint))
 
 
 def test_good_entries_are_no_finding_and_an_unknown_alias_is_told() -> None:

@@ -188,11 +188,11 @@ def test_a_server_that_is_too_old_is_refused(server: Broker) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "lacks the option 'URL'"),
+        ({}, "missing 1 required positional argument: 'url'"),
         ({"URL": "http://here"}, "makes no store: Redis URL must specify one of the following"),
         ({"URL": "redis://here", "TIMEOUT": 0}, "the TIMEOUT must be a number of seconds"),
         ({"URL": "redis://here", "PREFIX": "a\n"}, "the PREFIX must be printable text"),
-        ({"URL": "redis://here", "PREFIXX": "a"}, "has no option 'PREFIXX'"),
+        ({"URL": "redis://here", "PREFIXX": "a"}, "unexpected keyword argument 'prefixx'"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
