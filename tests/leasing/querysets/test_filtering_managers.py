@@ -12,12 +12,12 @@ from django.apps import apps
 from django.core.management import call_command
 from django.db import models
 
-from leasing import leasables
 from leasing.checks import settings as checks
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import database_now
 from leasing.management.commands import leases
 from leasing.models import Lease, LeaseEvent
+from leasing.models import kinds as leasable_kinds
 from leasing.testing import expire as let_expire
 from leasing.testing import in_memory
 from leasing.testing.keeper import ManualKeeper
@@ -134,11 +134,11 @@ def test_pages_and_operators_find_rows_that_the_manager_hides(
 ) -> None:
     ann = letter("ann")
     ann.hold().__enter__()
-    monkeypatch.setattr(leasables, "lease_kinds", lambda: {Letter: "letter"})
+    monkeypatch.setattr(leasable_kinds, "lease_kinds", lambda: {Letter: "letter"})
     monkeypatch.setattr(leases, "leasable_models", lambda: [Lease, Letter])
 
-    assert leasables.find_row(f"letter:{ann.pk}") == ann
-    assert list(leasables.listed(Letter)) == [ann]
+    assert leasable_kinds.find_row(f"letter:{ann.pk}") == ann
+    assert list(leasable_kinds.listed(Letter)) == [ann]
     call_command("leases", "raise-tokens", "--yes", verbosity=0)
     assert held() == []
 

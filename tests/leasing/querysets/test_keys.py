@@ -13,9 +13,9 @@ import pytest
 from django.db import connection, transaction
 from django.urls import resolve, reverse
 
-from leasing import leasables
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import LeaseEvent, leasable
+from leasing.models import kinds as leasable_kinds
 from leasing.testing import in_memory
 from leasing.testing.keeper import ManualKeeper
 from leasing.web.paging import chunks_of
@@ -198,15 +198,15 @@ def test_pages_list_and_find_rows_by_their_keys(
     for row in rows:
         model.objects.acquire(row)
     kinds = {model: "row"}
-    monkeypatch.setattr(leasables, "lease_kinds", lambda: kinds)
+    monkeypatch.setattr(leasable_kinds, "lease_kinds", lambda: kinds)
     monkeypatch.setattr(leasable, "lease_kinds", lambda: kinds)
-    listed = leasables.listed(model)
+    listed = leasable_kinds.listed(model)
 
     every = [row.pk for chunk in chunks_of(listed, size=1) for row in chunk]
     assert every == [row.pk for row in reversed(rows)]
     for row in rows:
         address = reverse("leasing:detail", args=[row.lease_id])
         found = resolve(unquote(address)).kwargs["lease_id"]
-        assert leasables.find_row(found).pk == row.pk
+        assert leasable_kinds.find_row(found).pk == row.pk
         for name in (str(row.pk), row.lease_resource):
-            assert listed.get(leasables.matching(model, name)).pk == row.pk
+            assert listed.get(leasable_kinds.matching(model, name)).pk == row.pk
