@@ -13,6 +13,7 @@ from django.db import DataError, connection
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.functions import EPOCH
 from leasing.runtime.clock import clock
+from tasks import signals
 from tasks.exceptions import NotSerializable
 from tasks.models import Queue, Task, TaskStatus
 from tasks.querysets.claimed import ClaimedTask
@@ -108,6 +109,31 @@ def test_who_listens_hears_of_claims_and_completions(reported: Reported) -> None
     Task.objects.complete_claimed([(each, None) for each in take()])
 
     assert reported == [(name, task.pk, {}) for name in ("claimed", "completed") for task in tasks]
+
+
+def test_a_receiver_finds_a_completed_task_as_its_row_is() -> None:
+    heard: list[Task] = []
+
+    def receiver(task: Task, **details: Any) -> None:
+        heard.append(task)
+
+    make_tasks(2)
+    claimed = take()
+    Task.objects.filter(pk__in=[each.pk for each in claimed]).update(progress="half")
+    claimed[0].task.progress = "what a handler has changed in its own instance"
+    signals.completed.connect(receiver)
+    try:
+        Task.objects.complete_claimed([(each, ("a", 1)) for each in claimed])
+    finally:
+        signals.completed.disconnect(receiver)
+
+    rows = {row.pk: row for row in Task.objects.all()}
+    assert {task.pk for task in heard} == set(rows)
+    for task in heard:
+        for field in Task._meta.concrete_fields:
+            name = field.attname
+            assert getattr(task, name) == getattr(rows[task.pk], name), name
+    assert [task.task_output for task in heard] == [["a", 1]] * 2
 
 
 @pytest.mark.usefixtures("queues", "unheard")
