@@ -6,9 +6,7 @@ import logging
 import os
 import time
 import uuid
-from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +26,7 @@ from tests.tasks.support import (
     attempts,
     grant_to,
     names_of,
+    refusing,
     row_of,
     running,
     take_over,
@@ -143,10 +142,6 @@ def test_many_are_handed_back_in_parts(limits: Limits) -> None:
     assert hand_back.hand_back(dead_worker(tasks[0])) == (4, 1)
 
 
-#: In place of the connections: that of a test is to stay.
-kept: Any = defaultdict(lambda: SimpleNamespace(close=lambda: None))
-
-
 class Clock:
     """In place of the clock and of ``time.sleep``."""
 
@@ -210,22 +205,18 @@ def test_the_worker_is_shown_as_stopped(moments: Clock) -> None:
     assert Worker.objects.get(pk=alive.pk).stopped_at is None
 
 
+@pytest.mark.django_db(transaction=True)
 def test_while_the_database_is_away_it_tries_again(
-    moments: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    moments: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log says so once, not four times a second."""
     (task,) = running(1, holder="ann")
-    hand, tries = hand_back.hand_back, [OperationalError("away")] * 3
-    monkeypatch.setattr(hand_back, "connections", kept)
+    tries = iter(range(3))
 
-    def try_again(given: DeadWorker) -> tuple[int, int]:
-        if tries:
-            raise tries.pop()
-        return hand(given)
+    def refuses(sql: str, params: Any) -> bool:
+        return "leasing_tasks_task" in sql and next(tries, None) is not None
 
-    monkeypatch.setattr(hand_back, "hand_back", try_again)
-
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO), refusing(OperationalError("away"), refuses):
         write(dead_worker())
 
     assert row_of(task)["status"] == TaskStatus.READY
@@ -234,17 +225,10 @@ def test_while_the_database_is_away_it_tries_again(
     assert any("answers again" in line for line in caplog.messages)
 
 
-def test_after_the_ttl_it_gives_up(
-    moments: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(hand_back, "connections", kept)
-
-    def fail(given: DeadWorker) -> tuple[int, int]:
-        raise OperationalError("away")
-
-    monkeypatch.setattr(hand_back, "hand_back", fail)
-
-    write(dead_worker(), until=3)
+@pytest.mark.django_db(transaction=True)
+def test_after_the_ttl_it_gives_up(moments: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    with refusing(OperationalError("away"), lambda sql, params: True):
+        write(dead_worker(), until=3)
 
     assert moments.now == 3
     assert "left to recovery" in caplog.text
