@@ -164,7 +164,13 @@ TASK_QUEUE: dict[str, Any] = {
     "CELERY_APP": "project.celery.app",
 }
 
-# The lease service that keeps the lease of the generator; none: the database of the tasks does.
+# The lease service, or the Redis, that keeps the lease of the generator; none: the database of the
+# tasks does.
+if lease_redis := env.str("LEASE_REDIS_URL", default=""):
+    LEASING["STORES"] = {
+        "central": {"BACKEND": "leasing.stores.redis.RedisStore", "URL": lease_redis}
+    }
+    TASK_QUEUE["GENERATOR_STORE"] = "central"
 if lease_service := env.str("LEASE_SERVICE_URL", default=""):
     LEASING["STORES"] = {
         "central": {

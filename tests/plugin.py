@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "LEASING_TTL": "",
     "SERVICES": "leases,tasks",
     "LEASE_SERVICE_URL": "",
+    "LEASE_REDIS_URL": "",
 }
 
 #: Fixtures that start a server for the whole run.

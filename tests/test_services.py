@@ -49,6 +49,13 @@ def test_the_generators_lease_is_where_the_environment_says(
     assert (central["URL"], central["TOKEN"]) == (url, "leasing_x")
     assert settings["TASK_QUEUE"]["GENERATOR_LEASE"] == "demo.generator"
 
+    settings = read_settings(monkeypatch, LEASE_SERVICE_URL="", LEASE_REDIS_URL="redis://here/3")
+    central = settings["LEASING"]["STORES"][settings["TASK_QUEUE"]["GENERATOR_STORE"]]
+    assert (central["BACKEND"], central["URL"]) == (
+        "leasing.stores.redis.RedisStore",
+        "redis://here/3",
+    )
+
 
 def described(services: str) -> dict[str, Any]:
     """Return what ``tests.one_service`` prints about a site that is ``services``."""

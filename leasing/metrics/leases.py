@@ -15,6 +15,7 @@ from leasing.metrics.database import Figure, refuse_many
 from leasing.metrics.family import Family
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
 from leasing.models.kinds import rows_of
+from leasing.stores import stores
 
 _TABLES = """
 SELECT s.relname, s.n_tup_upd, s.n_tup_hot_upd, s.n_live_tup, s.n_dead_tup,
@@ -30,7 +31,12 @@ def figures() -> Sequence[Figure]:
         Figure(f"leases of {model._meta.label_lower}", partial(_count, model))
         for model in leasable_models()
     ]
-    return [*counts, Figure("leaders", _leaders), Figure("tables", _tables)]
+    return [
+        *counts,
+        Figure("leaders", _leaders),
+        Figure("stores", _stores),
+        Figure("tables", _tables),
+    ]
 
 
 def _count(model: type[Leasable]) -> list[Family]:
@@ -66,6 +72,17 @@ def _leaders() -> list[Family]:
     present = Family("leasing_leaders_present", "Of these, leaderships that have a leader now.")
     found = rows_of(Lease).filter(resource__in=names).active().count() if names else 0
     return [wanted.add(len(names)), present.add(found)]
+
+
+def _stores() -> list[Family]:
+    found = Family(
+        "leasing_store_leases", "Leases held in a store of STORES that lists them.", "store"
+    )
+    for alias in stores:
+        held = stores.held(alias)
+        if held is not None:
+            found.add(len(held), alias)
+    return [found]
 
 
 def _tables() -> list[Family]:

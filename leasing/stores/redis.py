@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -131,6 +131,7 @@ class RedisStore(BaseStore):
             redis_connect_func=self._connected,
         )
         self._client: Any = redis.Redis(connection_pool=self._pool)
+        self._script = cache(self._client.register_script)  # which computes its checksum
         self._errand = Errand()
 
     def __repr__(self) -> str:
@@ -320,7 +321,7 @@ class RedisStore(BaseStore):
     def run(self, script: str, keys: Iterable[str], *args: Any) -> Any:
         """Return what ``script`` answers. Raises StoreError."""
         with self._errors():
-            return self._client.register_script(script)(list(keys), args)
+            return self._script(script)(list(keys), args)
 
     # The server
 

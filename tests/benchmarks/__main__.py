@@ -32,6 +32,7 @@ WORKLOADS = {
     "enqueue": False,
     "latency": False,
     "leases": False,
+    "stores": True,
     "naps": False,
     "head_of_line": False,
     "priority": False,

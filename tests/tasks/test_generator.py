@@ -17,6 +17,7 @@ from leasing.exceptions import LeaseLost, StaleToken, StoreError
 from leasing.holding import Hold
 from leasing.holding.keeper import keeper
 from leasing.models import ApiToken, Lease
+from leasing.stores import stores
 from leasing.testing import expire as lose
 from leasing.testing import manual_keeper
 from tasks import generator
@@ -30,6 +31,7 @@ from tasks.generator import (
 from tasks.models import GeneratorDesiredState, Task
 from tasks.sample import SLEEP
 from tests.factories import make_worker
+from tests.leasing.stores.redis_servers import served
 from tests.leasing.support import OtherSession, expire, just_before_the_update, usurp
 from tests.logs import logged
 from tests.processes import wait_for
@@ -417,6 +419,25 @@ def test_the_status_of_a_generator_whose_lease_is_elsewhere_asks_nobody_else(
     assert (unheard.status, unheard.holder) == ("STOPPED", "ann")
     GeneratorDesiredState.objects.update(acknowledged_revision=2)
     assert generator_status().holder == ""
+
+
+@pytest.mark.slow
+def test_a_batch_is_stored_under_a_lease_in_redis(settings: Settings) -> None:
+    with served() as (server,):
+        central = {"BACKEND": "leasing.stores.redis.RedisStore", "URL": server.url}
+        settings.LEASING = {**settings.LEASING, "STORES": {"central": central}}
+        settings.TASK_QUEUE = {**settings.TASK_QUEUE, **ELSEWHERE}
+        stores["central"].admit(is_nothing_held=True)  # type: ignore[attr-defined]
+        start_generator()
+        with stores["central"].hold("shop.generator", holder="ann") as held:
+            Generator(name="ann").batch(held, 0)
+            assert desired().fence == held.fencing_token
+        with stores["central"].hold("shop.generator", holder="bob") as later:
+            Generator(name="bob").batch(later, 0)
+        assert desired().acknowledged_by == "bob"
+        with pytest.raises(LeaseLost):
+            Generator(name="ann").batch(held, 1)
+        settings.LEASING = {}
 
 
 @pytest.mark.parametrize("worker", [{"state": "gone"}, {"role": "worker"}])

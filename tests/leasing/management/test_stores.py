@@ -10,6 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
+from leasing.metrics.leases import figures
 from leasing.models import AuditEntry
 from leasing.stores import stores
 from tests.brokers import Broker, free_ports
@@ -67,6 +68,17 @@ def test_a_new_server_is_admitted_once_the_operator_confirms(
     assert row["fencing_token"] == hold.fencing_token
     call_command("leases", "list", "--store", "here")
     assert capsys.readouterr().out == "No leases are held.\n"
+
+
+def test_leases_of_a_store_are_counted_for_metrics(server: Broker) -> None:
+    (figure,) = [each for each in figures() if each.name == "stores"]
+    entry = {"BACKEND": "leasing.stores.redis.RedisStore", "URL": server.url, "PREFIX": "metrics:"}
+    with override_settings(LEASING={"STORES": {"here": entry}}):
+        stores["here"].admit(is_nothing_held=True)  # type: ignore[attr-defined]
+        with stores["here"].hold("crane"), stores["here"].hold("ship"):
+            (family,) = figure.get()
+    assert (figure.up, family.name) == (1, "leasing_store_leases")
+    assert [(each.labels, each.value) for each in family.samples] == [({"store": "here"}, 2)]
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_a_server_that_is_too_old_is_refused(server: Broker) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "missing 1 required positional argument: 'url'"),
+        ({}, "missing 1 required keyword-only argument: 'url'"),
         ({"URL": "http://here"}, "makes no store: Redis URL must specify one of the following"),
         ({"URL": "redis://here", "TIMEOUT": 0}, "the TIMEOUT must be a number of seconds"),
         ({"URL": "redis://here", "PREFIX": "a\n"}, "the PREFIX must be printable text"),
