@@ -4,13 +4,12 @@ An explicit ``using`` counts first. Otherwise our own models are where the setti
 for reads too: a replica may be seconds behind, and leases are judged by what was written last. The
 rows of users' models are leased where the project's routers have them written.
 
-A verb on a row is refused where that is not the row's own database: that of a shard, or the
-primary of the replica it was read from.
+A verb on a row goes where Django's ``save()`` would write it: where one of ours was read, and where
+the routers' ``db_for_write`` says of another. A router is believed, as ``save()`` believes it.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from typing import Any, Self, TypeVar
@@ -44,11 +43,8 @@ class RoutedQuerySet(models.QuerySet[Row]):
         return where_ours_are(self._hints) if is_ours(self.model) else super().db  # type: ignore[attr-defined]
 
     def home(self, row: Row | None = None) -> Self:
-        """Return these rows in the database that they, and ``row`` of them, are written to. Raises
-        ValueError where ``row`` is in another."""
+        """Return these rows in the database that they, or ``row`` of them, are written to."""
         using = self._db or _written_to(self.model, row, self._hints)  # type: ignore[attr-defined]
-        if row is not None:
-            self.refuse_elsewhere(row, using)
         if self._db == using:  # type: ignore[attr-defined]
             return self
         if self.is_kept:
@@ -58,25 +54,6 @@ class RoutedQuerySet(models.QuerySet[Row]):
             # Whatever narrows rows narrows a copy of their query, so two may share it.
             return type(self)(self.model, self.query, using, self._hints)  # type: ignore[attr-defined]
         return self.using(using)
-
-    def refuse_elsewhere(self, row: models.Model, using: str) -> None:
-        """Raise ValueError unless ``row`` is written to the database ``using``."""
-        read, is_chosen = row._state.db, self._db is not None  # type: ignore[attr-defined]
-        if read is None or (read == using and not is_chosen):
-            return
-        written = _written_to(type(row), row)
-        if using == written:
-            fits = read == using or _is_replica(row, written)
-        else:
-            # In doubt the caller is believed: a replica refuses writes by itself.
-            fits = is_chosen and read == using and not _is_replica(row, written, surely=True)
-        if not fits:
-            raise ValueError(
-                f"{row._meta.label} {row.pk} was read from the database {read!r} and cannot be "
-                f"leased in {using!r}. Pass its own database to using(), or return it from a "
-                "router's db_for_write for this row. If it is a replica, a router's "
-                "allow_relation must link it to its primary."
-            )
 
 
 @cache
@@ -165,19 +142,18 @@ def is_ours(model: type[models.Model]) -> bool:
 
 
 def database_of(row: models.Model) -> str:
-    """The database that ``row`` is written to: the one it was read from, or its primary."""
-    read, written = row._state.db, _written_to(type(row), row)
-    if read is None or read == written or _is_replica(row, written):
-        return written
-    return read
+    """Return the database that ``row`` is written to."""
+    return _written_to(type(row), row)
 
 
 def _written_to(
-    model: type[models.Model], row: models.Model | None = None, hints: Mapping[str, Any] = NOTHING
+    model: type[models.Model], row: models.Model | None, hints: Mapping[str, Any] = NOTHING
 ) -> str:
+    if row is None:
+        return where_ours_are(hints) if is_ours(model) else router.db_for_write(model, **hints)
     if is_ours(model):
-        return where_ours_are(hints) if row is None else leasing_settings.DATABASE
-    return router.db_for_write(model, **(hints if row is None else {"instance": row}))
+        return row._state.db or leasing_settings.DATABASE
+    return router.db_for_write(model, instance=row)
 
 
 def where_ours_are(hints: Mapping[str, Any]) -> str:
@@ -187,14 +163,3 @@ def where_ours_are(hints: Mapping[str, Any]) -> str:
     if near is not None and near._state.db and is_ours(type(near)):
         return str(near._state.db)
     return leasing_settings.DATABASE
-
-
-def _is_replica(row: models.Model, written: str, *, surely: bool = False) -> bool:
-    """Return True if ``row`` was read from a replica of ``written``, as far as routers tell: they
-    read such rows from there, or relate the two databases."""
-    twin = copy.copy(row)  # as if it had been read from there
-    twin._state.db = written
-    reads = router.db_for_read(type(row), instance=twin)
-    if reads == row._state.db:
-        return True
-    return router.allow_relation(row, twin) and not (surely and reads == written)

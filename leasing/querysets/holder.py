@@ -23,7 +23,6 @@ from leasing.db.dialects import (
     lock,
     refuse_transaction,
 )
-from leasing.db.routing import is_ours
 from leasing.exceptions import LeaseLost
 from leasing.functions import DbNow
 from leasing.querysets.claim import ending, leaves_block
@@ -78,10 +77,6 @@ class HolderRows(LeaseRows[Row]):
         key = attrgetter(self.model._meta.pk.attname)
         held = list(held)
         rows = self.home(held[0] if held else None)
-        # Rows of ours that were read from one database are written to one.
-        if not is_ours(self.model) or len({row._state.db for row in held}) != 1:
-            for row in held:
-                rows.refuse_elsewhere(row, rows.db)
         left = {key(row): row for row in held}
         if type(rows).release is HolderRows.release:
             with ending(rows.db, left.values()) as standing:

@@ -145,8 +145,6 @@ def _end_together(
     ``id()`` of the task."""
     if not items:
         return {}
-    for task, _ in items:
-        rows.refuse_elsewhere(task, rows.db)
     reported: TaskEvents = []
     failure: Exception | None = None
     with leaving_blocks(rows.db, [task for task, _ in items]) as standing:

@@ -98,16 +98,19 @@ def test_what_belongs_to_a_task_is_beside_it() -> None:
     assert Task.objects.get(pk=done.pk).task_output == 1
 
 
-def test_a_task_of_another_database_is_no_task_of_this_one() -> None:
-    Task.objects.using("default").enqueue(SLEEP, {"sleep_duration_seconds": 0})
-    (task,) = Task.objects.using("default").claim("ann")
+def test_a_task_ends_in_the_database_that_it_was_claimed_in() -> None:
+    rows = Task.objects.using("default")
+    for _ in range(2):
+        rows.enqueue(SLEEP, {"sleep_duration_seconds": 0})
+    one, other = rows.claim("ann", limit=2)
 
-    for verb in (Task.objects.complete, Task.objects.heartbeat, Task.objects.progress):
-        with pytest.raises(ValueError, match="read from the database 'default'"):
-            verb(task)
-    with pytest.raises(ValueError, match="read from the database 'default'"):
-        Task.objects.complete_many([(task, None)])
-    assert Task.objects.using("default").complete(task).status == TaskStatus.SUCCEEDED
+    Task.objects.heartbeat(one)
+    assert Task.objects.complete(one).status == TaskStatus.SUCCEEDED
+    with pytest.raises(LeaseLost):
+        Task.objects.using("shard").complete(other)
+    ended, ((refused, error),) = Task.objects.complete_many([(other, None)])
+    assert (ended, refused, type(error)) == ([], other, LeaseLost)
+    assert [rows.get(pk=each.pk).status for each in (one, other)] == ["succeeded", "running"]
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "shard"])
