@@ -236,11 +236,9 @@ def _unfit_key(model: type[Leasable]) -> str:
 
     if isinstance(model._meta.pk, models.CompositePrimaryKey):
         return "their primary key is composite"
+    if parents := [parent._meta.label for parent, link in model._meta.parents.items() if link]:
+        return f"they are in the table of {parents[0]} too, by multi-table inheritance"
     field: Any = model._meta.pk
-    while field.model is not model.leased_model():
-        if not getattr(field.remote_field, "parent_link", False):
-            return f"their primary key differs from that of {model.leased_model()._meta.label}"
-        field = field.target_field
     while field.remote_field:
         field = field.target_field
     if isinstance(field, models.BinaryField | models.JSONField):

@@ -264,7 +264,7 @@ def test_a_key_of_several_columns_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @isolate_apps("tests.leasing")
-def test_a_child_goes_by_the_key_of_the_table_that_has_its_lease(
+def test_a_child_by_multi_table_inheritance_is_refused_and_a_proxy_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Boat(Leasable):
@@ -275,17 +275,24 @@ def test_a_child_goes_by_the_key_of_the_table_that_has_its_lease(
         class Meta:
             app_label = "leasing"
 
-    class Tug(Boat):
-        name = models.SlugField(primary_key=True)
-        boat = models.OneToOneField(Boat, models.CASCADE, parent_link=True)
-
+    class Hull(models.Model):
         class Meta:
             app_label = "leasing"
 
-    assert _problems_of(Ferry, monkeypatch) == []
-    assert Ferry(pk=3).lease_resource == Boat(pk=3).lease_resource == "leasing.boat:3"
-    assert Ferry(pk=3).lease_id == "boat:3"
-    assert "primary key differs from that of leasing.Boat" in _problem_of(Tug, monkeypatch)
+    class Tug(Leasable, Hull):
+        class Meta(Leasable.Meta):
+            app_label = "leasing"
+
+    class Sloop(Boat):
+        class Meta:
+            app_label = "leasing"
+            proxy = True
+
+    for child, parent in ((Ferry, "Boat"), (Tug, "Hull")):
+        reason = f"in the table of leasing.{parent} too, by multi-table inheritance"
+        assert reason in _problem_of(child, monkeypatch)
+    assert _problems_of(Sloop, monkeypatch) == []
+    assert Sloop(pk=3).lease_resource == Boat(pk=3).lease_resource == "leasing.boat:3"
 
 
 def _problem_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> str:
