@@ -54,17 +54,17 @@ class LastingThread:
         self._work = work
         self._thread: threading.Thread | None = None
         self._starts = threading.Lock()
-        self._is_done = self._is_short = False
+        self._is_done = self._start_failed = False
 
     def tend(self) -> None:
         """Start it if it does not run, unless its work is done. Where there can be no thread more
         the next call tries again. Any thread may call this."""
-        if self._is_wanting():
+        if self._needs_start():
             with self._starts:
-                if self._is_wanting():  # still: another may have started it meanwhile
+                if self._needs_start():  # still: another may have started it meanwhile
                     self._start()
 
-    def _is_wanting(self) -> bool:
+    def _needs_start(self) -> bool:
         return not (self._is_done or self.is_alive())
 
     def _start(self) -> None:
@@ -72,11 +72,11 @@ class LastingThread:
         try:
             self._thread = start_thread(self.name, self._run)
         except RuntimeError as error:
-            if not self._is_short:
+            if not self._start_failed:
                 log.thread_not_started(thread_name=self.name, error=error)
-            self._is_short = True
+            self._start_failed = True
         else:
-            self._is_short = False
+            self._start_failed = False
             if thread is not None:
                 note_replaced(self.name)
 
@@ -263,8 +263,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 class Outage:
     """From the first failure of a service to the success of the last that failed.
 
-    Who fails later than TOGETHER after the first, or after another has succeeded, begins another:
-    one service that keeps failing, for a reason of its own, mutes none of these.
+    A failure that begins more than TOGETHER seconds later, or after any service has recovered,
+    counts as a new outage, so a service that always fails does not silence the others.
     """
 
     def __init__(self, clock: Callable[[], float] = system_clock) -> None:
