@@ -12,7 +12,6 @@ from enum import Enum
 from typing import Any, ClassVar, TypeGuard, get_type_hints
 
 from leasing.runtime.framework import django_setting
-from leasing.runtime.terminal import suggestion
 
 #: In place of a network: connections over a socket of this machine, which have no address.
 UNIX_SOCKET = "unix:"
@@ -40,10 +39,6 @@ def is_number(value: object) -> TypeGuard[float]:
         and not isinstance(value, bool)
         and -math.inf < value < math.inf
     )
-
-
-class UnknownSetting(AttributeError):
-    """There is no setting of that name."""
 
 
 class _Setting:
@@ -85,13 +80,6 @@ class AppSettings:
     def given(self) -> Mapping[str, Any]:
         """Return the settings that the project has set."""
         return django_setting(self.name) or {}
-
-    def __getattr__(self, key: str) -> Any:
-        if key.isupper():
-            raise UnknownSetting(
-                f"{self.name} has no setting {key!r}. {suggestion(key, self.known())}"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {key!r}")
 
     @classmethod
     def known(cls) -> dict[str, Any]:

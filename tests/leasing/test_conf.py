@@ -9,7 +9,7 @@ import pytest
 from django.test import override_settings
 
 import leasing
-from leasing.conf import AppSettings, LeasingSettings, UnknownSetting, leasing_settings
+from leasing.conf import AppSettings, LeasingSettings, leasing_settings
 
 
 def test_what_is_not_set_has_its_default() -> None:
@@ -33,15 +33,8 @@ def test_none_can_be_given_for_all_settings() -> None:
 
 
 def test_a_setting_that_does_not_exist_is_an_error_in_the_code() -> None:
-    with (
-        override_settings(LEASING={"COLOUR": "red"}),
-        pytest.raises(UnknownSetting, match=r"^LEASING has no setting 'COLOUR'\. Known: TTL, "),
-    ):
-        _ = leasing_settings.COLOUR
-    with pytest.raises(AttributeError, match=r"no setting 'MAXTTL'\. Did you mean 'MAX_TTL'\?$"):
-        _ = leasing_settings.MAXTTL
-    with pytest.raises(AttributeError, match="no attribute 'colour'"):
-        _ = leasing_settings.colour
+    with override_settings(LEASING={"COLOUR": "red"}), pytest.raises(AttributeError):
+        _ = leasing_settings.COLOUR  # type: ignore[attr-defined]
 
 
 def test_every_setting_has_a_type() -> None:
