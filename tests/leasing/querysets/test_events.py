@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.db import transaction
 
 from leasing.exceptions import LeaseLost
 from leasing.models import EventKind, Lease, LeaseEvent
@@ -46,7 +47,7 @@ def test_an_event_is_never_changed() -> None:
     event = LeaseEvent.objects.get()
     event.reason = "something else"
 
-    with pytest.raises(TypeError, match="cannot be changed"):
+    with pytest.raises(TypeError, match="cannot be changed"), transaction.atomic():
         event.save()
 
     assert LeaseEvent.objects.get().reason == ""
