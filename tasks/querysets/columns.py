@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Unpack
 
+from leasing.db.routing import database_of
 from leasing.functions import after
 from leasing.validation.names import check_name
 from leasing.validation.values import check_moment
@@ -125,7 +126,8 @@ def _parent_key(rows: TaskRows, parent: Parent) -> int:
     task: Any = getattr(parent, "task", parent)
     if task.pk is None:
         raise ValueError("The parent is not stored: enqueue it before its children.")
-    rows.home(task)  # or an error
+    if (using := database_of(task)) != rows.db:
+        raise ValueError(f"{task} is in the database {using!r}, and its child in {rows.db!r}.")
     key: int = task.pk
     return key
 
