@@ -1,6 +1,5 @@
-"""A process's live grip on leases: a ``Hold`` is entered, a ``Term`` is held, the keeper renews."""
+"""A process's live grip on leases: ``Hold`` for users, ``HeldGrant`` for the keeper and runners."""
 
 from leasing.holding.hold import Hold
-from leasing.holding.term import Term
 
-__all__ = ["Hold", "Term"]
+__all__ = ["Hold"]

@@ -26,6 +26,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,9 +37,8 @@ from leasing.client.store import ServiceStore
 from leasing.client.transport import Token, Transport
 from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.exceptions import StoreError
-from leasing.holding.term import Term
 from leasing.runtime.aio import Steps, drive
-from leasing.store import Incumbent, Renewals
+from leasing.store import Grant, Incumbent, Renewals
 from leasing.stores.base import BaseStore
 from leasing.validation.terms import Terms
 
@@ -110,32 +110,33 @@ class HttpStore(BaseStore):
         stopping: threading.Event | None,
         *,
         unless_in: str | None,
-    ) -> Steps[Term]:
+    ) -> Steps[Grant]:
         """See ``BaseStore.acquiring``: here it is the service that waits, for some seconds each
         time."""
         yield partial(self.refuse_in, unless_in)
         patience = leasing_settings.WAIT if wait is DEFAULT else wait
-        term = yield from self._asking(resource, terms, patience, stopping)
-        return self.told(term)
+        grant = yield from self._asking(resource, terms, patience, stopping)
+        return self.told(grant)
 
-    def acquire(self, resource: str, terms: Terms) -> Term:
+    def acquire(self, resource: str, terms: Terms) -> Grant:
         return self.told(self.grant(resource, terms))
 
-    def grant(self, resource: str, terms: Terms) -> Term:
+    def grant(self, resource: str, terms: Terms) -> Grant:
         return drive(self._asking(resource, terms, 0, None))
 
     def _asking(
         self, resource: str, terms: Terms, wait: Any, stopping: threading.Event | None
-    ) -> Steps[Term]:
+    ) -> Steps[Grant]:
         with _store_errors():
-            term = yield from self._calls.acquire(resource, terms.holder, terms.ttl, wait, stopping)
+            grant = yield from self._calls.acquire(
+                resource, terms.holder, terms.ttl, wait, stopping
+            )
         # Receivers of signals get a lease as the models have it, and not its key.
-        term.row = None
-        return term
+        return replace(grant, row=None)
 
-    def give_back(self, term: Term) -> bool:
+    def give_back(self, grant: Grant) -> bool:
         with _store_errors():
-            drive(self._calls.release(term))  # a second one gets the answer of the first
+            drive(self._calls.release(grant))  # a second one gets the answer of the first
         return True
 
     def take_back(self, resource: str, reason: str, by: str) -> Incumbent | None:

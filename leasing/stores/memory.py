@@ -16,6 +16,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Self
@@ -26,12 +27,11 @@ from django.db import transaction
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.holding.term import Term
 from leasing.runtime import clock as clocks
 from leasing.runtime.events import happened
-from leasing.store import Incumbent, Renewals
+from leasing.store import Grant, Incumbent, Renewals
 from leasing.stores.base import TERMS, BaseStore
-from leasing.stores.rows import term_of
+from leasing.stores.rows import grant_of
 from leasing.validation.terms import Terms
 
 #: The name under which waiters of these leases wait, in place of a database.
@@ -89,14 +89,14 @@ class MemoryStore(BaseStore):
 
     # Taking
 
-    def acquire_row(self, row: Any, terms: Terms) -> Term:
+    def acquire_row(self, row: Any, terms: Terms) -> Grant:
         """Grant ``row``, a new instance that names the resource. Raises LeaseHeld."""
         return self.granted(partial(self._grant_row, row, terms))
 
-    def grant(self, resource: str, terms: Terms) -> Term:
+    def grant(self, resource: str, terms: Terms) -> Grant:
         return self._grant_row(apps.get_model("leasing", "Lease")(resource=resource), terms)
 
-    def _grant_row(self, row: Any, terms: Terms) -> Term:
+    def _grant_row(self, row: Any, terms: Terms) -> Grant:
         key, row.sent_at = key_of(row), self.clock()
         with self._lock:
             old = self._rows.get(key)
@@ -109,9 +109,7 @@ class MemoryStore(BaseStore):
             if old is not None and kind == "taken_over":
                 before["previous_expired_at"] = row.previous_expired_at = old.expires_at
             self._record(row, kind, **before)
-            term = term_of(row, self)
-            term.key = key
-            return term
+            return replace(grant_of(row), key=key)
 
     def _refuse_if_held(self, held: Any, terms: Terms) -> None:
         if held.released_at is not None:
@@ -190,21 +188,21 @@ class MemoryStore(BaseStore):
                 answer.renewed[key] = row.renewal_now()
         return answer
 
-    def give_back(self, term: Term) -> bool:
+    def give_back(self, grant: Grant) -> bool:
         with self._lock:
-            row = self.look(term.key)
-            reason = _why_over(row, term.grant_id, term.fencing_token)
+            row = self.look(grant.key)
+            reason = _why_over(row, grant.grant_id, grant.fencing_token)
             if reason is None:
                 row.released_at = row.expires_at = row.now
                 self._record(row, "released")
                 return True
-        if _was_released_by_holder(row, term):
+        if _was_released_by_holder(row, grant):
             return False
-        raise LeaseLost(term.resource, reason)
+        raise LeaseLost(grant.resource, reason)
 
-    def lost(self, term: Term, reason: str) -> None:
-        self._record(term.held_row, "lost", reason=reason)
-        super().lost(term, reason)
+    def lost(self, grant: Grant, reason: str) -> None:
+        self._record(grant.held_row, "lost", reason=reason)
+        super().lost(grant, reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
         """Arguments are those of ``Store.refused``."""
@@ -299,10 +297,10 @@ def _why_over(row: Any, grant_id: uuid.UUID | None, fencing_token: int | None = 
     return reason
 
 
-def _was_released_by_holder(row: Any, term: Term) -> bool:
+def _was_released_by_holder(row: Any, grant: Grant) -> bool:
     if row is None or row.released_at is None:
         return False
-    return bool((row.grant_id, row.fencing_token) == (term.grant_id, term.fencing_token))
+    return bool((row.grant_id, row.fencing_token) == (grant.grant_id, grant.fencing_token))
 
 
 #: Every store in memory of this process.

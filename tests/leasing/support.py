@@ -18,12 +18,11 @@ from leasing.exceptions import LeaseLost
 from leasing.functions import after, next_token
 from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
-from leasing.holding.term import Term
 from leasing.models import Leasable, Lease, LeaseEvent
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps
-from leasing.store import Renewal, Renewals
-from leasing.stores.rows import RowStore, term_of
+from leasing.store import Grant, Renewal, Renewals
+from leasing.stores.rows import RowStore, grant_of
 from leasing.validation.terms import Terms
 
 Result = TypeVar("Result")
@@ -67,7 +66,7 @@ def expire(lease: Leasable) -> None:
 
 
 def usurp(lease: Leasable, holder: str = "thief") -> None:
-    """Term the row of ``lease`` to ``holder``, even if it is held."""
+    """Grant the row of ``lease`` to ``holder``, even if it is held."""
     rows = type(lease)._default_manager.filter(pk=lease.pk)
     rows.update(grant_id=uuid.uuid4(), **rows.granting(Terms.check(holder=holder, ttl=60)))
 
@@ -269,7 +268,7 @@ class FakeStore:
         self.timeouts: list[float] = []
         self.opened: list[threading.Thread] = []
         self.closed: list[threading.Thread] = []
-        self.released: list[Term] = []
+        self.released: list[Grant] = []
         self.losses: list[str] = []
         self.refusals: list[str] = []
         self.release_error: Exception | None = None
@@ -289,12 +288,12 @@ class FakeStore:
         self.timeouts.append(timeout)
         return self.answer(grants)
 
-    def release(self, grant: Term) -> None:
+    def release(self, grant: Grant) -> None:
         if self.release_error is not None:
             raise self.release_error
         self.released.append(grant)
 
-    def lost(self, grant: Term, reason: str) -> None:
+    def lost(self, grant: Grant, reason: str) -> None:
         self.losses.append(reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
@@ -321,31 +320,29 @@ class FakeStore:
         raise ConnectionError("the database is away")
 
 
-def granted(
-    key: Any = 1, ttl: float = 30.0, sent_at: float = 0.0, store: Any = None, token: int = 7
-) -> Term:
+def granted(key: Any = 1, ttl: float = 30.0, sent_at: float = 0.0) -> Grant:
     """A grant that no database knows."""
     grant_id = uuid.uuid4()
     TTLS[grant_id] = ttl
-    return Term(
+    return Grant(
         key=key,
         grant_id=grant_id,
-        fencing_token=token,
+        fencing_token=7,
         holder="me",
         resource=f"crane:{key}",
         ttl=ttl,
         remaining=ttl,
         sent_at=sent_at,
         expires_at=far_away(),
-        store=store,
+        row=None,
     )
 
 
-def at_once(grant: Callable[[], Term]) -> Callable[[], Steps[Term]]:
+def at_once(grant: Callable[[], Grant]) -> Callable[[], Steps[Grant]]:
     """Acquiring in one step."""
 
-    def steps() -> Steps[Term]:
-        answer: Term = yield grant
+    def steps() -> Steps[Grant]:
+        answer: Grant = yield grant
         return answer
 
     return steps
@@ -367,7 +364,7 @@ class ByHand:
         self.keeper = Keeper(clock=self.clock, threads=False)
         self.store = FakeStore()
         #: The holds that were reported lost.
-        self.reported: list[Term] = []
+        self.reported: list[Hold] = []
 
     @property
     def now(self) -> float:
@@ -377,7 +374,7 @@ class ByHand:
         """A hold, not yet entered, whose loss goes to ``reported``."""
         return hold_of(store or self.store, self.keeper, key, ttl, self.reported.append)
 
-    def enter(self, *keys: Any, ttl: float = 30, store: FakeStore | None = None) -> list[Term]:
+    def enter(self, *keys: Any, ttl: float = 30, store: FakeStore | None = None) -> list[Hold]:
         return [self.hold(key, ttl, store).__enter__() for key in keys or (1,)]
 
     def after(self, seconds: float = 10) -> None:
@@ -396,7 +393,7 @@ class ByHand:
 
         return answer
 
-    def lose(self, hold: Term) -> None:
+    def lose(self, hold: Hold) -> None:
         """Have the store answer that the hold is lost."""
         before, self.store.answer = self.store.answer, self.store.lose_all
         try:
@@ -415,16 +412,16 @@ def row_hold(
 ) -> Hold:
     """A hold on a row of the database that ``keeper`` renews, not yet entered."""
 
-    def acquire() -> Term:
+    def acquire() -> Grant:
         sent_at = keeper.clock()
-        grant = term_of(Lease.objects.acquire(resource, ttl=ttl))
+        grant = grant_of(Lease.objects.acquire(resource, ttl=ttl))
         grant.sent_at = sent_at
         return grant
 
     return Hold(kind(Lease, "default"), at_once(acquire), on_lost=on_lost, keeper=keeper)
 
 
-def enter(store: FakeStore, keeper: Keeper, *keys: Any, **options: Any) -> list[Term]:
+def enter(store: FakeStore, keeper: Keeper, *keys: Any, **options: Any) -> list[Hold]:
     """Holds on ``keys`` of ``store``, entered."""
     holds = [hold_of(store, keeper, key, **options) for key in keys]
     return [hold.__enter__() for hold in holds]

@@ -16,6 +16,7 @@ from leasing.client import AsyncLeaseClient, LeaseClient
 from leasing.client.messages import Request
 from leasing.client.transport import AsyncTransport, Transport
 from leasing.runtime.clock import clock
+from leasing.store import Grant
 
 URL = "http://127.0.0.1:1/api"
 LEASE = {
@@ -41,31 +42,30 @@ def network() -> Network:
     return Network()
 
 
-def in_thread(network: Network) -> list[float]:
+def in_thread(network: Network) -> list[Grant]:
     with LeaseClient(URL, transport=httpx.MockTransport(network)) as leases:
-        term = leases.acquire("report:42", "web-1")
-        return [term.sent_at, leases.renew(term).sent_at]
+        grant = leases.acquire("report:42", "web-1")
+        return [grant, leases.renew(grant)]
 
 
-def in_loop(network: Network) -> list[float]:
-    async def hold() -> list[float]:
+def in_loop(network: Network) -> list[Grant]:
+    async def hold() -> list[Grant]:
         transport = httpx.MockTransport(network)
         async with AsyncLeaseClient(URL, async_transport=transport) as leases:
-            term = await leases.acquire("report:42", "web-1")
-            sent_at = term.sent_at
-            return [sent_at, (await leases.renew(term)).sent_at]
+            grant = await leases.acquire("report:42", "web-1")
+            return [grant, await leases.renew(grant)]
 
     return asyncio.run(hold())
 
 
 @pytest.mark.parametrize("granted", [in_thread, in_loop])
 def test_trust_in_a_grant_and_its_renewal_counts_from_before_their_requests_left(
-    network: Network, granted: Callable[[Network], list[float]]
+    network: Network, granted: Callable[[Network], list[Grant]]
 ) -> None:
-    granted_at, renewed_at = granted(network)
+    grant, renewed = granted(network)
 
     first, second = network.arrived
-    assert granted_at <= first <= renewed_at <= second
+    assert grant.sent_at <= first <= renewed.sent_at <= second
 
 
 @pytest.mark.parametrize("kind", [Transport, AsyncTransport])

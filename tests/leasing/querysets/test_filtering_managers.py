@@ -71,9 +71,7 @@ def test_holds_of_all_tenants_are_renewed_together(clocks: ManualKeeper) -> None
 
     for each in (first, second, third):
         each.ensure()
-    first.release()
-    second.release()
-    third.__exit__(None, None, None)
+        each.__exit__(None, None, None)
     assert held() == []
 
 

@@ -11,9 +11,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.holding.term import Term
 from leasing.runtime.clock import clock
-from leasing.store import Incumbent, Reason, Renewal, Renewals, Why
+from leasing.store import Grant, Incumbent, Reason, Renewal, Renewals, Why
 from leasing.stores.base import BaseStore
 from leasing.validation.terms import Terms
 
@@ -52,7 +51,7 @@ class DictStore(BaseStore):
     def now(self) -> float:
         return clock() + self._ahead
 
-    def grant(self, resource: str, terms: Terms) -> Term:
+    def grant(self, resource: str, terms: Terms) -> Grant:
         with self._lock:
             entry = self._entries.get(resource)
             if entry is not None and entry.ends_at > self.now:
@@ -60,7 +59,7 @@ class DictStore(BaseStore):
             ttl = terms.ttl.total_seconds()
             entry = Entry(terms.holder, uuid.uuid4(), self.next_token(), ttl, self.now + ttl)
             self._entries[resource] = entry
-            return Term(
+            return Grant(
                 key=resource,
                 grant_id=entry.grant_id,
                 fencing_token=entry.token,
@@ -85,7 +84,7 @@ class DictStore(BaseStore):
                     answer.renewed[resource] = Renewal(self.moment(entry), remaining)
         return answer
 
-    def give_back(self, grant: Term) -> bool:
+    def give_back(self, grant: Grant) -> bool:
         with self._lock:
             entry = self._entries[grant.key]
             if entry.is_given_back and entry.grant_id == grant.grant_id:
