@@ -25,7 +25,17 @@ QUICK = {
 }
 
 
+@pytest.fixture
+def parcels(process_env: dict[str, str]) -> Iterator[None]:
+    """The table of the benchmarks' own model, which the tests' settings do not have."""
+    databases.migrate(process_env["DATABASE_URL"])
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE benchmarks_parcel")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("parcels")
 def test_workloads_run_in_miniature(process_env: dict[str, str]) -> None:
     workloads = QUICK[connection.vendor]
     command = [sys.executable, "-m", "tests.benchmarks.turn", "mini", *workloads]

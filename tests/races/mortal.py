@@ -17,12 +17,14 @@ import django
 
 django.setup()
 
+from django.db import transaction  # noqa: E402
 from django.test.utils import override_settings  # noqa: E402
 
 from tasks import signals  # noqa: E402
 from tasks.execution import completer, outcome_store, runner  # noqa: E402
 from tasks.models import Task  # noqa: E402
 from tasks.querysets import ends  # noqa: E402
+from tasks.querysets.sql import complete  # noqa: E402
 from tasks.worker import executor  # noqa: E402
 from tasks.worker.process import Until, WorkerProcess  # noqa: E402
 from tests.races.support import STAGES  # noqa: E402
@@ -48,6 +50,7 @@ class Doom:
     def install(self) -> None:
         """Look in at each stage."""
         store, call, read_back = outcome_store.store_outcomes, runner.call_handler, ends._written
+        complete_in_one = complete.complete
 
         def calling(*args: Any) -> Any:
             self.at("running")
@@ -62,6 +65,12 @@ class Doom:
             self.at("while completing")
             return read_back(*args)
 
+        def completing(rows: Any, *args: Any) -> Any:
+            with transaction.atomic(using=rows.db):
+                done = complete_in_one(rows, *args)
+                self.at("while completing")
+            return done
+
         def claimed(**details: Any) -> None:
             self.at("claimed")
 
@@ -73,6 +82,7 @@ class Doom:
             (runner, "call_handler", calling),
             (completer, "store_outcomes", storing),
             (ends, "_written", reading),
+            (complete, "complete", completing),
         ):
             setattr(place, name, stand_in)
         signals.claimed.connect(claimed, weak=False)
