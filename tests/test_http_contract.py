@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 from django.test import Client
+from pydantic import BaseModel
 
 from leasing.models import Lease
 from tasks.models import Task
@@ -253,3 +255,15 @@ def test_a_request_is_answered_as_the_contract_says(line: Line, client: Client) 
         assert now == rows
     if line.path == "/leases" and line.status == 409:
         assert 1 <= int(answer.headers["Retry-After"]) <= 30
+
+
+def test_no_two_shapes_of_both_packages_have_one_name(client: Client) -> None:
+    """The document would have the latter in place of the former."""
+    client.get("/api/openapi.json")
+    shapes = [BaseModel]
+    for shape in shapes:
+        shapes += shape.__subclasses__()
+    ours = {each for each in shapes if re.match(r"(leasing|tasks)\.api\.", each.__module__)}
+    names = Counter(each.__name__ for each in ours)
+    assert ours
+    assert [name for name, count in names.items() if count > 1] == []

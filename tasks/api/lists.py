@@ -28,10 +28,10 @@ from tasks.api.rows import find, search_of, tasks
 from tasks.api.schemas import (
     AttemptOut,
     DiagnosisOut,
-    EventOut,
     StuckTask,
     TaskAnswer,
     TaskList,
+    TraceEventOut,
     TraceOut,
 )
 from tasks.api.visibility import VIEW, shown, shown_attempt
@@ -157,7 +157,7 @@ def trace_task(request: HttpRequest, task_id: str) -> TraceOut:
     Actions of operators are included for clients that may see the audit."""
     task = find(request, task_id)
     events = read_trace(task, with_actions=may(request, VIEW_AUDIT))
-    return TraceOut(id=task.pk, events=[EventOut.model_validate(each) for each in events])
+    return TraceOut(id=task.pk, events=[TraceEventOut.model_validate(each) for each in events])
 
 
 def is_running(task: Task) -> bool:

@@ -171,7 +171,7 @@ class DiagnosisOut(BaseModel):
     actions: list[ActionOut]
 
 
-class EventOut(BaseModel):
+class TraceEventOut(BaseModel):
     """An event in the life of a task."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -192,7 +192,7 @@ class TraceOut(BaseModel):
     """The recorded events of a task, the oldest first."""
 
     id: int
-    events: list[EventOut]
+    events: list[TraceEventOut]
 
 
 class StuckTask(BaseModel):
