@@ -29,7 +29,7 @@ from tests.pages import assert_cheap, queries
 #: process for it: what else this machine does is not in it. But it slows processors down, to less
 #: than half where two share a core, so the best of TRIES counts; and where even the poll of an
 #: empty page takes so long that POLL_LIMIT is less than FLOORS of it, so many of it are the limit.
-PAGE_LIMIT, POLL_LIMIT, TRIES, FLOORS = 200, 10, 5, 3
+PAGE_LIMIT, POLL_LIMIT, TRIES, FLOORS = 200, 10, 5, 7
 #: Seconds between two polls of a page, and how many polls make one try.
 BETWEEN, POLLS = 2.0, 8
 #: Bytes of a page with all that it loads, on the first visit, as a web server compresses them.
