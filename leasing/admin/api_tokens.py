@@ -38,7 +38,7 @@ from leasing.web.badges import TOKEN_BADGES
 
 #: Until a token expires, unless the form says otherwise.
 LIFETIME = timedelta(days=365)
-EDITED = ("name", "scopes", "prefix", "queues", "max_held", "expires_at")
+EDITED = ("name", "scopes", "prefix", "queues", "expires_at")
 
 REVOKE_TOKENS = OperatorAction(
     "revoke",
@@ -93,7 +93,6 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
         help_texts: ClassVar = {
             "name": "In lists and ledgers. No other token has it, nor will have.",
             "prefix": "Only resources whose names begin with it; empty: all.",
-            "max_held": "Leases and tasks that it may hold at once; empty: any number.",
         }
 
     #: The user whose form it is.
@@ -118,7 +117,7 @@ class ApiTokenAdmin(ReadOnlyAdmin):
     exact_search = ("name", "id")
     search_help_text = "Exact name or ID"
     acts = (REVOKE_TOKENS,)
-    labels: ClassVar = {"expires_at": "expires", "max_held": "may hold at once"}
+    labels: ClassVar = {"expires_at": "expires"}
     fields = (*EDITED, "badge", "last_used_at", "revoked_at", "created_at")
     readonly_fields = ("badge", "last_used_at", "revoked_at", "created_at")
 

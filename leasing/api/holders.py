@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.http import HttpRequest
@@ -18,7 +19,6 @@ from ninja import Status
 from ninja.errors import HttpError
 
 from leasing.api.access import Access
-from leasing.api.bounds import in_room
 from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers, refusal_of
 from leasing.api.keys import IDEMPOTENT, check_lease_key, request_id
@@ -38,7 +38,6 @@ from leasing.api.schemas import (
 from leasing.api.waiting import answer_with
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease, LeaseEvent, lease_kinds
-from leasing.runtime.aio import Steps
 from leasing.runtime.terminal import TASKS
 from leasing.store import Renewal, Renewals
 from leasing.validation.names import check_name
@@ -81,10 +80,7 @@ def acquire_lease(request: HttpRequest, body: Acquire) -> Any:
     if (again := request_id(request, body)) is not None:
         terms = replace(terms, request_id=again)
 
-    def steps(wait: float) -> Steps[Lease]:
-        grant = Lease.objects.acquiring_named(body.resource, terms, wait)
-        return in_room(request, grant, terms.request_id)
-
+    steps = partial(Lease.objects.acquiring_named, body.resource, terms)
     return answer_with(request, body.wait, steps, _granted)
 
 

@@ -35,13 +35,10 @@ class InvalidAnswer(ServiceError):
 
 
 class AccessDenied(ServiceError):
-    """The token is missing, unknown or expired (``status`` 401), or does not permit this (403).
+    """The token is missing, unknown or expired (``status`` 401), or does not permit this (403)."""
 
-    ``retry_after`` are the seconds after which it may: the token holds as much as it may now.
-    """
-
-    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
-        self.status, self.retry_after = status, retry_after
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
         super().__init__(message)
 
 

@@ -301,8 +301,7 @@ class Transport:
             )
         answer = Answer(status, data, sent_at, retry_after, request=request)
         if status in (401, 403):
-            text = f"{self.url} denies access: {answer.message}"
-            raise AccessDenied(status, text, answer.pause)
+            raise AccessDenied(status, f"{self.url} denies access: {answer.message}")
         if status == 405 or (status == 404 and NO_ADDRESS in answer.message):
             raise InvalidAnswer(
                 f"{self.url} has no {request.method} {request.path}: it is none of this API, or "

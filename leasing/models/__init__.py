@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leasing.models.api_token import ApiToken, TokenGrant
+from leasing.models.api_token import ApiToken
 from leasing.models.audit import AuditEntry
 from leasing.models.event import MAX_KEY, MAX_LABEL, EventKind, LeaseEvent
 from leasing.models.guarded import Ledger
@@ -25,7 +25,6 @@ __all__ = [
     "LeaseState",
     "Ledger",
     "OnceKey",
-    "TokenGrant",
     "leasable_models",
     "lease_kinds",
 ]

@@ -7,15 +7,12 @@ from typing import Any, ClassVar
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
-from django.core.validators import MinValueValidator
 from django.db import models
 from django.urls import get_resolver
 
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow
-from leasing.models.event import MAX_KEY, MAX_LABEL
 from leasing.querysets.api_tokens import ApiTokenQuerySet, hash_of, new_secret
-from leasing.querysets.token_grants import TokenGrantQuerySet
 from leasing.runtime.terminal import closest
 from leasing.validation.names import MAX_NAME, TOKEN, check_name
 
@@ -60,10 +57,6 @@ class ApiToken(models.Model):
     prefix = models.CharField(max_length=MAX_NAME, blank=True, default="")
     #: The queues whose tasks it may use; empty: all.
     queues = models.JSONField(blank=True, default=list)
-    #: The number of leases and tasks that it may hold at once; null: any.
-    max_held = models.PositiveIntegerField(
-        blank=True, null=True, default=None, validators=[MinValueValidator(1)]
-    )
     created_at = models.DateTimeField(db_default=DbNow(), editable=False)
     #: The moment from which on it is refused; null: never.
     expires_at = models.DateTimeField(blank=True, null=True, default=None)
@@ -113,33 +106,6 @@ class ApiToken(models.Model):
         }
         if any(errors.values()):
             raise ValidationError({field: text for field, text in errors.items() if text})
-
-
-class TokenGrant(models.Model):
-    """A grant that was made through a token with a bound, or room that is reserved for one."""
-
-    id = models.BigAutoField(primary_key=True)
-    token = models.ForeignKey(ApiToken, models.CASCADE, related_name="+")
-    #: The request that it was made for.
-    request_id = models.UUIDField()
-    reserved_at = models.DateTimeField(db_default=DbNow())
-    #: The number of its requests under way, each of which may still win the grant.
-    sharing = models.PositiveSmallIntegerField(default=1)
-    #: The leased row, and its grant; empty while the room is only reserved.
-    model = models.CharField(max_length=MAX_LABEL, blank=True, default="")
-    key = models.CharField(max_length=MAX_KEY, blank=True, default="")
-    grant_id = models.UUIDField(null=True, default=None)
-
-    objects: ClassVar = TokenGrantQuerySet.as_manager()
-
-    class Meta:
-        base_manager_name = "objects"
-        verbose_name = "grant of an API token"
-        verbose_name_plural = "grants of API tokens"
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return f"{self.model}:{self.key}" if self.model else "reserved"
 
 
 def _wrong_name(name: Any) -> str:

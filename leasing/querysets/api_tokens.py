@@ -56,7 +56,6 @@ class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
         prefix: str = "",
         queues: Iterable[str] = (),
         expires_at: datetime | None = None,
-        max_held: int | None = None,
     ) -> tuple[ApiToken, str]:
         """Store a new token. Returns it with its secret, which nothing can show again.
 
@@ -66,7 +65,6 @@ class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
             prefix: The beginning of the names of resources that it may use; empty: any.
             queues: The queues whose tasks it may use; empty: all.
             expires_at: The moment from which on it is refused; None: it stays valid.
-            max_held: The number of leases and tasks that it may hold at once; None: any.
 
         Raises ValidationError.
         """
@@ -76,7 +74,6 @@ class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
             prefix=prefix,
             queues=sorted(set(queues)),
             expires_at=expires_at,
-            max_held=max_held,
         )
         secret = token.draw_secret()
         token.full_clean()

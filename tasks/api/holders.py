@@ -20,7 +20,6 @@ from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from leasing.api.access import Access
 from leasing.api.bodies import WHOLE, Between, Error, Name, Notice, Request, Text
-from leasing.api.bounds import room_for
 from leasing.api.document import linked
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.keys import (
@@ -193,17 +192,14 @@ def claim_next_task(request: HttpRequest, body: Claim) -> Any:
     queues, again = body.queues or principal.queues, request_id(request, body)
 
     def claim() -> list[Task]:
-        with room_for(request, body.limit or 1, again) as room:
-            claimed = tasks().claim(
-                body.processor,
-                queues=queues,
-                limit=room.size,
-                ttl=body.ttl,
-                free=body.free,
-                request_id=again,
-            )
-            room.granted(claimed)
-        return claimed
+        return tasks().claim(
+            body.processor,
+            queues=queues,
+            limit=body.limit or 1,
+            ttl=body.ttl,
+            free=body.free,
+            request_id=again,
+        )
 
     def answer(claimed: list[Task]) -> Any:
         if not claimed and again is not None:

@@ -31,7 +31,6 @@ from typing import Final
 
 from leasing.client.calls import STALE_AFTER, wait_allowed
 from leasing.client.exceptions import (
-    AccessDenied,
     RequestRefused,
     ServiceError,
     ServiceUnavailable,
@@ -190,7 +189,6 @@ class Worker:
                 request = claiming(
                     self.name, room, queues=self._queues, ttl=self._ttl, wait=wait, free=free
                 )
-            held = len(self._in_hand)
             self._waiting = request if request.wait else None
             if self.stopping.is_set():  # ``stop`` may have come too early to see that it waits
                 self._waiting, request = None, request if is_sent else None
@@ -207,16 +205,11 @@ class Worker:
                     request = None  # its tasks have ended before the answer arrived: claim others
                     self.stopping.wait(LOOK_EVERY)
                     continue
-                pause = 0.0
                 if not isinstance(error, ServiceUnavailable):
-                    pause = error.retry_after if isinstance(error, AccessDenied) else 0.0
-                    if not self._has_claimed and not pause:
+                    if not self._has_claimed:
                         raise
                     request = None  # it was answered
-                    if pause and held:
-                        self._await_room(pause, held)
-                        continue
-                self._pause(error, pause)
+                self._pause(error)
                 continue
             began_at, sent, request = clock(), request, None
             self._has_claimed = True
@@ -257,16 +250,8 @@ class Worker:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is None, pause)
 
-    def _await_room(self, pause: float, held: int) -> None:
-        """Wait until half of the ``held`` tasks have ended, ``pause`` seconds at most: they may be
-        what filled the token of this worker."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.stopping.is_set() or len(self._in_hand) <= held // 2, pause
-            )
-
-    def _pause(self, error: Exception, at_least: float = 0.0) -> None:
-        pause = max(self._streak.failed(error), at_least * random.uniform(1.0, 1.25))
+    def _pause(self, error: Exception) -> None:
+        pause = self._streak.failed(error)
         log.worker_claim_failed(level=self._streak.level, pause_seconds=pause, error=error)
         self.stopping.wait(pause)
 

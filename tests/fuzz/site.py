@@ -100,7 +100,7 @@ def principals() -> list[Principal]:
     _, every = ApiToken.objects.issue("every-scope", scopes=known_scopes())
     few_scopes = {"leasing.view_lease", "leasing.change_lease", "leasing_tasks.add_task"}
     _, few = ApiToken.objects.issue(
-        "few-scopes", scopes=few_scopes, prefix="report:", queues=["default"], max_held=3
+        "few-scopes", scopes=few_scopes, prefix="report:", queues=["default"]
     )
     staff = User.objects.create_superuser("staff")
     nobody = User.objects.create_user("without-permission")

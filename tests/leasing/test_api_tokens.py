@@ -126,7 +126,6 @@ def test_a_use_that_another_process_has_noted_is_not_noted_again(clocks: ManualK
         ({"prefix": "x" * 201}, "prefix"),
         ({"queues": [""]}, "queues"),
         ({"queues": [7]}, "queues"),
-        ({"max_held": 0}, "max_held"),
     ],
 )
 def test_a_token_with_a_wrong_field_is_refused_and_not_stored(

@@ -45,7 +45,7 @@ ERRORS = [
     LeaseInTransaction(),
     InvalidResource("The resource must be a string."),
     InvalidTTL(),
-    AccessDenied(401, "no such token", 2.5),
+    AccessDenied(401, "no such token"),
     RequestRefused(409, "of another site"),
     ServiceUnavailable("no answer"),
     Unreachable("crane:1"),

@@ -18,16 +18,6 @@ EXPLAINED: dict[str, str] = {
     " self.is_kept or not joins.repeats(self)": (
         "The same rows, by their keys: this saves a subquery."
     ),
-    "leasing.querysets.token_grants.TokenGrantQuerySet.reserve:"
-    " taken + wanted >= bound for taken + wanted > bound": (
-        "What ended is forgotten although there was room for one more."
-    ),
-    "leasing.querysets.token_grants.TokenGrantQuerySet.reserve: without request_id=request_id"
-    " in .Q": ("An update in vain, of the reservations of a request that has none."),
-    "leasing.querysets.token_grants._held:"
-    " without pk__in=[each.key for each in grants] in .filter": (
-        "A grant is of one row: the keys are for the index."
-    ),
     "tasks.fleet.hand_back.hand_back: without .running()": (
         "What has ended has no deadline ahead, and both verbs look: this is for the index."
     ),

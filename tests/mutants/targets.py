@@ -13,7 +13,7 @@ FILES = (
         f"leasing/querysets/{name}.py"
         for name in ("saving", "states", "holder", "granting", "leasable", "lease", "once")
     ),
-    *(f"leasing/querysets/{name}.py" for name in ("beats", "api_tokens", "token_grants")),
+    *(f"leasing/querysets/{name}.py" for name in ("beats", "api_tokens")),
     "leasing/db/sql.py",
     "leasing/fencing.py",
     "leasing/functions.py",

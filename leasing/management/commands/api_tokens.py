@@ -17,7 +17,6 @@ from leasing.management.subcommands import (
     add_operator,
     attributes,
     operator,
-    shown,
 )
 from leasing.models import ApiToken
 from leasing.models.api_token import TokenState, known_scopes
@@ -47,9 +46,6 @@ class Command(SubcommandsCommand):
         create.add_argument(
             "--queue", action="append", default=[], help="Only tasks of this queue; may be repeated"
         )
-        create.add_argument(
-            "--max-held", type=int, metavar="N", help="Leases and tasks that it may hold at once"
-        )
         end = create.add_mutually_exclusive_group()
         end.add_argument(
             "--days", type=int, default=DAYS, help=f"Days until it expires (default: {DAYS})"
@@ -77,7 +73,6 @@ class Command(SubcommandsCommand):
                     prefix=options["prefix"],
                     queues=options["queue"],
                     expires_at=None if options["never_expires"] else now + _days(options["days"]),
-                    max_held=options["max_held"],
                 )
                 audit.record(
                     operator(options),
@@ -137,7 +132,7 @@ def _days(days: int) -> timedelta:
     return timedelta(days=days)
 
 
-_HEAD = ("NAME", "STATE", "SCOPES", "PREFIX", "QUEUES", "MAX HELD", "EXPIRES", "LAST USED")
+_HEAD = ("NAME", "STATE", "SCOPES", "PREFIX", "QUEUES", "EXPIRES", "LAST USED")
 
 
 def _columns(token: ApiToken, now: datetime) -> tuple[str, ...]:
@@ -147,7 +142,6 @@ def _columns(token: ApiToken, now: datetime) -> tuple[str, ...]:
         " ".join(token.scopes),
         token.prefix,
         " ".join(token.queues),
-        shown(token.max_held),
         until(token.expires_at, now) if token.expires_at else "never",
         ago(token.last_used_at, now) if token.last_used_at else "never",
     )
@@ -157,6 +151,6 @@ def _facts(token: ApiToken, now: datetime) -> dict[str, Any]:
     """Return what may be shown of a token: not its hash."""
     return {"name": token.name, "state": token.state_at(now)} | attributes(
         token,
-        *("scopes", "prefix", "queues", "max_held"),
+        *("scopes", "prefix", "queues"),
         *("created_at", "expires_at", "last_used_at", "revoked_at"),
     )

@@ -40,12 +40,12 @@ def test_it_creates_a_token_and_prints_the_secret(capsys: pytest.CaptureFixture[
 
 
 def test_a_token_has_the_limits_that_were_given(capsys: pytest.CaptureFixture[str]) -> None:
-    limits = ("--prefix", "report:", "--queue", "b", "--queue", "a", "--max-held", "5")
+    limits = ("--prefix", "report:", "--queue", "b", "--queue", "a")
     made = facts(capsys, *CREATE, *limits, "--never-expires")
     token = ApiToken.objects.bearing(made.pop("secret"))
     assert token is not None
-    assert (token.prefix, token.queues, token.max_held) == ("report:", ["a", "b"], 5)
-    assert (made["prefix"], made["queues"], made["max_held"]) == ("report:", ["a", "b"], 5)
+    assert (token.prefix, token.queues) == ("report:", ["a", "b"])
+    assert (made["prefix"], made["queues"]) == ("report:", ["a", "b"])
     assert made["expires_at"] is None
     assert made["state"] == "usable"
 

@@ -16,10 +16,8 @@ import httpx
 import pytest
 from pytest_django import Settings
 
-from leasing.api import bounds
 from leasing.client import AccessDenied
 from leasing.client.messages import Request
-from leasing.models import ApiToken
 from leasing.runtime.clock import clock
 from tasks.api.waiting import claimers
 from tasks.client import Context, Handlers, TaskClient, Worker, completer
@@ -501,58 +499,6 @@ def test_results_wait_for_a_service_that_fails_whatever_it_is_sent(
 
     assert ended("succeeded", 8)()
     assert not faults
-
-
-def test_a_worker_whose_token_holds_as_much_as_it_may_waits_for_room(
-    service: Service, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounds, "AGAIN", 1)
-    scopes = ["leasing_tasks.change_task"]
-    _, secret = ApiToken.objects.issue("bounded", scopes=scopes, max_held=1)
-    handlers.handler("jobs.echo")(echo)
-    enqueued(2)
-    with TaskClient(service.url, secret) as remote:
-        former = remote.claim(processor="killed")[0]
-        worker = Worker(remote, handlers, stop_timeout=6)
-        thread = threading.Thread(target=worker.drain)
-        thread.start()
-        wait_for(lambda: worker._streak.count > 0)
-        Task.objects.filter(pk=former.task.id).revoke(reason="its host is gone")
-        thread.join(30)
-
-    assert not thread.is_alive()
-    assert Task.objects.exclude(pk=former.task.id).get().status == "succeeded"
-
-
-def test_a_worker_that_fills_its_token_itself_goes_on_once_its_tasks_end(
-    service: Service, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounds, "AGAIN", 60)
-    scopes = ["leasing_tasks.change_task", "leasing_tasks.view_task", "leasing_tasks.view_payload"]
-    _, secret = ApiToken.objects.issue("bounded", scopes=scopes, max_held=4)
-    denied = threading.Event()
-
-    @handlers.handler("jobs.echo")
-    def hold(ctx: Context, word: str) -> None:
-        denied.wait(20)
-
-    enqueued(40)
-    with TaskClient(service.url, secret) as remote:
-        worker = Worker(remote, handlers, stop_timeout=6)
-        wait = worker._await_room
-
-        def note(pause: float, held: int) -> None:
-            denied.set()
-            wait(pause, held)
-
-        worker._await_room = note  # type: ignore[method-assign]
-        thread = threading.Thread(target=worker.drain)
-        thread.start()
-        thread.join(30)
-
-    assert not thread.is_alive()
-    assert ended("succeeded", 40)()
-    assert denied.is_set()
 
 
 def stops_while_it_waits(service: Service, worker: Worker) -> None:

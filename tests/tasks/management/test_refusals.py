@@ -38,7 +38,6 @@ REFUSED = {
     "api_tokens create ci --scope leasing.view_leas": "Did you mean 'leasing.view_lease'",
     "api_tokens create ci --scope leasing.view_lease --days 0": "--days must be",
     "api_tokens create ci --scope leasing.view_lease --days 99999999999": "--days must be",
-    "api_tokens create ci --scope leasing.view_lease --max-held 0": "greater than or equal to 1",
     "api_tokens create ci --scope leasing.view_lease --queue ''": "1 to 200 characters",
     "api_tokens create ' ' --scope leasing.view_lease": "must not",
     "api_tokens revoke other": "There is no token other",
