@@ -100,7 +100,7 @@ def patient(monkeypatch):
 
 
 def test_one(monkeypatch, worker):
-    monkeypatch.setattr("tasks.poller.clock", lambda: 1.0)
+    monkeypatch.setattr("tasks.worker.poller.clock", lambda: 1.0)
     monkeypatch.setattr(f"{worker}.clock", lambda: 1.0)
     monkeypatch.setattr(time, "sleep", print)
     monkeypatch.delattr(worker.poller, "wake")

@@ -16,10 +16,6 @@ from leasing.db.cached_cursors import fetch_all
 from leasing.db.row_reader import conversions_of, convert, instance_of
 from leasing.db.statements import Statement, cached_statement
 
-#: Asks the questions that the second argument returns, compiled once for all calls with an equal
-#: first, in a statement of its own. Returns None if that was not to be.
-Questioner = Callable[[Hashable, Callable[[], Mapping[str, Any]]], dict[str, Any] | None]
-
 
 def query_scalars(
     model: type[models.Model],
@@ -34,56 +30,21 @@ def query_scalars(
     compiler: Any = sql.Query(model).get_compiler(using)
 
     def compiled() -> tuple[str, list[Any], dict[str, Any]]:
-        text, params, asked = _compiled(compiler, questions())
-        return f"SELECT {text}", params, asked
+        asked = {
+            name: each.resolve_expression(compiler.query) for name, each in questions().items()
+        }
+        texts: list[str] = []
+        params: list[Any] = []
+        for each in asked.values():
+            text, own = each.select_format(compiler, *compiler.compile(each))
+            texts.append(text)
+            params += own
+        return f"SELECT {', '.join(texts)}", params, asked
 
-    key = (query_scalars, model, using, about)
-    answer = _asked(compiler, *cached_statement(key, compiled))
-    assert answer is not None
-    return answer
-
-
-def update_and_query(
-    row: models.QuerySet[Any],
-    columns: Mapping[str, Any],
-    about: Hashable,
-    questions: Callable[[], Mapping[str, Any]],
-) -> dict[str, Any] | None:
-    """Update ``columns`` of one ``row``, and return what ``query_scalars`` does, in one statement.
-    None if there is no such row. It is compiled once for all calls with an equal ``about``."""
-    compiler: Any = sql.Query(row.model).get_compiler(row.db)
-
-    def compiled() -> tuple[str, list[Any], dict[str, Any]]:
-        text, params, asked = _compiled(compiler, questions())
-        query: Any = row.query.chain(sql.UpdateQuery)
-        query.add_update_values(columns)
-        update, own = query.get_compiler(row.db).as_sql()
-        return f"{update} RETURNING {text}", [*own, *params], asked
-
-    key = (update_and_query, row.model, row.db, about)
-    return _asked(compiler, *cached_statement(key, compiled))
-
-
-def _compiled(compiler: Any, questions: Mapping[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
-    asked = {name: each.resolve_expression(compiler.query) for name, each in questions.items()}
-    texts: list[str] = []
-    params: list[Any] = []
-    for each in asked.values():
-        text, own = each.select_format(compiler, *compiler.compile(each))
-        texts.append(text)
-        params += own
-    return ", ".join(texts), params, asked
-
-
-def _asked(
-    compiler: Any, statement: str, params: list[Any], asked: dict[str, Any]
-) -> dict[str, Any] | None:
-    with connections[compiler.using].cursor() as cursor:
+    statement, params, asked = cached_statement((query_scalars, model, using, about), compiled)
+    with connections[using].cursor() as cursor:
         cursor.execute(statement, params)
-        answers = cursor.fetchall()
-    if not answers:
-        return None
-    (answer,) = _converted(answers, compiler, list(asked.values()))
+        (answer,) = _converted(cursor.fetchall(), compiler, list(asked.values()))
     return dict(zip(asked, answer, strict=True))
 
 

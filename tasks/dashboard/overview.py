@@ -32,7 +32,7 @@ from tasks.dashboard.worker_rows import by_fleet, state_of, with_tasks
 from tasks.diagnosis.reasons import WAITS
 from tasks.generator import GeneratorStatus, generator_status
 from tasks.log import log
-from tasks.maintenance.invariants import Unknown, UnknownName
+from tasks.maintenance.invariants import Unknown, unknown_by_name
 from tasks.models import Sample, Schedule, Task, Worker, WorkerRole, WorkerState
 from tasks.querysets.base import lapse
 
@@ -182,7 +182,7 @@ def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, Unknown]:
     where too many tasks wait to be counted: recovery reports them then too."""
     if queues is None or queues.counted_at is not None or not queues.lines:
         return {}
-    return shared("unknown tasks", UnknownName().by_name, fresh=fresh, seconds=UNKNOWN_FOR)
+    return shared("unknown tasks", unknown_by_name, fresh=fresh, seconds=UNKNOWN_FOR)
 
 
 def _unusual(workers: list[Worker], now: datetime) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from django.db.models import Count, Min, Q
 from leasing.conf import leasing_settings
 from leasing.db.compiled_queries import query_rows
 from leasing.functions import DbNow
-from tasks.maintenance.invariants import GIVEN_BACK, UnknownName
+from tasks.maintenance.invariants import GIVEN_BACK, unknown_put_off
 from tasks.models import Task, TaskStatus
 
 
@@ -30,7 +30,7 @@ def count_depths() -> dict[str, Depth]:
     read = query_rows((_counted, leasing_settings.DATABASE), _counted)
     depths = {queue: Depth(*figures) for queue, *figures, _ in read}
     if any(given_back for *_, given_back in read):
-        for queue, (count, first) in UnknownName().put_off().items():
+        for queue, (count, first) in unknown_put_off().items():
             if depth := depths.get(queue):  # or its first task has come since
                 since = min(filter(None, (depth.due_since, first)))
                 depths[queue] = Depth(depth.ready + count, depth.scheduled - count, since)

@@ -2,18 +2,16 @@
 
     expired          running, the deadline passed             recovered (``Task.objects.recover``)
     holder_gone      running, its worker gone                 reported: the deadline decides
-    kept_slot        a slot, and not running                  the slot is freed
-    kept_key         a unique key beyond its lifetime         the key is freed
+    kept_key         a unique key whose window is over        the key is freed
     open_attempt     not running, the lease still open        the lease is closed
     unplanned        a schedule without a next moment         the next moment is computed
-    no_worker        due, in an open queue nobody serves      reported
-    unknown_task     due, and no worker has code for it       reported
     unseen_cancel    to be cancelled, and waiting             cancelled
     left_behind      open, its parent stopped                 cancelled, as its children
     ignored_cancel   to be cancelled, but still running       reported: code cannot be killed
+    no_worker        due, in an open queue nobody serves      reported
+    unknown_task     due, and no worker has code for it       reported
 
-A constraint of the table refuses some of these (``guard``). They are searched for nevertheless:
-a constraint may be dropped, added without a check of existing rows, or lost in a restore.
+What a constraint of the table refuses is not searched for.
 
 Repairs are conditional updates of rows that nobody has locked. So any number of processes may
 repair at a time, and a row that has become valid meanwhile stays as it is.
@@ -22,15 +20,15 @@ repair at a time, and a row that has become valid meanwhile stays as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
-from django.db import models, transaction
-from django.db.models import Case, Count, Exists, F, Min, OuterRef, Q, Subquery, When
+from django.db import transaction
+from django.db.models import Case, Count, Exists, F, Min, OuterRef, Q, QuerySet, Subquery, When
 from django.db.models.functions import Least
 
 from leasing.conf import leasing_settings
@@ -40,7 +38,7 @@ from leasing.functions import DbNow, after
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from tasks.exceptions import TaskError
-from tasks.models import Queue, Schedule, Task, TaskStatus, UniqueFor, Worker, WorkerState
+from tasks.models import Queue, Schedule, Task, TaskStatus, Worker, WorkerState
 from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
 from tasks.querysets.base import CANCEL_REQUESTED
 from tasks.querysets.operator import OPEN
@@ -76,169 +74,122 @@ class Finding:
     model: str = "task"
 
 
-class Invariant:
-    """A state that must not be. Subclasses say which rows are in it."""
-
-    kind: ClassVar[str]
-    what: ClassVar[str]
-    #: The effect of ``repair``, in a few words; empty: violations are only reported.
-    remedy: str = ""
-    #: The constraint that refuses such a row.
-    guard: ClassVar[str] = ""
-
-    def violations(self) -> models.QuerySet[Any]:
-        """The rows that are in this state now."""
-        raise NotImplementedError
-
-    def candidates(self) -> models.QuerySet[Any]:
-        """Rows among which these are, where that is known with less."""
-        return self.violations()
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns that a repair writes."""
-        raise NotImplementedError
-
-    def find(self, limit: int = MAX_COUNTED) -> list[Any]:
-        """Rows in this state, the oldest first; nothing is changed."""
-        return list(self.violations().order_by("pk")[:limit])
-
-    def repair(self) -> int:
-        """Put right every row that nobody has locked. Returns how many."""
-        repaired = 0
-        while True:
-            found, cured = self._repair_some()
-            repaired += cured
-            if found < SWEEP_BATCH or not cured:
-                return repaired
-
-    def _repair_some(self) -> tuple[int, int]:
-        rows = self.violations()
+def set_columns(invariant: Invariant) -> int:
+    """Repair by an update of every row that nobody has locked, by ``columns``. Return how many."""
+    total, cured = 0, [0]
+    while cured:
+        rows = invariant.violations()
         with transaction.atomic(using=rows.db):
             locked = lock(rows.order_by("pk"), skip_locked=True)
             keys = list(locked.values_list("pk", flat=True)[:SWEEP_BATCH])
-            cured = [key for key in keys if rows.filter(pk=key).update(**self.columns())]
-        for task in _tasks().filter(pk__in=cured).order_by("pk"):
-            self.tell(task)
-        return len(keys), len(cured)
-
-    def tell(self, task: Task) -> None:
-        """Tell of a repair."""
-        happened("task.repaired", [task], kind=self.kind, remedy=self.remedy)
+            cured = [key for key in keys if rows.filter(pk=key).update(**invariant.columns())]
+        invariant.tell(cured)
+        total += len(cured)
+        if len(keys) < SWEEP_BATCH:
+            break
+    return total
 
 
-class Expired(Invariant):
-    """Its holder is gone. Poison ends here: at the limit of its attempts the task is failed."""
+@dataclass(frozen=True)
+class Invariant:
+    """A state that must not be."""
 
-    kind = "expired"
-    what = "running after its lease expired"
-    remedy = "set ready, or failed after its last attempt; its fencing token rises"
+    kind: str
+    what: str
+    #: The rows that are in this state now.
+    violations: Callable[[], QuerySet[Any]]
+    #: The effect of ``repair``, in a few words; empty: violations are only reported.
+    remedy: str = ""
+    #: Puts rows right, and returns how many; and the columns that the usual repair writes.
+    repair: Callable[[Invariant], int] = set_columns
+    columns: Callable[[], dict[str, Any]] = dict
+    #: Called with each repaired task, after its event.
+    then: Callable[[Task], object] = lambda task: None
+    #: Rows among which these are, where that is known with less.
+    candidates: Callable[[], QuerySet[Any]] | None = None
 
-    def violations(self) -> TaskQuerySet:
-        return _tasks().stuck()
+    def find(self) -> list[Any]:
+        """Rows in this state, the oldest first, up to MAX_COUNTED; nothing is changed."""
+        return list(self.violations().order_by("pk")[:MAX_COUNTED])
 
-    def repair(self) -> int:
-        return in_batches(Task.objects.recover)
-
-
-class HolderGone(Invariant):
-    """Only the lease says who holds: a worker that cannot reach the database may still work."""
-
-    kind = "holder_gone"
-    what = "running on a worker that is gone; recovered when its lease expires"
-
-    def violations(self) -> TaskQuerySet:
-        absent = [WorkerState.GONE.value, WorkerState.STOPPED.value]
-        workers: Any = Worker.objects.home().with_state()
-        gone = workers.filter(state__in=absent)
-        held = _tasks().running().filter(expires_at__gt=DbNow())
-        return held.filter(holder__in=gone.values("name"))
-
-
-class KeptSlot(Invariant):
-    kind = "kept_slot"
-    what = "not running, but still occupies a slot of its concurrency key"
-    remedy = "slot freed"
-    guard = "leasing_tasks_task_slot_state"
-
-    def violations(self) -> TaskQuerySet:
-        return _tasks().filter(slot__isnull=False).exclude(status=TaskStatus.RUNNING)
-
-    def columns(self) -> dict[str, Any]:
-        return {"slot": None}
+    def tell(self, repaired: list[int]) -> None:
+        """Tell of the repair of the tasks with these keys."""
+        for task in _tasks().filter(pk__in=repaired).order_by("pk"):
+            happened("task.repaired", [task], kind=self.kind, remedy=self.remedy)
+            self.then(task)
 
 
-class KeptKey(Invariant):
-    """The guard refuses all but one: a window that is over has nobody who would end it then."""
-
-    kind = "kept_key"
-    what = "still holds a unique key that has ended"
-    remedy = "unique key freed"
-    guard = "leasing_tasks_task_key_period"
-
-    def violations(self) -> TaskQuerySet:
-        too_long = (
-            Q(status__in=TaskStatus.ended(), unique_until=None)
-            | Q(unique_until__lte=DbNow())
-            | Q(unique_for=UniqueFor.WAITING, status=TaskStatus.RUNNING)
-            | Q(unique_for=UniqueFor.RUNNING, status=TaskStatus.READY, attempts__gt=0)
-        )
-        return _tasks().filter(too_long, unique_key__isnull=False)
-
-    def columns(self) -> dict[str, Any]:
-        return {"unique_key": None}
+def _tasks() -> TaskQuerySet:
+    tasks: TaskQuerySet = Task.objects.home().defer(*PAYLOAD)
+    return tasks
 
 
-class OpenAttempt(Invariant):
-    """The lists of leases would show it as held, although nobody can do anything under it."""
-
-    kind = "open_attempt"
-    what = "not running, but its lease is still open"
-    remedy = "lease closed"
-
-    def violations(self) -> TaskQuerySet:
-        # The deadline stands in no index; the moment of the claim does.
-        lately = _tasks().filter(acquired_at__gte=after(-CLAIMED_WITHIN))
-        open_ = lately.filter(released_at=None, expires_at__gt=DbNow())
-        return open_.exclude(status=TaskStatus.RUNNING)
-
-    def columns(self) -> dict[str, Any]:
-        return {"released_at": DbNow(), "expires_at": Least(F("expires_at"), DbNow())}
+def _on_gone_workers() -> TaskQuerySet:
+    absent = [WorkerState.GONE.value, WorkerState.STOPPED.value]
+    workers: Any = Worker.objects.home().with_state()
+    held = _tasks().running().filter(expires_at__gt=DbNow())
+    return held.filter(holder__in=workers.filter(state__in=absent).values("name"))
 
 
-class Unplanned(Invariant):
-    """A scheduler that has the code plans it as it comes by; here it is done at once."""
-
-    kind = "unplanned"
-    what = "schedule is not paused but has no next due time"
-    remedy = "next due time set"
-
-    def violations(self) -> ScheduleQuerySet:
-        schedules: ScheduleQuerySet = Schedule._default_manager.home()
-        return schedules.filter(paused_at=None, next_at=None)
-
-    def repair(self) -> int:
-        keys = [schedule.pk for schedule in self.find()]
-        for key in keys:
-            with suppress(TaskError, ValueError):  # the schedulers say what is wrong with it
-                self.violations().serve(key)
-        return len(keys) - self.violations().filter(pk__in=keys).count()
+def _open_attempts() -> TaskQuerySet:
+    # The deadline stands in no index; the moment of the claim does.
+    lately = _tasks().filter(acquired_at__gte=after(-CLAIMED_WITHIN))
+    open_ = lately.filter(released_at=None, expires_at__gt=DbNow())
+    return open_.exclude(status=TaskStatus.RUNNING)
 
 
-class NoWorker(Invariant):
-    kind = "no_worker"
-    what = "due, in a queue that is not paused and that no worker serves"
+def _unplanned() -> ScheduleQuerySet:
+    schedules: ScheduleQuerySet = Schedule._default_manager.home()
+    return schedules.filter(paused_at=None, next_at=None)
 
-    def violations(self) -> TaskQuerySet:
-        paused = Queue._default_manager.home().paused()
-        # Remote workers send no heartbeats: they are seen while they hold tasks.
-        held = _tasks().running().unexpired().order_by()
-        unserved = self.candidates().exclude(queue__in=list(_served()))
-        return unserved.exclude(queue__in=paused.values("name")).exclude(
-            queue__in=held.values("queue")
-        )
 
-    def candidates(self) -> TaskQuerySet:
-        return _tasks().ready()
+def _plan(invariant: Invariant) -> int:
+    """Plan at once what a scheduler that has the code would plan as it comes by."""
+    keys = [schedule.pk for schedule in invariant.find()]
+    for key in keys:
+        with suppress(TaskError, ValueError):  # the schedulers say what is wrong with it
+            _unplanned().serve(key)
+    return len(keys) - _unplanned().filter(pk__in=keys).count()
+
+
+def _open_children() -> TaskQuerySet:
+    return _tasks().filter(status__in=OPEN, cancel_requested_at=None)
+
+
+def _parents_of_open_children() -> TaskQuerySet:
+    # Compared with None a subquery is no join: one look at the index of children for each task that
+    # was stopped lately.
+    child = _open_children().filter(parent=OuterRef("pk")).order_by().values("pk")[:1]
+    parents: TaskQuerySet = _tasks().stopped().alias(child=Subquery(child))
+    return parents.exclude(child=None)
+
+
+def _left_behind() -> TaskQuerySet:
+    # By their parents' keys, which are few: a join is planned for as many as were cancelled, whose
+    # children were too, and would read the whole table.
+    parents = list(_parents_of_open_children().values_list("pk", flat=True)[:MAX_COUNTED])
+    return _open_children().filter(parent__in=parents)
+
+
+def _cancel_children(invariant: Invariant) -> int:
+    keys, cancelled = [task.pk for task in invariant.find()], 0
+    while some := _left_behind().cancel("recovery", WITH_PARENT):
+        cancelled += some
+    asked = _tasks().filter(CANCEL_REQUESTED, pk__in=keys)
+    invariant.tell(list(asked.values_list("pk", flat=True)))
+    return cancelled
+
+
+def _unserved() -> TaskQuerySet:
+    paused = Queue._default_manager.home().paused()
+    # Remote workers send no heartbeats: they are seen while they hold tasks.
+    held = _tasks().running().unexpired().order_by()
+    unserved = _tasks().ready().exclude(queue__in=list(_served()))
+    return unserved.exclude(queue__in=paused.values("name")).exclude(queue__in=held.values("queue"))
+
+
+# Unknown names. Workers that lack the code give a task back for a while, so it is looked for then
+# too.
 
 
 @dataclass(frozen=True)
@@ -273,134 +224,150 @@ GIVEN_BACK = Q(
 )
 
 
-class UnknownName(Invariant):
-    """Workers that lack the code give the task back for a while, so it is looked for then too."""
-
-    kind = "unknown_task"
-    what = "due, but no worker of its queue has its handler"
-
-    def violations(self) -> TaskQuerySet:
-        unknown = Q(pk__in=[])
-        for queue, names in self._counted().items():
-            unknown |= Q(queue=queue, name__in=list(names))
-        return self.candidates().filter(unknown)
-
-    def candidates(self) -> TaskQuerySet:
-        return _tasks().filter(status=TaskStatus.READY, scheduled_at__lte=after(UNKNOWN_DELAY))
-
-    def by_name(self) -> dict[str, Unknown]:
-        """Return these tasks by name, of MAX_NAMED names, the most first."""
-        found: dict[str, Unknown] = {}
-        for names in self._counted().values():
-            for name, unknown in names.items():
-                found[name] = found[name] + unknown if name in found else unknown
-        most = sorted(found.items(), key=lambda item: -item[1].count)
-        return dict(most[:MAX_NAMED])
-
-    def put_off(self) -> dict[str, tuple[int, datetime]]:
-        """Return, by queue, the number of these tasks that workers have given back and that are
-        scheduled for the next minute, and since when the first that they gave back is due."""
-        served = _served()
-        # Of one that never began an attempt, the first claim shows since when it was due; its due
-        # time moves on with each claim.
-        since = Case(When(attempts=0, then=F("started_at")), default=F("acquired_at"))
-        rows: Any = _tasks().filter(GIVEN_BACK).order_by().values_list("queue", "name")
-        later = Count("pk", filter=Q(scheduled_at__gt=DbNow()))
-        found: dict[str, tuple[int, datetime]] = {}
-        for queue, name, count, first in rows.annotate(later=later, since=Min(since)):
-            if queue in served and name not in served[queue].names:
-                others, since_others = found.get(queue, (0, first))
-                found[queue] = others + count, min(since_others, first)
-        return found
-
-    def _counted(self) -> dict[str, dict[str, Unknown]]:
-        """Return these tasks by queue and name, of MAX_NAMES names. The names that tasks have are
-        compared here, for they are few: those that workers have, times their queues, may be more
-        than a statement can have parameters."""
-        served = _served()
-        rows: Any = self.candidates().order_by().values_list("queue", "name")
-        found: dict[str, dict[str, Unknown]] = {}
-        lacking = (
-            row
-            for row in rows.annotate(Count("pk"), Min("created_at"))
-            if row[0] in served and row[1] not in served[row[0]].names
-        )
-        for queue, name, count, created_at in islice(lacking, MAX_NAMES):
-            started_at = served[queue].started_at
-            are_older = started_at is not None and started_at < created_at
-            found.setdefault(queue, {})[name] = Unknown(count, are_older)
-        return found
+def _served() -> dict[str, Served]:
+    """Return the queues that workers serve who were seen lately."""
+    served: dict[str, Served] = {}
+    rows = Worker.objects.home().present().only("queues", "handlers", "started_at")
+    for worker in rows.order_by("started_at"):
+        for queue in worker.queues:
+            names = served.get(queue, Served()).names
+            served[queue] = Served(names | set(worker.handlers), worker.started_at)
+    return served
 
 
-class UnseenCancel(Invariant):
-    """Its holder gave it back, or died, before it heard."""
-
-    kind = "unseen_cancel"
-    what = "waiting, although its cancellation was requested"
-    remedy = "cancelled"
-
-    def violations(self) -> TaskQuerySet:
-        asked = _tasks().filter(cancel_requested_at__isnull=False)
-        return asked.filter(status=TaskStatus.READY)
-
-    def columns(self) -> dict[str, Any]:
-        return {"status": TaskStatus.CANCELLED, **closing()}
-
-    def tell(self, task: Task) -> None:
-        super().tell(task)
-        _tasks()._tell_cancelled(task)
+def _due_soon() -> TaskQuerySet:
+    return _tasks().filter(status=TaskStatus.READY, scheduled_at__lte=after(UNKNOWN_DELAY))
 
 
-class LeftBehind(Invariant):
-    """Enqueued while its parent was being cancelled, or the process that cancelled both died."""
-
-    kind = "left_behind"
-    what = "open and not asked to stop, although its parent is"
-    remedy = "cancelled with its parent, and its children too"
-
-    def violations(self) -> TaskQuerySet:
-        # By their parents' keys, which are few: a join is planned for as many as were cancelled,
-        # whose children were too, and would read the whole table.
-        parents = list(self.candidates().values_list("pk", flat=True)[:MAX_COUNTED])
-        return _open_children().filter(parent__in=parents)
-
-    def candidates(self) -> TaskQuerySet:
-        """The parents. Compared with None a subquery is no join: one look at the index of children
-        for each task that was stopped lately."""
-        child = _open_children().filter(parent=OuterRef("pk")).order_by().values("pk")[:1]
-        parents: TaskQuerySet = _tasks().stopped().alias(child=Subquery(child))
-        return parents.exclude(child=None)
-
-    def repair(self) -> int:
-        keys, cancelled = [task.pk for task in self.find()], 0
-        while some := self.violations().cancel("recovery", WITH_PARENT):
-            cancelled += some
-        for task in _tasks().filter(CANCEL_REQUESTED, pk__in=keys).order_by("pk"):
-            self.tell(task)
-        return cancelled
+def _count_unknown() -> dict[str, dict[str, Unknown]]:
+    """Return these tasks by queue and name, of MAX_NAMES names. The names that tasks have are
+    compared here, for they are few: those that workers have, times their queues, may be more than
+    a statement can have parameters."""
+    served = _served()
+    rows: Any = _due_soon().order_by().values_list("queue", "name")
+    found: dict[str, dict[str, Unknown]] = {}
+    lacking = (
+        row
+        for row in rows.annotate(Count("pk"), Min("created_at"))
+        if row[0] in served and row[1] not in served[row[0]].names
+    )
+    for queue, name, count, created_at in islice(lacking, MAX_NAMES):
+        started_at = served[queue].started_at
+        are_older = started_at is not None and started_at < created_at
+        found.setdefault(queue, {})[name] = Unknown(count, are_older)
+    return found
 
 
-class IgnoredCancel(Invariant):
-    kind = "ignored_cancel"
-    what = "still running, although its cancellation was requested; a thread cannot be killed"
+def _unknown() -> TaskQuerySet:
+    unknown = Q(pk__in=[])
+    for queue, names in _count_unknown().items():
+        unknown |= Q(queue=queue, name__in=list(names))
+    return _due_soon().filter(unknown)
 
-    def violations(self) -> TaskQuerySet:
-        return _tasks().running().filter(cancel_requested_at__lte=after(-CANCEL_GRACE))
+
+def unknown_by_name() -> dict[str, Unknown]:
+    """Return the tasks that no worker of their queue has a handler for, by name, of MAX_NAMES
+    names, the most first."""
+    found: dict[str, Unknown] = {}
+    for names in _count_unknown().values():
+        for name, unknown in names.items():
+            found[name] = found[name] + unknown if name in found else unknown
+    return dict(sorted(found.items(), key=lambda item: -item[1].count))
 
 
+def unknown_put_off() -> dict[str, tuple[int, datetime]]:
+    """Return, by queue, the number of these tasks that workers have given back and that are
+    scheduled for the next minute, and since when the first that they gave back is due."""
+    served = _served()
+    # Of one that never began an attempt, the first claim shows since when it was due; its due time
+    # moves on with each claim.
+    since = Case(When(attempts=0, then=F("started_at")), default=F("acquired_at"))
+    rows: Any = _tasks().filter(GIVEN_BACK).order_by().values_list("queue", "name")
+    later = Count("pk", filter=Q(scheduled_at__gt=DbNow()))
+    found: dict[str, tuple[int, datetime]] = {}
+    for queue, name, count, first in rows.annotate(later=later, since=Min(since)):
+        if queue in served and name not in served[queue].names:
+            others, since_others = found.get(queue, (0, first))
+            found[queue] = others + count, min(since_others, first)
+    return found
+
+
+#: Checked often by itself: what is cancelled soon ends.
+LEFT_BEHIND = Invariant(
+    # Enqueued while its parent was being cancelled, or the process that cancelled both died.
+    "left_behind",
+    "open and not asked to stop, although its parent is",
+    _left_behind,
+    "cancelled with its parent, and its children too",
+    _cancel_children,
+    candidates=_parents_of_open_children,
+)
 #: In the order in which they are looked for: what is repaired first may heal what comes later.
-INVARIANTS: Sequence[Invariant] = (
-    Expired(),
-    HolderGone(),
-    KeptSlot(),
-    KeptKey(),
-    OpenAttempt(),
-    Unplanned(),
-    UnseenCancel(),
-    LeftBehind(),
-    IgnoredCancel(),
-    NoWorker(),
-    UnknownName(),
+INVARIANTS = (
+    # Its holder is gone. Poison ends here: at the limit of its attempts the task is failed.
+    Invariant(
+        "expired",
+        "running after its lease expired",
+        lambda: _tasks().stuck(),
+        "set ready, or failed after its last attempt; its fencing token rises",
+        lambda invariant: in_batches(Task.objects.recover),
+    ),
+    # Only the lease says who holds: a worker that cannot reach the database may still work.
+    Invariant(
+        "holder_gone",
+        "running on a worker that is gone; recovered when its lease expires",
+        _on_gone_workers,
+    ),
+    # A window that is over has nobody who would end it then.
+    Invariant(
+        "kept_key",
+        "still holds a unique key whose window is over",
+        lambda: _tasks().filter(unique_key__isnull=False, unique_until__lte=DbNow()),
+        "unique key freed",
+        columns=lambda: {"unique_key": None},
+    ),
+    # The lists of leases would show it as held, although nobody can do anything under it.
+    Invariant(
+        "open_attempt",
+        "not running, but its lease is still open",
+        _open_attempts,
+        "lease closed",
+        columns=lambda: {"released_at": DbNow(), "expires_at": Least(F("expires_at"), DbNow())},
+    ),
+    Invariant(
+        "unplanned",
+        "schedule is not paused but has no next due time",
+        _unplanned,
+        "next due time set",
+        _plan,
+    ),
+    # Its holder gave it back, or died, before it heard.
+    Invariant(
+        "unseen_cancel",
+        "waiting, although its cancellation was requested",
+        lambda: _tasks().filter(cancel_requested_at__isnull=False, status=TaskStatus.READY),
+        "cancelled",
+        columns=lambda: {"status": TaskStatus.CANCELLED, **closing()},
+        then=lambda task: _tasks()._tell_cancelled(task),
+    ),
+    LEFT_BEHIND,
+    Invariant(
+        "ignored_cancel",
+        "still running, although its cancellation was requested; a thread cannot be killed",
+        lambda: _tasks().running().filter(cancel_requested_at__lte=after(-CANCEL_GRACE)),
+    ),
+    Invariant(
+        "no_worker",
+        "due, in a queue that is not paused and that no worker serves",
+        _unserved,
+        candidates=lambda: _tasks().ready(),
+    ),
+    Invariant(
+        "unknown_task",
+        "due, but no worker of its queue has its handler",
+        _unknown,
+        candidates=_due_soon,
+    ),
 )
 
 
@@ -408,7 +375,10 @@ def is_anything_amiss() -> bool:
     """Return True if any row violates an invariant, or may: by one query, for it is rare."""
     using = leasing_settings.DATABASE
     found = query_scalars(
-        Task, using, "amiss", lambda: {each.kind: Exists(each.candidates()) for each in INVARIANTS}
+        Task,
+        using,
+        "amiss",
+        lambda: {each.kind: Exists((each.candidates or each.violations)()) for each in INVARIANTS},
     )
     return any(found.values())
 
@@ -422,23 +392,3 @@ def in_batches(recover: Callable[[int], int], until: float = math.inf) -> int:
         total += recovered
         if recovered < SWEEP_BATCH or clock() >= until:
             return total
-
-
-def _tasks() -> TaskQuerySet:
-    tasks: TaskQuerySet = Task.objects.home().defer(*PAYLOAD)
-    return tasks
-
-
-def _open_children() -> TaskQuerySet:
-    return _tasks().filter(status__in=OPEN, cancel_requested_at=None)
-
-
-def _served() -> dict[str, Served]:
-    """Return the queues that workers serve who were seen lately."""
-    served: dict[str, Served] = {}
-    rows = Worker.objects.home().present().only("queues", "handlers", "started_at")
-    for worker in rows.order_by("started_at"):
-        for queue in worker.queues:
-            names = served.get(queue, Served()).names
-            served[queue] = Served(names | set(worker.handlers), worker.started_at)
-    return served

@@ -30,11 +30,10 @@ from tasks.conf import task_settings
 from tasks.log import log
 from tasks.maintenance.invariants import (
     INVARIANTS,
+    LEFT_BEHIND,
     MAX_NAMED,
-    Expired,
     Finding,
     Invariant,
-    LeftBehind,
     in_batches,
     is_anything_amiss,
 )
@@ -44,9 +43,6 @@ from tasks.models import Task
 SHORT_PAUSE = 0.5
 #: By so many seconds at most do sweepers miss a deadline for which all of them wake up.
 SPREAD = 0.05
-
-#: Answers as ``next_lapse_in`` does, given the seconds until the next call at the latest.
-LookAhead = Callable[[float], float | None]
 
 
 @dataclass
@@ -99,12 +95,11 @@ def sweep() -> int:
     return total
 
 
-def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
+def _sweep() -> tuple[int, float]:
     """Recover some of what there is. Returns how much, and in how many seconds to look again: at
     once while there is more."""
-    every = task_settings.SWEEP_EVERY
-    pause = every * random.uniform(0.95, 1.0)
-    lapse_in = look_ahead(every) if look_ahead else Task.objects.next_lapse_in()
+    pause = task_settings.SWEEP_EVERY * random.uniform(0.95, 1.0)
+    lapse_in = Task.objects.next_lapse_in()
     if lapse_in is None:
         return 0, pause
     if lapse_in:
@@ -112,7 +107,7 @@ def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
     total, until = 0, clock() + LONGEST_TICK
     for recover in (Task.objects.recover, Task.objects.recover_stalled):
         recovered = in_batches(recover, until)
-        totals.repaired[Expired.kind] += recovered
+        totals.repaired["expired"] += recovered
         total += recovered
     # A slow statement that found nothing is no sign of more.
     has_more = total > 0 and clock() >= until
@@ -121,21 +116,18 @@ def _sweep(look_ahead: LookAhead | None = None) -> tuple[int, float]:
 
 def examine(dry_run: bool = False) -> Report:
     """Check the invariants: repair what can be, report the rest. ``dry_run`` only looks."""
-    report = Report(dry_run)
-    if not is_anything_amiss():
-        if not dry_run:
-            _suspects.clear()
-        return report
-    for invariant in INVARIANTS:
-        if (finding := _examine(invariant, dry_run)) is not None:
-            report.findings.append(finding)
-    return report
+    if is_anything_amiss():
+        findings = [_examine(invariant, dry_run) for invariant in INVARIANTS]
+        return Report(dry_run, [finding for finding in findings if finding is not None])
+    if not dry_run:
+        _suspects.clear()
+    return Report(dry_run)
 
 
 def cancel_left_behind() -> int:
     """Check this invariant alone, more often than all: what is cancelled soon ends. Returns how
     many tasks were cancelled."""
-    finding = _examine(LeftBehind(), dry_run=False)
+    finding = _examine(LEFT_BEHIND, dry_run=False)
     return finding.repaired if finding else 0
 
 
@@ -143,7 +135,7 @@ def _examine(invariant: Invariant, dry_run: bool) -> Finding | None:
     found = invariant.find()
     repaired = 0
     if found and not dry_run:
-        repaired = invariant.repair() if invariant.remedy else 0
+        repaired = invariant.repair(invariant) if invariant.remedy else 0
         totals.repaired[invariant.kind] += repaired
     if not dry_run and not invariant.remedy:
         _tell_suspects(invariant, found)
@@ -170,17 +162,12 @@ def _tell_suspects(invariant: Invariant, found: list[Any]) -> None:
             happened("task.suspected", [row], kind=invariant.kind, what=invariant.what)
 
 
-def service(
-    found: Callable[[], object] = lambda: None, look_ahead: LookAhead | None = None
-) -> Service:
-    """Sweeps in every process that recovers.
-
-    ``found`` is called after a sweep that recovered something. ``look_ahead`` makes the query of a
-    sweep, and may read more in the same statement; its argument is the time until the next call.
-    """
+def service(found: Callable[[], object] = lambda: None) -> Service:
+    """Sweeps in every process that recovers. ``found`` is called after a sweep that recovered
+    something."""
 
     def tick() -> float:
-        recovered, pause = _sweep(look_ahead)
+        recovered, pause = _sweep()
         totals.succeeded_at = time.time()
         if recovered:
             found()

@@ -6,8 +6,7 @@ renews its lease itself as it comes to a slot, which the keeper would do more of
 is counted from the ledgers again (``tasks.maintenance.counting``), so a successor fills in what
 was missed; only how deep the queues were then is lost. A slot that is
 written twice is the same twice, so nothing depends on the lease but how much is asked of the
-database. In a slot in which nothing happened, the sampler asks one question and writes zeros; and
-while nothing waits or runs either, it does so for two slots together.
+database. In a slot in which nothing happened, the sampler asks one question and writes zeros.
 
 Renewals alone leave no trace but the last: every worker adds those of its keeper to the slot.
 """
@@ -35,8 +34,6 @@ from tasks.log import log
 from tasks.maintenance.counting import RESOURCE, Activity, Slot, count, depths
 from tasks.models import Queue, Sample
 
-#: Slots that are written together while nothing happens.
-IDLE_SLOTS: Final = 2
 #: Seconds after which another worker samples when the sampler is gone, and the seconds before
 #: their end from which a turn renews the lease, once a minute: more than the longest time between
 #: two turns.
@@ -191,9 +188,7 @@ class Sampler:
         if self._turns % PRUNED_EVERY == NAMES_EVERY:  # not as it begins: others do so too
             prune()
         self._turns += 1
-        since = activity.now.timestamp() - LAG
-        slots = IDLE_SLOTS if activity.is_idle(Slot.before(activity.now)) else 1
-        left = slots * Sample.SLOT - since % Sample.SLOT
+        left = Sample.SLOT - (activity.now.timestamp() - LAG) % Sample.SLOT
         return max(0.0, left - (clock() - asked_at)) + LATE
 
     def end(self) -> None:

@@ -59,11 +59,8 @@ def keep_house() -> int:
     return total
 
 
-def service(
-    found: Callable[[], object] = lambda: None, quiet_for: Callable[[], float] = float
-) -> Service:
-    """Stores what code declares, then serves. ``found`` is called when something was enqueued.
-    ``quiet_for`` returns the seconds for which nothing is due, where somebody has just looked."""
+def service(found: Callable[[], object] = lambda: None) -> Service:
+    """Stores what code declares, then serves. ``found`` is called when something was enqueued."""
     is_declared = False
 
     def tick() -> float:
@@ -71,8 +68,6 @@ def service(
         if not is_declared:
             declare_all()
             is_declared = True
-        elif quiet := quiet_for():
-            return min(quiet, CHECK_EVERY)
         taken, pause = _look()
         if taken:
             found()
@@ -84,18 +79,15 @@ def service(
 def housekeeping() -> Service:
     """Keeps house every half hour."""
 
-    def pause() -> float:
-        return KEEP_HOUSE_EVERY * random.uniform(0.8, 1.0)
-
     def tick() -> float:
         try:
             keep_house()
         finally:
             connections.close_all()  # or it would idle until the next time
-        return pause()
+        return KEEP_HOUSE_EVERY * random.uniform(0.8, 1.0)
 
     failed = partial(log.housekeeping_failed, duty="Housekeeping of schedules")
-    return Service(tick, failed, starts_in=pause())
+    return Service(tick, failed, starts_in=KEEP_HOUSE_EVERY * random.uniform(0.8, 1.0))
 
 
 def _look() -> tuple[int, float]:

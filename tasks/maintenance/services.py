@@ -12,31 +12,17 @@ from collections.abc import Callable
 
 from leasing.runtime.services import Service
 from tasks.maintenance import housekeeping, recovery, scheduler
-from tasks.maintenance.recovery import LookAhead
 from tasks.maintenance.sampling import Sampler
 from tasks.runtime.connection import HANDLERS_LIMIT
 from tasks.runtime.service_threads import ServiceThreads
 
 
 def start(
-    threads: ServiceThreads,
-    *urgent: Service,
-    found: Callable[[], object] = lambda: None,
-    look_ahead: LookAhead | None = None,
-    no_schedule_for: Callable[[], float] = float,
+    threads: ServiceThreads, *urgent: Service, found: Callable[[], object] = lambda: None
 ) -> None:
-    """Start them on ``threads``.
-
-    Args:
-        urgent: services that never wait long, as recovery.
-        found: called when a task became ready.
-        look_ahead: see ``recovery.service``.
-        no_schedule_for: the ``quiet_for`` of ``scheduler.service``.
-    """
-    quick = {
-        "scheduler": scheduler.service(found, no_schedule_for),
-        "sampling": Sampler().service(),
-    }
+    """Start them on ``threads``, with ``urgent`` ones that never wait long, as recovery. ``found``
+    is called when a task became ready."""
+    quick = {"scheduler": scheduler.service(found), "sampling": Sampler().service()}
+    threads.start("services", *urgent, recovery.service(found), quick=quick)
     keeping = [scheduler.housekeeping(), *housekeeping.services(threads.ended)]
-    threads.start("services", *urgent, recovery.service(found, look_ahead), quick=quick)
     threads.start("housekeeping", *keeping, limited_by=HANDLERS_LIMIT)

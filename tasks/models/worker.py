@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from django.db import models, transaction
 from django.db.models import Case, Exists, OuterRef, Value, When
 
-from leasing.db.compiled_queries import update_and_query
 from leasing.db.dialects import take_write_lock
 from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
@@ -158,19 +157,6 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         """
         mine = self.filter(name=name, process=process)
         return mine.update(last_seen_at=DbNow(), stopped_at=None, **news)
-
-    def seen_asking(
-        self,
-        name: str,
-        process: str,
-        about: Hashable,
-        questions: Callable[[], Mapping[str, Any]],
-    ) -> dict[str, Any] | None:
-        """Record a heartbeat that has no news, and return what ``query_scalars`` does, in one
-        statement. Returns None where ``seen`` returns 0."""
-        mine = self.filter(name=name, process=process)
-        columns = {"last_seen_at": DbNow(), "stopped_at": None}
-        return update_and_query(mine, columns, (name, process, about), questions)
 
     def sign_off_dead(self, name: str, death: str) -> int:
         """Note that the worker called ``name`` is gone: its parent has seen its ``death``."""

@@ -45,9 +45,9 @@ from tasks.models import OutboxMessage, Task
 from tasks.notifier import limiter
 from tasks.outbox import BUCKET, RELAY, bucket_lease
 from tasks.outbox.totals import totals
-from tasks.poller import Poller
 from tasks.querysets.outbox import BUCKETS, OUTBOX
 from tasks.runtime.service_threads import ServiceThreads
+from tasks.worker.poller import Poller
 
 #: The leases of relays.
 NAMES: Final = (RELAY, *map(bucket_lease, range(BUCKETS)))

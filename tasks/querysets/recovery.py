@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db.models import Exists, F, Min, Q, QuerySet, Subquery, Value
+from django.db.models import F, Min, Q, Subquery, Value
 from django.db.models.functions import Coalesce, Least
 
-from leasing.db.compiled_queries import Questioner, query_scalars
+from leasing.db.compiled_queries import query_scalars
 from leasing.db.dialects import atomic, lock, refuse_transaction
 from leasing.functions import DbNow, next_token, remaining
 from leasing.humanize import plural, span
@@ -113,35 +113,13 @@ def sweep_if_due(rows: TaskRows) -> None:
 def next_lapse_in(rows: TaskRows) -> float | None:
     """Seconds until the next running task is to be taken."""
     swept_at[rows.db] = clock()
-    said = query_scalars(rows.model, rows.db, "lapse", lambda: {"left": _lapse(rows)})
-    return _seconds(said["left"])
 
+    def lapse() -> Subquery:
+        running = rows._everything().running().order_by()
+        return Subquery(running.values(all=Value(1)).annotate(left=_LAPSE).values("left"))
 
-def look_ahead(
-    rows: TaskRows, seconds: float, other: QuerySet[Any], beside: Questioner | None = None
-) -> tuple[float | None, bool, bool]:
-    """The same, and whether any of ``rows`` is due within ``seconds``, and any of ``other`` there.
-    ``beside`` asks in a statement that is due anyway."""
-    swept_at[rows.db] = clock()
-    about = ("ahead", seconds, rows.query.where, other.query.where)
-
-    def questions() -> dict[str, Any]:
-        due = Exists(rows.due_within(seconds))
-        return {"left": _lapse(rows), "due": due, "other": Exists(other)}
-
-    said = beside(about, questions) if beside is not None else None
-    if said is None:
-        said = query_scalars(rows.model, rows.db, about, questions)
-    return _seconds(said["left"]), bool(said["due"]), bool(said["other"])
-
-
-def _lapse(rows: TaskRows) -> Subquery:
-    running = rows._everything().running().order_by()
-    return Subquery(running.values(all=Value(1)).annotate(left=_LAPSE).values("left"))
-
-
-def _seconds(span: timedelta | None) -> float | None:
-    return None if span is None else max(0.0, span.total_seconds())
+    left = query_scalars(rows.model, rows.db, "lapse", lambda: {"left": lapse()})["left"]
+    return None if left is None else max(0.0, left.total_seconds())
 
 
 def take_from_holders(

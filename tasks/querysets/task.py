@@ -11,9 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Never, Self, Unpack
 
 from asgiref.sync import sync_to_async
-from django.db.models import QuerySet
 
-from leasing.db.compiled_queries import Questioner
 from leasing.querysets.claim import Claim
 from tasks.exceptions import Snooze
 from tasks.producer import EnqueueOptions, ManyOptions, Parent, refuse_unknown
@@ -498,13 +496,6 @@ class TaskQuerySet(TaskRows):
         0 if there is one now; None if none is running. A sweep that finds nothing makes only this
         query."""
         return recovery.next_lapse_in(self.home())
-
-    def look_ahead(
-        self, seconds: float, other: QuerySet[Any], beside: Questioner | None = None
-    ) -> tuple[float | None, bool, bool]:
-        """``next_lapse_in`` and ``are_due_within``, and whether there is any of ``other``, in one
-        query; or in the statement of ``beside``, which returns None where there is none."""
-        return recovery.look_ahead(self.home(), seconds, other, beside)
 
     # The relay
 

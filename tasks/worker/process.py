@@ -57,7 +57,6 @@ from tasks.log import log
 from tasks.maintenance import services
 from tasks.models import Queue, Task, Worker
 from tasks.notifier import limiter
-from tasks.poller import Poller
 from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
@@ -70,6 +69,7 @@ from tasks.sample import own_handlers
 from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.health import WorkerHealth
+from tasks.worker.poller import Poller
 from tasks.worker.registration import Presence
 from tasks.worker.timeouts import Timekeeper
 
@@ -451,7 +451,6 @@ class WorkerProcess:
 
     def _start_threads(self, registration: Presence) -> None:
         self.poller.listen(self._threads)
-        self.poller.beside = registration.beside
         heartbeats = registration.service()
         self.health.lasting = {"heartbeats": heartbeats, "other threads": self._threads.watching}
         services.start(
@@ -459,8 +458,6 @@ class WorkerProcess:
             heartbeats,
             *([self.health.migrations] if self.health.is_observed else ()),
             found=self.poller.wake,
-            look_ahead=self.poller.look_ahead,
-            no_schedule_for=self.poller.no_schedule_for,
         )
 
     def tend(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -14,7 +14,6 @@ from typing import Any
 from django.db import Error
 
 from leasing.conf import leasing_settings
-from leasing.db.compiled_queries import Questioner
 from leasing.functions import after, database_now
 from leasing.humanize import span
 from leasing.runtime.clock import clock
@@ -71,10 +70,6 @@ class Presence:
         self._every = every
         self._what = what
         self._is_known = self._is_taken = False
-        #: The news of its last heartbeat, when that was sent, and True if it was ``beside``
-        #: something else.
-        self._said: Mapping[str, Any] = {}
-        self._seen_at, self._was_beside = float("-inf"), False
         #: The moment of its first registration, on this process's clock.
         self._began_at: float | None = None
         self._heartbeats = Service(
@@ -110,40 +105,14 @@ class Presence:
         """Shows signs of life, and at its end notes that the worker has stopped."""
         return self._heartbeats
 
-    def beside(self, seconds: float) -> Questioner | None:
-        """Return a function that asks in the statement of a heartbeat, if one is due within so many
-        ``seconds`` and has no news."""
-        is_due = self._seen_in < seconds
-        if is_due and self._is_known and self._said == self._news() and not is_heard("clock.read"):
-            return self._seen_asking
-        return None
-
-    def _seen_asking(
-        self, about: Hashable, questions: Callable[[], Mapping[str, Any]]
-    ) -> dict[str, Any] | None:
-        sent_at = clock()
-        answers = Worker.objects.seen_asking(self._name, own_identity(), about, questions)
-        if answers is not None:
-            self._seen_at, self._was_beside = sent_at, True
-        return answers
-
-    @property
-    def _seen_in(self) -> float:
-        """The seconds until the next heartbeat."""
-        return self._seen_at + self._every - clock()
-
     def _tick(self) -> float:
-        news = self._news()
-        if self._was_beside and self._said == news and (seen_in := self._seen_in) > 0:
-            return seen_in
-        sent_at, known = clock(), {"process": own_identity(), **news}
+        known = {"process": own_identity(), **self._news()}
         if not (self._is_known and Worker.objects.seen(self._name, **known)):
             other = self._take_name()
             if other is not None and not self._is_taken:
                 log.worker_name_taken(worker=self._name, pid=other.pid, hostname=other.hostname)
                 self._on_taken(self._refusal(other))
             self._is_taken = other is not None
-        self._said, self._seen_at, self._was_beside = news, sent_at, False
         if is_heard("clock.read"):
             sent_at = clock()
             now = database_now(leasing_settings.DATABASE)

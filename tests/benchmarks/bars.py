@@ -79,7 +79,7 @@ BARS = [
     ),
     Bar("drain, --workers 2 to two bare workers (ratio)", 0.97),
     Bar("memory of --workers 8 to eight bare workers, PSS (ratio)", 0.6, at_most=True),
-    Bar("idle worker (queries/s)", 0.6, at_most=True),
+    Bar("idle worker (queries/s)", 1.1, at_most=True),
     Bar("idle worker (connections)", 3, at_most=True),
     Bar("idle worker (% of a core)", 0.5, at_most=True),
     Bar("batches of 100 over HTTP, 1 gunicorn worker (tasks/s)", 3000),

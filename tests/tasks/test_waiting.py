@@ -22,7 +22,7 @@ from tasks import await_for, notifier, wait_for, waiting
 from tasks.exceptions import TaskFailed, WaitInTransaction, WaitTimeout
 from tasks.models import Task
 from tasks.notifier import limiter, notify_ended, waited_for
-from tasks.poller import Poller
+from tasks.worker.poller import Poller
 from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.support import FakeClock
 from tests.logs import logged

@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Exists, Min, Subquery
 from django.test.utils import CaptureQueriesContext
 
-from leasing.db.compiled_queries import query_instance, query_rows, query_scalars, update_and_query
+from leasing.db.compiled_queries import query_instance, query_rows, query_scalars
 from leasing.db.statements import Marker
 from leasing.functions import DbNow, database_now, remaining
 from leasing.models import Lease
@@ -43,21 +43,6 @@ def test_each_is_answered_as_a_row_would_give_it_and_all_by_one_statement() -> N
     assert nothing == {"held": False, "gone": False, "first": None, "left": None}
     assert (found["held"], found["gone"], found["first"]) == (True, False, "crane")
     assert timedelta(seconds=20) < found["left"] <= timedelta(seconds=30)
-
-
-def test_a_row_is_updated_and_questions_are_answered_by_one_statement() -> None:
-    lease = Lease.objects.acquire("crane", ttl=30, holder="ann")
-    row, other = (Lease.objects.home().filter(pk=key) for key in (lease.pk, 0))
-
-    with CaptureQueriesContext(connection) as captured:
-        found = update_and_query(row, {"holder": "bob"}, "test", questions)
-
-    assert len(captured) == 1
-    assert found is not None
-    assert (found["held"], found["gone"], found["first"]) == (True, False, "crane")
-    assert row.get().holder == "bob"
-    assert update_and_query(other, {"holder": "eve"}, "no row", questions) is None
-    assert row.get().holder == "bob"
 
 
 def test_what_is_about_the_same_is_compiled_once() -> None:

@@ -522,31 +522,13 @@ def test_the_sampler_renews_its_lease_in_time_and_not_each_turn(
     assert not Lease.objects.active().exists()
 
 
-@pytest.mark.parametrize(
-    ("happened", "slots"),
-    [
-        (lambda: None, 2),
-        (make_task, 1),
-        (lambda: Task.objects.complete(run(make_task()), {}), 1),
-    ],
-)
-def test_a_turn_ends_shortly_after_the_next_slot_is_over_or_two_if_nothing_happens(
-    happened: Callable[[], object], slots: int, clock: Clock, holders: FakeClock
-) -> None:
-    happened()
+def test_a_turn_ends_shortly_after_the_next_slot_is_over(clock: Clock, holders: FakeClock) -> None:
     clock.advance(3)
 
     pause = Sampler().turn()
 
     # Five seconds into a slot, of which two are for what is committed late.
-    assert pause == pytest.approx(10 * slots - 3 + sampling.LATE)
-
-
-def test_a_task_that_waits_for_long_keeps_the_turns_short(clock: Clock, holders: FakeClock) -> None:
-    make_task()
-    clock.advance(63)
-
-    assert Sampler().turn() == pytest.approx(7 + sampling.LATE)
+    assert pause == pytest.approx(10 - 3 + sampling.LATE)
 
 
 def test_slots_that_are_written_together_have_their_depths(

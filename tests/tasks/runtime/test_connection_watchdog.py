@@ -35,7 +35,6 @@ from tasks.generator import Generator
 from tasks.maintenance import recovery, sampling, scheduler
 from tasks.models import OutboxMessage, Schedule, Task, Worker
 from tasks.outbox import publish
-from tasks.poller import Poller
 from tasks.runtime import connection as runtime_connection
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tests.brokers import free_ports
@@ -113,8 +112,9 @@ def sample(claimed: list[Any]) -> None:
     sampling.Sampler().turn()
 
 
-def look_ahead(claimed: list[Any]) -> None:
-    Poller(["default"], threading.Event(), print).look_ahead(1)
+def rest(claimed: list[Any]) -> None:
+    Task.objects.are_due_within(1)
+    Task.objects.next_lapse_in()
 
 
 def register(claimed: list[Any]) -> None:
@@ -140,7 +140,7 @@ WORK: dict[str, Callable[[list[Any]], object]] = {
     "examine": lambda claimed: recovery.examine(),
     "schedule": lambda claimed: scheduler.serve_due(),
     "sample": sample,
-    "look ahead": look_ahead,
+    "rest": rest,
     "register": register,
     "generate": generate,
     "relay": relay,

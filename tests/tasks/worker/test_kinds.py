@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from tasks import poller as tasks_poller
 from tasks import registry
 from tasks.models import Task, TaskStatus
-from tasks.poller import ASK_AFTER, ASK_EVERY, Poller
 from tasks.registry import Kind
+from tasks.worker import poller as tasks_poller
+from tasks.worker.poller import ASK_AFTER, ASK_EVERY, Poller
 from tasks.worker.process import WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks

@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.utils import timezone
 
-from leasing.functions import EPOCH, DbNow, after
+from leasing.functions import DbNow, after
 from tasks.exceptions import NameTaken
 from tasks.models import Worker, WorkerQuerySet
 from tasks.runtime.process_identity import own_identity
@@ -220,46 +220,6 @@ def test_a_process_whose_row_was_deleted_keeps_its_start(holder_clock: FakeClock
 
     again = Worker.objects.get()
     assert started_at - timedelta(hours=1, seconds=1) < again.started_at < started_at
-
-
-def test_a_heartbeat_without_news_is_sent_with_questions_that_are_due_before_it(
-    holder_clock: FakeClock, django_assert_num_queries: Any
-) -> None:
-    news: dict[str, Any] = {"blocked": {}}
-    presence = Presence("ann", lambda: dict(news), queues=["default"], slots={})
-    assert presence.begin(Stopping())
-    beat = presence.service().step
-
-    def seen() -> bool:
-        """Return True if there was a heartbeat since the last call."""
-        return bool(Worker.objects.filter(last_seen_at__gt=EPOCH).update(last_seen_at=EPOCH))
-
-    assert (beat(), seen()) == (6.0, True)
-    holder_clock.now += 2.9
-    assert presence.beside(3.0) is None
-    holder_clock.now += 2.8
-    ask = presence.beside(3.0)
-    assert ask is not None
-    with django_assert_num_queries(1):
-        assert ask("test", lambda: {"now": DbNow()})
-    assert seen()
-    # Its turn comes, and is over without a statement.
-    holder_clock.now += 0.3
-    with django_assert_num_queries(0):
-        assert beat() == pytest.approx(5.7)
-    # News are sent in their own turn, and at once.
-    news["blocked"] = {"thread": 1}
-    holder_clock.now += 5
-    assert presence.beside(3.0) is None
-    assert (beat(), seen()) == (6.0, True)
-    assert Worker.objects.get().blocked == {"thread": 1}
-    # Where the row is gone, only the answers are missing.
-    holder_clock.now += 5
-    Worker.objects.all().delete()
-    ask = presence.beside(3.0)
-    assert ask is not None and ask("test", lambda: {"now": DbNow()}) is None
-    holder_clock.now += 1
-    assert (beat(), seen()) == (6.0, True)
 
 
 def test_a_process_that_registers_again_keeps_its_start() -> None:

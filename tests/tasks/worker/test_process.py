@@ -19,12 +19,11 @@ from leasing.holding.keeper import Keeper, keeper
 from leasing.models import Lease
 from tasks import registry
 from tasks.models import TaskStatus, Worker, WorkerQuerySet
-from tasks.poller import SCHEDULES_AHEAD, Poller
-from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
+from tasks.worker.poller import Poller
 from tasks.worker.process import WorkerProcess
 from tests.factories import make_task, make_tasks, make_worker
-from tests.leasing.support import FakeClock, expire
+from tests.leasing.support import expire
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import (
@@ -421,11 +420,11 @@ def poller() -> Poller:
     return poller
 
 
-def test_a_worker_at_rest_asks_one_query_a_look_where_nobody_looks_ahead(
+def test_a_worker_at_rest_asks_one_query_a_look(
     poller: Poller, django_assert_num_queries: Any
 ) -> None:
     make_task(name="jobs.echo", delay=30)
-    idle = iter([True, True, True, False])
+    idle = iter([True, True, False])
 
     with django_assert_num_queries(2):
         poller.rest(0.05, lambda: next(idle))
@@ -436,34 +435,9 @@ def test_a_worker_at_rest_asks_one_query_a_look_where_nobody_looks_ahead(
         poller.rest(0.05, lambda: True)
 
 
-@pytest.mark.parametrize(
-    ("idle_at_first", "own_looks"), [(True, 0), (False, 1)], ids=["idle", "about to store"]
-)
-def test_who_looks_ahead_wakes_a_worker_at_rest_and_spares_it_its_own_look(
-    idle_at_first: bool,
-    own_looks: int,
-    poller: Poller,
-    holder_clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks: list[float] = []
-    monkeypatch.setattr(TaskQuerySet, "are_due_within", lambda rows, at: looks.append(at))
-    make_task(state="running", ttl=30)
-    lapses: list[float | None] = []
-
+def test_a_worker_at_rest_looks_when_a_task_is_due_that_nobody_announced(poller: Poller) -> None:
     def is_idle() -> bool:
-        if len(lapses) == 3:
-            make_task(name="jobs.echo", delay=2)
-        lapses.append(poller.look_ahead(3.0))
-        return idle_at_first if len(lapses) == 1 else len(lapses) < 9
+        make_task(name="jobs.echo")
+        return True
 
     poller.rest(0.05, is_idle)
-
-    # The same query is the sweep's, and says that no schedule is due.
-    assert [lapse is not None and 20 < lapse <= 30 for lapse in lapses] == [True] * 4
-    assert (len(looks), poller.no_schedule_for()) == (own_looks, SCHEDULES_AHEAD)
-    holder_clock.advance(SCHEDULES_AHEAD)
-    assert poller.no_schedule_for() == 0
-    poller.begin_look()
-    poller.look_ahead(3.0)
-    assert not poller.wait(0), "it rests no more, and sees by itself"

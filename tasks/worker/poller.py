@@ -6,16 +6,14 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 
 from django.db import Error
 
 from leasing.conf import leasing_settings
-from leasing.db.compiled_queries import Questioner
 from leasing.runtime.clock import clock
 from leasing.waiting.listener import can_listen
 from tasks.conf import task_settings
-from tasks.models import Schedule, Task
+from tasks.models import Task
 from tasks.notifier import SECOND_POLL_AFTER, Listener, waited_for
 from tasks.querysets import TaskQuerySet
 from tasks.querysets.sql.cursors import ClaimCursor
@@ -32,8 +30,6 @@ ASK_AFTER = 0.02
 ASK_EVERY = 0.25
 #: A priority above those of all tasks.
 ABOVE_ALL = 32768
-#: Seconds for which an idle worker sees ahead that no schedule is due.
-SCHEDULES_AHEAD = 15.0
 
 
 class Poller:
@@ -61,14 +57,6 @@ class Poller:
         #: When a task of which kinds is due, and since when that is known: see ``wait_busy``.
         self._next_due_at, self._asked_at = float("-inf"), float("-inf")
         self._asked_kinds: Sequence[int] = ()
-        #: True if the worker waits for nothing but tasks; and the moment at which that was last
-        #: checked.
-        self._rests = False
-        self._seen_to_at = float("-inf")
-        #: Returns what asks beside a statement that is due within so many seconds; None: none is.
-        self.beside: Callable[[float], Questioner | None] = lambda seconds: None
-        #: No schedule is due until then.
-        self._quiet_until = float("-inf")
 
     def listen(self, threads: ServiceThreads) -> None:
         """Hear notifications on a thread of their own, where there are any."""
@@ -179,44 +167,15 @@ class Poller:
 
     def rest(self, seconds: float, is_idle: Callable[[], bool]) -> None:
         """Wait until something wakes it, or it is time to look. As long as it ``is_idle`` and
-        notifications arrive, whoever calls ``look_ahead`` sees whether there is anything to look
-        for; where nobody does, one query tells."""
-        self._rests = seconds >= task_settings.POLL_EVERY and self.hears and is_idle()
+        notifications arrive, a query tells every so many ``seconds`` whether there is anything to
+        look for: less than a claim that finds nothing."""
         while not self.wait(seconds) and seconds >= task_settings.POLL_EVERY:
             if not (self.hears and is_idle()):
                 break
-            self._rests = True  # perhaps not before: the last result was still to be stored
-            if clock() - self._seen_to_at >= seconds and self._is_due_within(seconds):
-                break
-        self._rests = False
-
-    def look_ahead(self, seconds: float) -> float | None:
-        """Seconds until recovery would take the next running task (see ``next_lapse_in``). If the
-        worker rests, the same query tells whether there is anything to wake it for within
-        ``seconds``; it is to be called again by then."""
-        if not self._rests:
-            return self._tasks().next_lapse_in()
-        asked_at, schedules = clock(), Schedule.objects.home().served_here()
-        due = schedules.due(timedelta(seconds=SCHEDULES_AHEAD))
-        lapse_in, are_due, are_scheduled = self._tasks().look_ahead(
-            seconds, due, self.beside(seconds)
-        )
-        self._seen_to_at = clock()
-        self._quiet_until = float("-inf") if are_scheduled else asked_at + SCHEDULES_AHEAD
-        if are_due:
-            self.wake()
-        return lapse_in
-
-    def no_schedule_for(self) -> float:
-        """Return the seconds for which no schedule is due, as far as ``look_ahead`` has seen: those
-        that have changed since are not known. 0 where one may be."""
-        return max(0.0, self._quiet_until - clock())
-
-    def _is_due_within(self, seconds: float) -> bool:
-        try:
-            return self._tasks().are_due_within(seconds)
-        except Error:
-            return True  # to look is to find out how it stands with the database
+            with suppress(Error):  # to look is to find out how it stands with the database
+                if not self._tasks().are_due_within(seconds):
+                    continue
+            break
 
     def _tasks(self) -> TaskQuerySet:
         return Task.objects.home().filter(queue__in=self._queues)
