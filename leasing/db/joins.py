@@ -14,30 +14,28 @@ from django.db.models.constants import LOOKUP_SEP
 from django.db.models.fields.related import ForeignObjectRel
 
 
-def spans(rows: models.QuerySet[Any]) -> bool:
-    """Return True if ``rows`` can't be locked as they are: they are of several tables, or of one
-    that has no leases."""
-    model: Any = rows.model
-    return model.leased_model() is not model._meta.concrete_model or is_joined(rows)
-
-
 def is_joined(rows: models.QuerySet[Any]) -> bool:
     """Return True if ``rows`` are not simply rows of their model's table."""
     query: Any = rows.query
     return len(_tables(query)) > 1 or query.distinct or query.group_by is not None
 
 
-def repeats(rows: models.QuerySet[Any]) -> bool:
-    """Return True if ``rows`` may bring a row several times, or are told not to."""
-    query: Any = rows.query
-    return query.distinct or any(map(_is_to_many, _tables(query)))
-
-
-def is_ordered_by_many(rows: models.QuerySet[Any]) -> bool:
-    """Return True if the order of ``rows`` may bring a row several times."""
+def refuse_repeated(rows: models.QuerySet[Any]) -> None:
+    """Raise ValueError if ``rows``, which are to be acquired, may bring a row several times, or are
+    told not to: the database locks no such rows."""
     query: Any = rows.query
     order = query.order_by or (query.get_meta().ordering if query.default_ordering else ())
-    return any(_leads_to_many(query, by) for by in order if isinstance(by, str))
+    names = [by for by in order if isinstance(by, str)]
+    if (
+        query.distinct
+        or any(map(_is_to_many, _tables(query)))
+        or any(_leads_to_many(query, by) for by in names)
+    ):
+        raise ValueError(
+            "Rows are acquired from one table, each once: choose them by a subquery, as in "
+            f"{rows.model.__name__}.objects.filter(pk__in=chosen.values('pk')), and not by a join "
+            "that may bring a row several times."
+        )
 
 
 def _tables(query: Any) -> list[Any]:
@@ -53,21 +51,16 @@ def _is_to_many(join: Any) -> bool:
 
 
 def _leads_to_many(query: Any, by: str) -> bool:
-    names = by.lstrip("+-").split(LOOKUP_SEP)
     try:
-        path, *_ = query.names_to_path(names, query.get_meta())
+        path, *_ = query.names_to_path(by.lstrip("+-").split(LOOKUP_SEP), query.get_meta())
     except FieldError:  # by chance, or by what an extra() has named
         return False
     return any(step.m2m for step in path)
 
 
 def lock_of(model: Any, using: str) -> tuple[str, ...]:
-    """Arguments of ``select_for_update(of=...)`` that lock the table of the lease alone, of rows of
-    ``model``. Empty where these can't be told: all that is read is locked then."""
-    if not connections[using].features.has_select_for_update_of:
-        return ()
-    owner = model.leased_model()
-    if '"."' in owner._meta.db_table:  # Django would name the schema there, which is refused
-        return ()
-    link = model._meta.concrete_model._meta.parents.get(owner)
-    return ("self",) if link is None else (link.name,)
+    """Arguments of ``select_for_update(of=...)`` that lock rows of ``model`` alone. Empty where
+    these can't be told: all that is read is locked then."""
+    # Django would name a schema there, which is refused.
+    is_told = connections[using].features.has_select_for_update_of
+    return ("self",) if is_told and '"."' not in model._meta.db_table else ()

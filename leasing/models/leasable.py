@@ -201,10 +201,8 @@ class Leasable(Guarded):
 
     @classmethod
     def leased_model(cls) -> type[Leasable]:
-        """The model whose table has the lease: of a proxy, or a child that shares its parent's
-        lease, another than this one."""
-        column: Any = cls._meta.get_field("expires_at")
-        model: type[Leasable] = column.model
+        """The model whose table has the lease: of a proxy another than this one."""
+        model: type[Leasable] = cls._meta.concrete_model  # type: ignore[assignment]
         return model
 
     @property

@@ -152,12 +152,13 @@ class GrantingRows(HolderRows[Row]):
 
     def _grant(self, terms: Terms, **key: Any) -> Row | None:
         """Grant the one available row with ``key``, or return None."""
-        rows = self._each_once()
-        if sql.can_grant(rows):
-            granted = sql.grant(rows, terms, *next(iter(key.items())))
+        if not self.is_kept:
+            joins.refuse_repeated(self)
+        if sql.can_grant(self):
+            granted = sql.grant(self, terms, *next(iter(key.items())))
         else:
             with durable(self.db):
-                granted = rows._grant_locked(terms, limit=1, **key)
+                granted = self._grant_locked(terms, limit=1, **key)
         if not granted:
             return None
         row: Row
@@ -178,7 +179,7 @@ class GrantingRows(HolderRows[Row]):
             return []
         grants = {pk: terms.new_grant() for pk in before}
         self._write_grants(before, grants, self.granting(terms))
-        won = self._instances().filter(pk__in=list(before), grant_id__in=list(grants.values()))
+        won = self._everything().filter(pk__in=list(before), grant_id__in=list(grants.values()))
         dated: Iterable[Any] = won.annotate(now=DbNow())
         rows: dict[Any, Row] = {row.pk: row for row in dated}
         granted: list[tuple[Row, str]] = []

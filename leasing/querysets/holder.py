@@ -109,7 +109,9 @@ class HolderRows(LeaseRows[Row]):
             if renewed:
                 # While the row is locked: later it could show, and so hand over, a grant that
                 # somebody else has won.
-                row.refresh_from_db(fields=self.model.verb_columns, from_queryset=self._instances())
+                row.refresh_from_db(
+                    fields=self.model.verb_columns, from_queryset=self._everything()
+                )
         return bool(renewed)
 
     def _release_in_one(self, held: list[Row]) -> list[Row]:
@@ -131,7 +133,9 @@ class HolderRows(LeaseRows[Row]):
             self._lock(row)
             released = self._of_grant(row).unexpired().update(**releasing())
             if released:
-                row.refresh_from_db(fields=self.model.verb_columns, from_queryset=self._instances())
+                row.refresh_from_db(
+                    fields=self.model.verb_columns, from_queryset=self._everything()
+                )
                 self.record("released", row)
         return bool(released)
 

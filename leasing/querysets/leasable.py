@@ -132,16 +132,17 @@ class LeasableQuerySet(GrantingRows[Row]):
             holder: The name of the holder; this process by default.
             ttl: Seconds until the deadline; the setting TTL by default.
 
-        Raises InvalidResource (the holder), InvalidTTL, LeaseInTransaction.
+        Raises InvalidResource (the holder), InvalidTTL, LeaseInTransaction, and ValueError for rows
+        that a join may bring several times: choose these by a subquery.
         """
         terms = Terms.check(holder=holder, ttl=ttl)
         rows = self.home()
-        each = rows._each_once()
-        if sql.can_grant(each) and not joins.is_ordered_by_many(each):
-            granted = sql.claim(each, terms, limit)
+        joins.refuse_repeated(rows)
+        if sql.can_grant(rows):
+            granted = sql.claim(rows, terms, limit)
         else:
             with durable(rows.db):
-                ordered = each if each.ordered else each.order_by("pk")
+                ordered = rows if rows.ordered else rows.order_by("pk")
                 granted = ordered._grant_locked(terms, limit)
         return Claim(rows._tell_granted(granted), rows.store(terms))
 
@@ -167,7 +168,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         with atomic(rows.db):
             keys = rows._locked_keys()
             revoked = [key for key in keys if rows._revoke(key)]
-            taken = list(rows._instances().filter(pk__in=revoked).order_by("pk"))
+            taken = list(rows._everything().filter(pk__in=revoked).order_by("pk"))
             for row in taken:
                 ended = row.expires_at  # which may be long ago
                 rows.record("revoked", row, previous_expired_at=ended, reason=reason, actor=by)

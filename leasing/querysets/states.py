@@ -179,37 +179,20 @@ class LeaseRows(GuardedRows[Row]):
     # The rows
 
     def _everything(self) -> Self:
-        """Every row of the table that the lease's columns are in: what the verbs lock and write.
-        A child's would be two tables, locked and judged one after the other."""
-        model: Any = self.model.leased_model()
-        return type(self)(model, using=self.db)
-
-    def _instances(self) -> Self:
-        """Every row, as what callers get."""
+        """Every row of the table."""
         return type(self)(self.model, using=self.db)
 
     def _of_one_table(self) -> Self:
-        """Return these rows as rows of the lease's table alone, which can be locked."""
-        if not joins.spans(self):
+        """Return these rows as rows of their table alone, which can be locked."""
+        if not joins.is_joined(self):
             return self
         return self._everything().filter(pk__in=self.order_by().values("pk"))
-
-    def _each_once(self) -> Self:
-        """Return these rows in their order, each once, even if several rows refer to them."""
-        if self.is_kept or not joins.repeats(self):
-            return self
-        rows = self._instances().filter(pk__in=self.order_by().values("pk"))
-        query, own = rows.query, self.query
-        query.order_by, query.extra_order_by = own.order_by, own.extra_order_by
-        query.default_ordering = own.default_ordering
-        query.standard_ordering = own.standard_ordering
-        return rows
 
     def _locked_keys(self) -> list[Any]:
         """Lock these rows in the order of their keys; returns the keys."""
         locked = lock(self._of_one_table().order_by("pk"))
         keys = list(locked.values_list("pk", flat=True))
-        if not joins.spans(self):
+        if not joins.is_joined(self):
             return keys
         # They were locked by their keys alone: some may have changed while they were waited for.
         still = set(self.filter(pk__in=keys).order_by().values_list("pk", flat=True))

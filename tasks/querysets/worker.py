@@ -117,7 +117,7 @@ def _claimed_before(rows: TaskRows, terms: Terms) -> list[Task]:
     assert terms.request_id is not None
     if not _keys(rows).filter(pk=terms.request_id).exists():
         return []
-    held = rows._instances().running().unexpired().with_state()
+    held = rows._everything().running().unexpired().with_state()
     again = list(held.filter(grant_id__range=terms.grants_of_request))
     if not again:
         raise ClaimAnswered

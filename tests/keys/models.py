@@ -115,7 +115,7 @@ Elsewhere = _keyed(
 
 
 class Parcel(Leasable):
-    """A row with tables of children."""
+    """A row of the plainest kind."""
 
     note = models.TextField()
 
@@ -124,15 +124,6 @@ class Parcel(Leasable):
 
     def __str__(self) -> str:
         return self.note
-
-
-class Express(Parcel):
-    """The lease is in the parent's table."""
-
-    hours = models.IntegerField(default=1)
-
-    class Meta:
-        app_label = "keys"
 
 
 class Depot(Leasable, Address):
@@ -219,12 +210,12 @@ class Letter(Leasable):
         return self.owner
 
 
-JOINED: tuple[type[models.Model], ...] = (Customer, Item, Shipment, Parcel, Express)
+JOINED: tuple[type[models.Model], ...] = (Customer, Item, Shipment, Parcel)
 
 TABLES: tuple[type[models.Model], ...] = (
     *(Place, Address, BySmallAuto, ByPositive, BySlug, ByDecimal, ByDate, ByMoment, ByDuration),
     *(ByUuid, ByAddress, ByCode, ByUlid, ByLongText, ByPlace, ByRow, OfCode),
-    *(Parcel, Express, Depot, Elsewhere),
+    *(Parcel, Depot, Elsewhere),
 )
 
 

@@ -10,14 +10,6 @@ EXPLAINED: dict[str, str] = {
     " lease.wanted_until >= lease.released_at for lease.wanted_until > lease.released_at": (
         "One notification more, in the microsecond in which the last who waits gives up."
     ),
-    "leasing.querysets.states.LeaseRows._each_once: not joins.repeats(self) for"
-    " self.is_kept or not joins.repeats(self)": (
-        "Rows that are kept join nothing: this saves the look at their query."
-    ),
-    "leasing.querysets.states.LeaseRows._each_once: self.is_kept for"
-    " self.is_kept or not joins.repeats(self)": (
-        "The same rows, by their keys: this saves a subquery."
-    ),
     "tasks.fleet.hand_back.hand_back: without .running()": (
         "What has ended has no deadline ahead, and both verbs look: this is for the index."
     ),

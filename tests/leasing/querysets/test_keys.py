@@ -16,7 +16,6 @@ from django.urls import resolve, reverse
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import LeaseEvent, leasable
 from leasing.models import kinds as leasable_kinds
-from leasing.testing import in_memory
 from leasing.testing.keeper import ManualKeeper
 from leasing.web.paging import chunks_of
 from tests.keys import models as keys
@@ -80,7 +79,6 @@ CASES = [
     pytest.param(of_code, id="OfCode"),
     pytest.param(elsewhere, id="Elsewhere"),
     by(keys.Parcel),
-    by(keys.Express),
     by(keys.Depot),
 ]
 
@@ -164,31 +162,6 @@ def test_those_of_several_that_were_lost_are_told_apart(rows: list[Any]) -> None
     assert list(objects.active()) == [rows[1]]
     assert objects.raise_tokens(60) == 3
     assert kinds(rows[0]) == ["acquired", "revoked", "refused"]
-
-
-def test_a_row_and_its_child_have_one_lease() -> None:
-    child = keys.Express.objects.create()
-    parent = keys.Parcel.objects.get()
-
-    with child.hold(holder="ann"), pytest.raises(LeaseHeld, match="held by ann"):
-        keys.Parcel.objects.acquire(parent)
-    mine = keys.Parcel.objects.acquire(parent, holder="bob")
-    with pytest.raises(LeaseHeld, match="held by bob"):
-        keys.Express.objects.acquire(child)
-    assert keys.Express.objects.claim() == []
-    keys.Express.objects.revoke()
-    with pytest.raises(LeaseLost, match="revoked"):
-        keys.Parcel.objects.renew(mine)
-    assert (
-        kinds(child) == kinds(parent) == ["acquired", "released", "acquired", "revoked", "refused"]
-    )
-
-
-def test_a_row_and_its_child_have_one_lease_in_memory() -> None:
-    child = keys.Express.objects.create()
-
-    with in_memory(), child.hold(), pytest.raises(LeaseHeld):
-        keys.Parcel.objects.get().hold().__enter__()
 
 
 def test_pages_list_and_find_rows_by_their_keys(
