@@ -2,7 +2,8 @@
 
 See ``leasing.models.Lease`` for named leases, ``leasing.models.Leasable`` for your own models,
 and ``leasing.exceptions`` for what can go wrong. ``leased``, ``Leader``, ``FencedModel`` and
-``once`` can be imported from here, and ``shutdown`` for programs of your own.
+``once`` can be imported from here, ``Hold`` and ``Term`` for annotations, and ``shutdown`` for
+programs of your own.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leasing.decorators import leased
     from leasing.fencing import FencedModel
+    from leasing.holding import Hold, Term
     from leasing.idempotency import once
     from leasing.leader import Leader
     from leasing.runtime.shutdown import shutdown
 
-__all__ = ["FencedModel", "Leader", "leased", "once", "shutdown"]
+__all__ = ["FencedModel", "Hold", "Leader", "Term", "leased", "once", "shutdown"]
 
 # Models can be imported only once the apps are loaded, and this module is imported before.
 _MODULES = {
     "FencedModel": "leasing.fencing",
+    "Hold": "leasing.holding",
     "Leader": "leasing.leader",
+    "Term": "leasing.holding",
     "leased": "leasing.decorators",
     "once": "leasing.idempotency",
     "shutdown": "leasing.runtime.shutdown",

@@ -14,7 +14,7 @@ from django.http import HttpRequest, JsonResponse
 from django.utils import timezone
 
 from leasing.exceptions import LeaseHeld
-from leasing.holding import Hold
+from leasing.holding import Hold, Term
 from leasing.store import HoldOptions, NamedStore
 from leasing.stores import DEFAULT_STORE, store_of
 from leasing.validation.names import check_name, fields_of, unknown_fields
@@ -37,7 +37,7 @@ def leased(
     """Run the decorated function, coroutine or view under a lease on ``resource``.
 
     ``resource`` is a format string over the call's arguments: ``@leased("report:{pk}")``. A
-    parameter called ``hold`` gets the hold, as a keyword argument. The other arguments are those of
+    parameter called ``hold`` gets the term, as a keyword argument. The other arguments are those of
     ``Lease.objects.hold``, ``on_held``, and ``store``: the store of the lease, or its alias in
     LEASING["STORES"].
 
@@ -70,8 +70,8 @@ def leased(
         def hold_for(call: inspect.BoundArguments) -> Hold:
             return store_of(store).hold(resource.format(**arguments_of(call)), **options)
 
-        def given(kwargs: dict[str, Any], hold: Hold) -> dict[str, Any]:
-            return {**kwargs, "hold": hold} if wants_hold else kwargs
+        def given(kwargs: dict[str, Any], term: Term) -> dict[str, Any]:
+            return {**kwargs, "hold": term} if wants_hold else kwargs
 
         if iscoroutinefunction(function):
 
@@ -82,13 +82,13 @@ def leased(
                 async with AsyncExitStack() as block:
                     # Answer 409 for this refusal only, not for one that the body raises.
                     try:
-                        await block.enter_async_context(hold)
+                        term = await block.enter_async_context(hold)
                     except LeaseHeld as held:
                         if on_held is None:
                             return _refuse(call, held)
                         answer = on_held(*args, **kwargs, held=held)
                         return await answer if inspect.isawaitable(answer) else answer
-                    return await function(*args, **given(kwargs, hold))
+                    return await function(*args, **given(kwargs, term))
 
             return _with_signature(run_async, signature)  # type: ignore[no-any-return]
 
@@ -98,12 +98,12 @@ def leased(
             hold = hold_for(call)
             with ExitStack() as block:
                 try:
-                    block.enter_context(hold)
+                    term = block.enter_context(hold)
                 except LeaseHeld as held:
                     if on_held is None:
                         return _refuse(call, held)
                     return on_held(*args, **kwargs, held=held)
-                return function(*args, **given(kwargs, hold))
+                return function(*args, **given(kwargs, term))
 
         return _with_signature(run, signature)  # type: ignore[no-any-return]
 

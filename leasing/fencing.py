@@ -33,13 +33,13 @@ from leasing.db.joins import is_joined
 from leasing.db.routing import database_of
 from leasing.exceptions import StaleToken
 from leasing.functions import DbNow
-from leasing.holding import Hold
+from leasing.holding import Term
 from leasing.models import MAX_KEY, Leasable, LeaseEvent
 from leasing.runtime.events import happened
 from leasing.stores.rows import RowStore, write_apart
 
-#: A proof of a term: a hold, a row just acquired, or the bare token.
-Proof = Hold | Leasable | int
+#: A proof: the term of a hold, a row just acquired, or the bare token.
+Proof = Term | Leasable | int
 
 #: The name of a fenced write in the record of its refusal.
 GUARDED = "guarded write"
@@ -49,12 +49,12 @@ class FencedQuerySet(models.QuerySet[Any]):
     """Rows of a fenced model."""
 
     def fenced(self, proof: Proof, *, strictly: bool = False) -> FencedRows:
-        """Return these rows, to be updated under the token of ``proof``: a hold, a leased row, or
+        """Return these rows, to be updated under the token of ``proof``: a term, a leased row, or
         the token itself. With ``strictly``, each token can write a row only once.
 
-        Raises LeaseLost if ``proof`` is a hold that is no longer valid.
+        Raises LeaseLost if ``proof`` is a term that is no longer valid.
         """
-        if isinstance(proof, Hold):
+        if isinstance(proof, Term):
             proof.ensure()
         return FencedRows(self, proof, strictly)
 
@@ -69,7 +69,7 @@ class FencedRows:
 
     Args:
         rows: The rows that an update or a deletion covers.
-        proof: A hold, a granted row, or its token.
+        proof: A term, a granted row, or its token.
         strictly: True to refuse a row that has seen an equal token, too.
     """
 
@@ -126,7 +126,7 @@ class FencedRows:
         rows = "a row" if count == 1 else f"{count} rows"
         seen = f"{'has' if count == 1 else 'have'} seen {self._seen}"
         reason = f"{rows} of {meta.label} refused the token {self._token} and {seen}"
-        bearer: Hold | Leasable | BareToken
+        bearer: Term | Leasable | BareToken
         if isinstance(self._proof, int):
             bearer = BareToken(self._proof, meta.label_lower, str(first))
         else:
@@ -216,9 +216,9 @@ class BareToken:
         happened("lease.refused", [self], verb=GUARDED, reason=reason)
 
 
-def note_refused(bearer: Hold | Leasable | BareToken, reason: str) -> str:
+def note_refused(bearer: Term | Leasable | BareToken, reason: str) -> str:
     """Record and signal a refused late write. Returns the name of its resource."""
-    if isinstance(bearer, Hold):
+    if isinstance(bearer, Term):
         bearer.refused(GUARDED, reason)
         return bearer.resource
     if isinstance(bearer, BareToken):

@@ -28,14 +28,14 @@ from leasing.conf import DEFAULT, Wait
 from leasing.db.routing import database_of
 from leasing.decorators import arguments_of, check_template, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost, UnsupportedByStore
-from leasing.holding.held_grant import HeldGrant
 from leasing.holding.keeper import keeper
+from leasing.holding.term import Term
 from leasing.models import OnceKey
 from leasing.querysets.once import OnceTerms
 from leasing.runtime.aio import adrive, drive, in_thread
 from leasing.store import NamedStore
 from leasing.stores import stores
-from leasing.stores.rows import RowStore, grant_of
+from leasing.stores.rows import RowStore, row_store, term_of
 from leasing.validation.names import check_duration, check_name
 from leasing.validation.terms import Terms
 from leasing.validation.values import Encoder, check_json
@@ -83,13 +83,13 @@ class once:
         row = drive(self._steps())
         if row.finished_at is not None:
             return row.result
-        held = self._keep(row)
+        term = self._keep(row)
         try:
             result = body()
         except BaseException as error:
-            held.end(error)
+            term.end(error)
             raise
-        return self._finish(row, held, result)
+        return self._finish(row, term, result)
 
     async def arun(self, body: Callable[[], Awaitable[Any]]) -> Any:
         """``run``, for async code. A loss of the lease does not cancel the body, but its result is
@@ -97,13 +97,13 @@ class once:
         row = await adrive(self._steps())
         if row.finished_at is not None:
             return row.result
-        held = self._keep(row)
+        term = self._keep(row)
         try:
             result = await body()
         except BaseException as error:
-            await in_thread(held.end, error)
+            await in_thread(term.end, error)
             raise
-        return await in_thread(self._finish, row, held, result)
+        return await in_thread(self._finish, row, term, result)
 
     def __call__(self, function: Function) -> Function:
         """Decorate ``function``. The key is a format string over the call's arguments, which are
@@ -151,23 +151,23 @@ class once:
         resource = OnceKey(**key).lease_resource
         return OnceKey.objects.home().acquiring(resource, asked, self.wait, key)
 
-    def _keep(self, row: OnceKey) -> HeldGrant:
-        held = HeldGrant(RowStore(OnceKey, database_of(row)), grant_of(row))
-        held.keep()
-        return held
+    def _keep(self, row: OnceKey) -> Term:
+        term = term_of(row, row_store(OnceKey, database_of(row)))
+        term.keep()
+        return term
 
-    def _finish(self, row: OnceKey, held: HeldGrant, result: Any) -> Any:
-        held.expect_end()
+    def _finish(self, row: OnceKey, term: Term, result: Any) -> Any:
+        term.expect_end()
         try:
             check_json(result, "result")
             OnceKey.objects.using(database_of(row)).finish(row, result)
         except LeaseLost:
-            held.abandon()  # there is nothing to release, and the loss was recorded
+            term.detach()  # there is nothing to release, and the loss was recorded
             raise
         except BaseException as error:
-            held.end(error)
+            term.end(error)
             raise
-        held.abandon()
+        term.detach()
         return result
 
 

@@ -6,9 +6,9 @@
 
 Terms
     campaign  waiting for the lease; ends when elected, or when asked to stop
-    term      one grant of the lease: a Hold, with a token greater than that of any earlier term.
-              A later term of the same process is another Hold, so work of an old term never
-              mistakes the new one for its own
+    term      one grant of the lease, with a token greater than that of any earlier one. A later
+              term of the same process is another object, so work of an old term never mistakes
+              the new one for its own
     trust     the time for which a leader may believe that it leads without an answer from the
               database: until ``term.trusted_until``, before the database would elect another
 
@@ -47,13 +47,13 @@ from django.db import Error, close_old_connections, connections
 from leasing.db.side_connection import SideConnection, moved
 from leasing.decorators import refuse_generators
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
-from leasing.holding import Hold
+from leasing.holding import Hold, Term
 from leasing.holding.interrupt import Interrupt
 from leasing.runtime import aio
 from leasing.runtime.aio import Steps, adrive, drive, in_thread
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import happened
-from leasing.store import Incumbent, NamedStore
+from leasing.store import Incumbent, NamedStore, Store
 from leasing.stores import DEFAULT_STORE, store_of
 from leasing.stores.rows import RowStore
 from leasing.validation.names import check_name
@@ -105,7 +105,7 @@ class Leader:
         Terms.check(ttl=ttl, holder=holder)
         self._options: dict[str, Any] = {"ttl": ttl, "holder": holder}
         self._campaigning = threading.Lock()
-        self._term: Hold | None = None
+        self._term: Term | None = None
         self._resigned = False
         with _leaders_lock:
             _leaders.add(self)
@@ -123,7 +123,7 @@ class Leader:
 
     # Leading
 
-    def terms(self, stopping: threading.Event | None = None) -> Generator[Hold]:
+    def terms(self, stopping: threading.Event | None = None) -> Generator[Term]:
         """Campaign, and yield each term that is won, until ``stopping`` is set.
 
         The body of the loop leads. It watches ``term.valid`` or ``term.lost``, and ``stopping``,
@@ -144,13 +144,13 @@ class Leader:
 
     @overload
     def lead(
-        self, main: Callable[[Hold], Coroutine[Any, Any, Result]]
+        self, main: Callable[[Term], Coroutine[Any, Any, Result]]
     ) -> Callable[[], Coroutine[Any, Any, Result]]: ...
 
     @overload
-    def lead(self, main: Callable[[Hold], Result]) -> Callable[..., Result | None]: ...
+    def lead(self, main: Callable[[Term], Result]) -> Callable[..., Result | None]: ...
 
-    def lead(self, main: Callable[[Hold], Any]) -> Callable[..., Any]:
+    def lead(self, main: Callable[[Term], Any]) -> Callable[..., Any]:
         """Decorate ``main``: it is called with each term, until it returns while its term is still
         valid. Its return value is returned.
 
@@ -197,7 +197,7 @@ class Leader:
 
         return lead
 
-    def __enter__(self) -> Hold:
+    def __enter__(self) -> Term:
         """Campaign until elected; then the block leads. As with a hold, leaving it raises LeaseLost
         if the term was lost, unless the block failed or the leader resigned."""
         with self._campaign(leads_on=True):
@@ -206,7 +206,7 @@ class Leader:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         term = self._leave()
         try:
-            term.__exit__(kind, error, trace)
+            term.leave(error)
         except LeaseLost:
             if not self._resigned:
                 raise
@@ -214,17 +214,17 @@ class Leader:
             self._campaigning.release()
         self._give_back(term)
 
-    async def __aenter__(self) -> Hold:
+    async def __aenter__(self) -> Term:
         """As ``with``; in addition the body is cancelled when the term is lost."""
         with self._campaign(leads_on=True):
             term = self._lead(await adrive(self._electing(threading.Event())))
-            term._interrupt_by(Interrupt())
+            term.interrupt_by(Interrupt())
             return term
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         term = self._leave()
         try:
-            await term.__aexit__(kind, error, trace)
+            await term.aleave(error)
         except LeaseLost:
             if not self._resigned:
                 raise
@@ -243,8 +243,8 @@ class Leader:
         term = self._term
         if term is not None and term.valid:
             self._resigned = True
-            term._held.expect_end()
-            term._held.mark_lost("its leader resigned")
+            term.expect_end()
+            term.mark_lost("its leader resigned")
 
     # Looking
 
@@ -281,15 +281,15 @@ class Leader:
         store = store_of(self._store)
         return store.hold(self.name, wait=None, stopping=stopping, **self._options)
 
-    def _electing(self, stopping: threading.Event) -> Steps[Hold | None]:
+    def _electing(self, stopping: threading.Event) -> Steps[Term | None]:
         """Steps that wait for the next term of this process; None if asked to stop."""
         for pause in pauses(longest=MAX_CAMPAIGN_PAUSE):
             if stopping.is_set():
                 break
-            term = self.candidacy(stopping)
+            hold = self.candidacy(stopping)
             try:
                 yield close_old_connections
-                yield from _entering(term, stopping)
+                term = yield from _entering(hold, stopping)
             except LeaseHeld:
                 continue  # asked to stop
             except AWAY as error:
@@ -303,24 +303,24 @@ class Leader:
             yield from self._ending(term)  # the process may have slept since it won
         return None
 
-    def _lead(self, term: Hold | None) -> Hold:
+    def _lead(self, term: Term | None) -> Term:
         """Trace ``term`` from the start of its block."""
         assert term is not None  # nobody asked to stop
-        term._held.follow()
+        term.follow()
         return term
 
-    def _leave(self) -> Hold:
+    def _leave(self) -> Term:
         term, self._term = self._term, None
         assert term is not None
         happened("leader.left" if term.valid or self._resigned else "leader.lost")
         return term
 
-    def _ending(self, term: Hold) -> Steps[None]:
+    def _ending(self, term: Term) -> Steps[None]:
         """Steps that release ``term``."""
         self._leave()
         with _beside(term) as run:
             try:
-                yield partial(run, partial(term._held.end, None))
+                yield partial(run, partial(term.end, None))
             except LeaseLost as loss:
                 log.leader_term_lost(resource=term.resource, holder=term.holder, reason=loss.reason)
             except AWAY as error:
@@ -329,11 +329,11 @@ class Leader:
                 with suppress(*AWAY):
                     yield partial(run, partial(self._give_back, term))
 
-    def _give_back(self, term: Hold) -> None:
+    def _give_back(self, term: Term) -> None:
         """Release a term that ended by ``resign``, which the store does not know of yet."""
         if self._resigned:
             with suppress(LeaseLost, *AWAY):
-                term._held.give_back()
+                term.store.release(term)
 
     @contextmanager
     def _campaign(self, *, leads_on: bool = False) -> Iterator[None]:
@@ -355,18 +355,18 @@ def leaders() -> list[Leader]:
         return list(_leaders)
 
 
-def _entering(term: Hold, stopping: threading.Event) -> Steps[None]:
-    """Steps that enter ``term``. They do not hang if the network drops the database's answers, and
+def _entering(hold: Hold, stopping: threading.Event) -> Steps[Term]:
+    """Steps that enter ``hold``. They do not hang if the network drops the database's answers, and
     end soon after ``stopping`` is set."""
-    using = _apart_in(term)
-    steps = term._entering()
+    using = _apart_in(hold.store)
+    steps = hold.entering()
     return steps if using is None else moved(SideConnection(using, stopping=stopping), steps)
 
 
 @contextmanager
-def _beside(term: Hold) -> Iterator[Callable[[Callable[[], object]], object]]:
+def _beside(term: Term) -> Iterator[Callable[[Callable[[], object]], object]]:
     """Return a function that runs the release of ``term`` without hanging on a dead connection."""
-    using = _apart_in(term)
+    using = _apart_in(term.store)
     if using is None:
         yield lambda call: call()
         return
@@ -374,13 +374,12 @@ def _beside(term: Hold) -> Iterator[Callable[[Callable[[], object]], object]]:
         yield side_connection.run
 
 
-def _apart_in(term: Hold) -> str | None:
+def _apart_in(store: Store) -> str | None:
     """Return the database that another thread is to query, since its connection may hang.
 
     None for a lease in memory, for a test without threads, and in a transaction: that is refused,
     or it is the test's own.
     """
-    store = term._store
     if not isinstance(store, RowStore) or aio.on_callers_thread:
         return None
     return None if connections[store.using].in_atomic_block else store.using

@@ -11,7 +11,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
-from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -21,46 +20,13 @@ if TYPE_CHECKING:
     import threading
 
     from leasing.conf import Wait
-    from leasing.holding.hold import Hold, HoldCallback
+    from leasing.holding.hold import Hold, TermCallback
+    from leasing.holding.term import Term
     from leasing.validation.terms import Terms
 
 
 #: Grants that a store is asked to renew at once: as many as a service takes with one request.
 MAX_RENEWED: Final = 1000
-
-
-@dataclass(slots=True)
-class Grant:
-    """One term of one holder, as the store granted it."""
-
-    #: The key of its row in the store, together with its ``grant_id``; hashable.
-    key: Any
-    #: The proof of this term: no two grants have the same.
-    grant_id: uuid.UUID
-    fencing_token: int
-    holder: str
-    resource: str
-    #: Seconds for which the grant and each renewal are valid.
-    ttl: float
-    #: Seconds that were left by the store's clock when it answered.
-    remaining: float
-    expires_at: datetime
-    #: The moment on the holder's clock before the request was sent, from which they are counted.
-    sent_at: float = 0.0
-    #: The granted row, for the store and for receivers of signals.
-    row: Any = None
-
-    @property
-    def held_row(self) -> Any:
-        """Return the row under this grant, for writes that prove it: a copy where the holder has
-        read the row again, which may be revoked or under the grant of somebody else by now."""
-        row = self.row
-        if row.grant_id == self.grant_id and row.fencing_token == self.fencing_token:
-            return row
-        row = copy(row)
-        row.grant_id, row.fencing_token = self.grant_id, self.fencing_token
-        row.holder, row.expires_at = self.holder, self.expires_at
-        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +66,11 @@ class Store(Hashable, Protocol):
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
         """Renew each key's grant, MAX_RENEWED at most; give up after ``timeout`` seconds."""
 
-    def release(self, grant: Grant) -> None:
-        """Release the grant. Raises LeaseLost if it has ended already."""
+    def release(self, term: Term) -> None:
+        """Release ``term``. Raises LeaseLost if it has ended already."""
 
-    def lost(self, grant: Grant, reason: str) -> None:
-        """Record and signal that the holder of ``grant`` has learned of its loss."""
+    def lost(self, term: Term, reason: str) -> None:
+        """Record and signal that the holder of ``term`` has learned of its loss."""
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
         """Record and signal that a target refused a late write.
@@ -147,8 +113,8 @@ class HoldOptions(TermOptions, total=False):
     wait: Wait
     separate: bool
     stopping: threading.Event | None
-    on_lost: HoldCallback | None
-    on_yield: HoldCallback | None
+    on_lost: TermCallback | None
+    on_yield: TermCallback | None
 
 
 class NamedStore(Store, Protocol):
@@ -165,7 +131,7 @@ class NamedStore(Store, Protocol):
         UnsupportedByStore for options that the store does not have.
         """
 
-    def acquire(self, resource: str, terms: Terms) -> Grant:
+    def acquire(self, resource: str, terms: Terms) -> Term:
         """Grant ``resource`` now. Nobody renews the grant. Raises LeaseHeld."""
 
     def revoke(self, resource: str, reason: str = "", by: str = "") -> bool:

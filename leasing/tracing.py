@@ -236,10 +236,10 @@ class Leases:
     def _begun(self, holds: Sequence[Any], *, inside: bool) -> None:
         for hold in holds:
             attributes = {
-                **_attributes(hold.grant.resource),
-                "leasing.holder": hold.grant.holder,
-                "leasing.fencing_token": hold.grant.fencing_token,
-                "leasing.ttl": hold.grant.ttl,
+                **_attributes(hold.resource),
+                "leasing.holder": hold.holder,
+                "leasing.fencing_token": hold.fencing_token,
+                "leasing.ttl": hold.ttl,
             }
             span = begin(self._tracer, "hold", attributes, inside=inside)
             if span is not None:

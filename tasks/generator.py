@@ -31,9 +31,9 @@ from leasing.db.dialects import lock
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
 from leasing.fencing import FencedQuerySet
 from leasing.functions import DbNow
-from leasing.holding import Hold
+from leasing.holding import Term
+from leasing.holding.keeper import is_metered
 from leasing.models import Lease, LeaseState
-from leasing.renewable import is_metered
 from leasing.runtime.services import Service, run_services
 from leasing.store import HoldOptions
 from leasing.stores import stores
@@ -232,43 +232,43 @@ class Generator:
             "stopping": stopping,
         }
         try:
-            with store.hold(task_settings.GENERATOR_LEASE, **options) as hold:
-                log.generator_leads(resource=hold.resource, holder=hold.holder)
+            with store.hold(task_settings.GENERATOR_LEASE, **options) as term:
+                log.generator_leads(resource=term.resource, holder=term.holder)
                 try:
-                    self.generate(hold, stopping)
+                    self.generate(term, stopping)
                 finally:
-                    self.withdraw(fence=hold.fencing_token)
+                    self.withdraw(fence=term.fencing_token)
         except (LeaseHeld, LeaseLost) as reason:
             level = WARNING if isinstance(reason, LeaseLost) else DEBUG
             log.generator_stands_by(level=level, reason=reason)
         return LOOK_EVERY
 
-    def generate(self, hold: Hold, stopping: threading.Event) -> None:
+    def generate(self, term: Term, stopping: threading.Event) -> None:
         """Store as many tasks as the rate says, until ``stopping``, or no more are wanted. Raises
         what ``batch`` does."""
         interval = min(LOOK_EVERY, max(0.1, 1 / self.rate))
         owed = 1.0
-        while not stopping.is_set() and self.batch(hold, int(owed)):
+        while not stopping.is_set() and self.batch(term, int(owed)):
             owed += interval * self.rate - int(owed)
-            hold.lost.wait(interval)
-            hold.ensure()
+            term.lost.wait(interval)
+            term.ensure()
 
-    def batch(self, hold: Hold, size: int) -> bool:
-        """Store ``size`` tasks under the token of ``hold``, and acknowledge the desired state.
+    def batch(self, term: Term, size: int) -> bool:
+        """Store ``size`` tasks under the token of ``term``, and acknowledge the desired state.
         Returns True while the operator wants more. Raises LeaseLost; StaleToken where another
         generator has begun since."""
-        hold.ensure()
+        term.ensure()
         using = leasing_settings.DATABASE
         with transaction.atomic(using=using):
             desired = _locked_desired()
             if (
-                desired.fence != hold.fencing_token
+                desired.fence != term.fencing_token
                 or desired.acknowledged_revision != desired.revision
-                or desired.acknowledged_by != hold.holder
+                or desired.acknowledged_by != term.holder
             ):
-                FencedQuerySet(GeneratorDesiredState, using=using).fenced(hold).update(
+                FencedQuerySet(GeneratorDesiredState, using=using).fenced(term).update(
                     acknowledged_revision=F("revision"),
-                    acknowledged_by=hold.holder,
+                    acknowledged_by=term.holder,
                     acknowledged_at=DbNow(),
                 )
             if desired.wanted and size:

@@ -43,7 +43,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 
 if TYPE_CHECKING:
-    from leasing.holding import Hold
+    from leasing.holding import Term
     from leasing.leader import Leader
     from leasing.querysets.beats import BeatEntry
 
@@ -61,13 +61,13 @@ class Campaign:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._stopping = threading.Event()
-        self._term: Hold | None = None
+        self._term: Term | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="beat-campaign", daemon=True)
         self._thread.start()
 
     @property
-    def term(self) -> Hold | None:
+    def term(self) -> Term | None:
         """The term of this process, while it is valid. Raises the error that ended the campaign."""
         if self._failure is not None:
             raise self._failure
@@ -225,7 +225,7 @@ class LeaderMixin:
 
         return Campaign(Leader(self._beat, ttl=self.leader_ttl))
 
-    def _take_over(self, term: Hold) -> None:
+    def _take_over(self, term: Term) -> None:
         """Forget what this beat knew: others may have led since."""
         self._rows.clear()
         self._heap = None
@@ -252,7 +252,7 @@ class LeaderMixin:
     def _unsure(self) -> list[str]:
         return [name for name, row in self._rows.items() if row.is_unsure]
 
-    def _send_unsure(self, term: Hold) -> None:
+    def _send_unsure(self, term: Term) -> None:
         """Send again what was claimed and, as far as anybody knows, not sent."""
         if clock() < self._retry_at:
             return

@@ -7,7 +7,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Any, Final
@@ -24,9 +24,10 @@ from leasing.client.messages import (
 )
 from leasing.client.transport import Transport
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
+from leasing.holding.term import Term
 from leasing.runtime.aio import Steps
 from leasing.runtime.clock import clock
-from leasing.store import MAX_RENEWED, Grant, Renewal, Renewals
+from leasing.store import MAX_RENEWED, Renewal, Renewals
 from leasing.validation.names import MAX_RENEWAL_BODY, check_duration, check_name, default_holder
 from leasing.waiting.waiter import Rest, pauses
 
@@ -85,7 +86,7 @@ class LeaseCalls:
         ttl: float | timedelta | None = None,
         wait: float | timedelta | None = 0.0,
         stopping: threading.Event | None = None,
-    ) -> Steps[Grant]:
+    ) -> Steps[Term]:
         """Acquire ``resource``: see ``LeaseClient.acquire``. Raises LeaseHeld, LeaseTimeout."""
         asked: dict[str, Any] = {
             "resource": check_name(resource, "resource"),
@@ -102,8 +103,8 @@ class LeaseCalls:
             longest = 0.0 if is_stopping else self._longest_poll
             poll = min(left, longest)
             try:
-                grant = yield from self._acquire_once(asked, poll, stopping)
-                return (yield from self._fresh(grant))
+                term = yield from self._acquire_once(asked, poll, stopping)
+                return (yield from self._fresh(term))
             except LeaseHeld as held:
                 if not patience:
                     raise
@@ -125,7 +126,7 @@ class LeaseCalls:
 
     def _acquire_once(
         self, asked: dict[str, Any], wait: float, stopping: threading.Event | None
-    ) -> Steps[Grant]:
+    ) -> Steps[Term]:
         """One request with a key of its own, and another if that one was served before and its
         grant has ended meanwhile."""
         body = asked | ({"wait": round(wait, 3)} if wait >= 0.001 else {})
@@ -135,7 +136,7 @@ class LeaseCalls:
                 request, stopping=stopping, undo=self._undo
             )
             if answer.status == 201:
-                return grant_of(answer)
+                return term_of(answer)
             if answer.status == 409 and answer.retry_after:
                 held = LeaseHeld(asked["resource"], remaining=answer.retry_after)
                 # The service tells how long this request has waited; the caller may wait longer.
@@ -149,30 +150,26 @@ class LeaseCalls:
     def _undo(transport: Transport, answer: Answer) -> None:
         """Release what nobody waits for any more."""
         if answer.status == 201:
-            transport.exchange(_releasing(grant_of(answer).key))
+            transport.exchange(_releasing(term_of(answer).key))
 
-    def _fresh(self, grant: Grant) -> Steps[Grant]:
-        if clock() - grant.sent_at < STALE_AFTER * grant.ttl:
-            return grant
+    def _fresh(self, term: Term) -> Steps[Term]:
+        if clock() - term.sent_at < STALE_AFTER * term.ttl:
+            return term
         try:
             renewal, sent_at = yield from self._renew(
-                grant.key,
+                term.key,
                 patience=0.0,
-                undo=lambda transport, _: transport.exchange(_releasing(grant.key)),
+                undo=lambda transport, _: transport.exchange(_releasing(term.key)),
             )
         except ServiceError:
-            return grant  # it is trusted for as long as it was
-        grant.row.expires_at = renewal.expires_at
-        return replace(
-            grant, remaining=renewal.remaining, sent_at=sent_at, expires_at=renewal.expires_at
-        )
+            return term  # it is trusted for as long as it was
+        term.row.expires_at = renewal.expires_at
+        return term.extend(sent_at, renewal)
 
-    def renew(self, grant: Grant) -> Steps[Grant]:
-        """Renew ``grant``, and return it with its new deadline. Raises LeaseLost."""
-        renewal, sent_at = yield from self._renew(grant.key)
-        return replace(
-            grant, remaining=renewal.remaining, sent_at=sent_at, expires_at=renewal.expires_at
-        )
+    def renew(self, term: Term) -> Steps[Term]:
+        """Renew ``term``, and return it with its new deadline. Raises LeaseLost."""
+        renewal, sent_at = yield from self._renew(term.key)
+        return term.extend(sent_at, renewal)
 
     def _renew(self, proof: Proof, **options: Any) -> Steps[tuple[Renewal, float]]:
         request = Request("PUT", "/leases/renew", proof.item)
@@ -206,11 +203,11 @@ class LeaseCalls:
 
         return renewing(self.transport, proofs, portions, ask, note, timeout)
 
-    def release(self, grant: Grant) -> Steps[None]:
-        """Release ``grant``. A second call changes nothing. Raises LeaseLost."""
-        answer: Answer = yield from self.transport.sending(_releasing(grant.key))
+    def release(self, term: Term) -> Steps[None]:
+        """Release ``term``. A second call changes nothing. Raises LeaseLost."""
+        answer: Answer = yield from self.transport.sending(_releasing(term.key))
         if answer.status in (404, 409):
-            raise LeaseLost(grant.resource, reason_of(grant.resource, answer.message))
+            raise LeaseLost(term.resource, reason_of(term.resource, answer.message))
         if answer.status != 201:
             raise RequestRefused(answer.status, answer.message)
 
@@ -255,14 +252,14 @@ def wait_allowed(refusal: RequestRefused) -> float | None:
     return None if refusal.status != 400 or found is None else float(found[1])
 
 
-def grant_of(answer: Answer) -> Grant:
-    """Return the grant that ``answer`` tells of. Raises InvalidAnswer."""
+def term_of(answer: Answer) -> Term:
+    """Return the term that ``answer`` tells of. Raises InvalidAnswer."""
     lease_key = answer.value("lease_key", str)
     renewal = renewal_of(answer.data)
     grant_id = grant_id_of(lease_key)
     resource, holder = answer.value("resource", str), answer.value("holder", str)
     token = answer.value("fencing_token", int)
-    return Grant(
+    return Term(
         key=Proof(resource, lease_key),
         grant_id=grant_id,
         fencing_token=token,

@@ -12,9 +12,10 @@ from leasing.client.calls import LeaseCalls
 from leasing.client.closing import AsyncClient, Client
 from leasing.client.store import ServiceStore
 from leasing.client.transport import AsyncTransport, Token, Transport
-from leasing.holding.hold import Hold, HoldCallback
+from leasing.holding.hold import Hold, TermCallback
+from leasing.holding.term import Term
 from leasing.runtime.aio import adrive, drive
-from leasing.store import Grant, Renewals
+from leasing.store import Renewals
 
 Seconds = float | timedelta
 
@@ -34,12 +35,12 @@ class _Holding:
         ttl: Seconds | None = None,
         wait: Seconds | None = 0.0,
         stopping: threading.Event | None = None,
-        on_lost: HoldCallback | None = None,
-        on_yield: HoldCallback | None = None,
+        on_lost: TermCallback | None = None,
+        on_yield: TermCallback | None = None,
     ) -> Hold:
         """Return a hold, for ``with`` or ``async with``: it acquires the lease, renews it while the
         block runs, and releases it at the end. When the service refuses a renewal, or none was
-        answered in time, the hold is lost: ``hold.lost`` is set, ``hold.ensure()`` and the end of
+        answered in time, its term is lost: ``term.lost`` is set, ``term.ensure()`` and the end of
         the block raise LeaseLost, an ``async with`` block is cancelled.
 
         Args:
@@ -48,8 +49,8 @@ class _Holding:
             ttl: Seconds of the lease, and from each renewal; None: as the service is configured.
             wait: Seconds to wait while someone else holds it; None: for ever.
             stopping: An event that ends the wait with LeaseTimeout.
-            on_lost: Called once with the hold when it is lost, on a thread.
-            on_yield: Called once with the hold when somebody of higher priority asks for it.
+            on_lost: Called once with the term when it is lost, on a thread.
+            on_yield: Called once with the term when somebody of higher priority asks for it.
         """
         steps = partial(self._calls.acquire, resource, holder, ttl, wait, stopping)
         return Hold(self._store, steps, resource=resource, on_lost=on_lost, on_yield=on_yield)
@@ -59,8 +60,8 @@ class LeaseClient(Client, _Holding):
     """Acquires, renews and releases leases of a service over HTTP.
 
         with LeaseClient("https://leases.example.com/api", token=token) as leases:
-            with leases.hold("report:42", ttl=30) as hold:
-                write(fencing_token=hold.fencing_token)
+            with leases.hold("report:42", ttl=30) as term:
+                write(fencing_token=term.fencing_token)
 
     Any thread may use it. Arguments are those of ``leasing.client.transport.Transport``.
     """
@@ -77,7 +78,7 @@ class LeaseClient(Client, _Holding):
         *,
         wait: Seconds | None = 0.0,
         stopping: threading.Event | None = None,
-    ) -> Grant:
+    ) -> Term:
         """Acquire ``resource``. Nothing renews it: see ``hold``. Raises LeaseHeld, LeaseTimeout.
 
         Args:
@@ -89,18 +90,18 @@ class LeaseClient(Client, _Holding):
         """
         return drive(self._calls.acquire(resource, holder, ttl, wait, stopping))
 
-    def renew(self, grant: Grant) -> Grant:
-        """Renew ``grant``, and return it with its new deadline. Raises LeaseLost."""
-        return drive(self._calls.renew(grant))
+    def renew(self, term: Term) -> Term:
+        """Renew ``term``, and return it with its new deadline. Raises LeaseLost."""
+        return drive(self._calls.renew(term))
 
-    def renew_many(self, grants: Sequence[Grant]) -> Renewals:
-        """Renew many grants with few requests. The answer's ``renewed`` and ``lost`` are by the
-        ``key`` of each grant; one that is in neither was locked: renew it again."""
-        return drive(self._calls.renew_many([grant.key for grant in grants]))
+    def renew_many(self, terms: Sequence[Term]) -> Renewals:
+        """Renew many terms with few requests. The answer's ``renewed`` and ``lost`` are by the
+        ``key`` of each term; one that is in neither was locked: renew it again."""
+        return drive(self._calls.renew_many([term.key for term in terms]))
 
-    def release(self, grant: Grant) -> None:
-        """Release ``grant``. A second call changes nothing. Raises LeaseLost."""
-        drive(self._calls.release(grant))
+    def release(self, term: Term) -> None:
+        """Release ``term``. A second call changes nothing. Raises LeaseLost."""
+        drive(self._calls.release(term))
 
     def get(self, resource: str) -> dict[str, Any] | None:
         """Return the lease of ``resource`` as the API shows it; None: nobody has ever held it."""
@@ -129,22 +130,22 @@ class AsyncLeaseClient(AsyncClient, _Holding):
         ttl: Seconds | None = None,
         *,
         wait: Seconds | None = 0.0,
-    ) -> Grant:
+    ) -> Term:
         """``LeaseClient.acquire``, without ``stopping``: if the caller is cancelled, what was
         acquired is released."""
         return await adrive(self._calls.acquire(resource, holder, ttl, wait))
 
-    async def renew(self, grant: Grant) -> Grant:
+    async def renew(self, term: Term) -> Term:
         """``LeaseClient.renew``."""
-        return await adrive(self._calls.renew(grant))
+        return await adrive(self._calls.renew(term))
 
-    async def renew_many(self, grants: Sequence[Grant]) -> Renewals:
+    async def renew_many(self, terms: Sequence[Term]) -> Renewals:
         """``LeaseClient.renew_many``."""
-        return await adrive(self._calls.renew_many([grant.key for grant in grants]))
+        return await adrive(self._calls.renew_many([term.key for term in terms]))
 
-    async def release(self, grant: Grant) -> None:
+    async def release(self, term: Term) -> None:
         """``LeaseClient.release``."""
-        await adrive(self._calls.release(grant))
+        await adrive(self._calls.release(term))
 
     async def get(self, resource: str) -> dict[str, Any] | None:
         """``LeaseClient.get``."""

@@ -11,10 +11,11 @@ from typing import Any
 from leasing.client.calls import LeaseCalls, Proof
 from leasing.client.exceptions import ServiceUnavailable
 from leasing.exceptions import LeaseError
+from leasing.holding.term import Term
 from leasing.runtime.aio import Steps, drive
 from leasing.runtime.errand import Errand
 from leasing.runtime.event_lines import log
-from leasing.store import Grant, Renewals
+from leasing.store import Renewals
 
 
 class ServiceStore:
@@ -24,7 +25,7 @@ class ServiceStore:
     All holds of a client are renewed together.
     """
 
-    #: True, since a service pays for each request, not for each lease: see ``leasing.renewable``.
+    #: True, since a service pays for each request, not for each lease.
     is_metered = True
 
     def __init__(self, calls: LeaseCalls) -> None:
@@ -44,11 +45,11 @@ class ServiceStore:
         """Return the steps that renew all ``proofs``, within ``timeout`` seconds."""
         return self._calls.renew_many(proofs, timeout)
 
-    def release(self, grant: Grant) -> None:
-        drive(self._calls.release(grant))
+    def release(self, term: Term) -> None:
+        drive(self._calls.release(term))
 
-    def lost(self, grant: Grant, reason: str) -> None:
-        log.lease_lost(grant.row, reason=reason)
+    def lost(self, term: Term, reason: str) -> None:
+        log.lease_lost(term.row, reason=reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
         """Arguments are those of ``Store.refused``."""

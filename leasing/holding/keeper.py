@@ -32,9 +32,8 @@ What happens when it fails
     Rows that someone else has locked count as neither renewed nor lost, and are tried again
     shortly. In a forked child every hold is dropped.
 
-This file is longer than others: holds, breakers, the current request and both threads change under
-one lock, and each of them reads the others. Separate are ``leasing.renewable`` (what is renewed
-together), ``runtime.alarm`` (waking the threads) and ``runtime.notes`` (entries for the ledger).
+This file is longer than others: terms, breakers, the current request and both threads change under
+one lock, and each of them reads the others. Separate is ``runtime.notes`` (entries for the ledger).
 """
 
 from __future__ import annotations
@@ -49,21 +48,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any
 
 from leasing.conf import leasing_settings
 from leasing.holding.breaker import Breaker
-from leasing.renewable import Group, Renewable, group_of, in_batches, is_metered
-from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import happened
 from leasing.runtime.framework import close_connections
 from leasing.runtime.notes import Notes
 from leasing.runtime.threads import CallbackThreads, note_replaced, start_thread
-from leasing.store import Store
+from leasing.store import MAX_RENEWED, Reason, Store, Why
 
+if TYPE_CHECKING:
+    from leasing.holding.term import Term
+
+#: The reason of a loss because the thread or coroutine that did the work has ended.
+ABANDONED = Reason(Why.ABANDONED, "its thread or coroutine has ended")
 #: The part of their interval that holds are spread over after a pause.
 SPREAD = 0.02
 #: Seconds that the exit of the interpreter waits for a renewal that was sent.
@@ -73,7 +75,12 @@ SHORTEST_LIMIT = 0.25
 #: A request is cut off after this many times its limit. A store that can be reached ends the
 #: request at the limit itself.
 CUT_OFF = 1.5
+#: The threads look at the clock so often, in seconds, while something is held: their waiting
+#: does not count the time for which the machine was suspended, and trust does.
+CHECK_CLOCK_EVERY = 1.0
 
+#: Holds that are renewed together, and fail together: of one store and of like intervals.
+Group = tuple[Store, int]
 
 _due_at, _trusted_until = attrgetter("due_at"), attrgetter("trusted_until")
 
@@ -86,6 +93,36 @@ class Request:
     abort: Callable[[], object]
     began_at: float
     ends_at: float
+
+
+class Alarm(threading.Condition):
+    """Wakes a thread only for work that is due before the thread would wake by itself. Every method
+    is called under the lock."""
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__(lock)
+        self._looks_at = -math.inf
+        self._lingers = False
+
+    def sleep(self, now: float, seconds: float | None) -> None:
+        """Sleep for ``seconds``; None: until there is work. After the last work, the thread stays
+        ready for CHECK_CLOCK_EVERY, so that many short holds do not wake it each time. A hold that
+        woke it and was released before it looked is work too."""
+        lingers, self._lingers = self._lingers, seconds is not None
+        if seconds is None and lingers:
+            seconds = CHECK_CLOCK_EVERY
+        self._looks_at = math.inf if seconds is None else now + seconds
+        try:
+            if self.wait(seconds):
+                self._lingers = True
+        finally:
+            # The thread is awake, and checks everything before it sleeps again.
+            self._looks_at = -math.inf
+
+    def set_for(self, moment: float) -> None:
+        """Wake the thread unless it wakes by ``moment`` by itself: there is work then."""
+        if moment < self._looks_at:
+            self.notify()
 
 
 class Keeper:
@@ -109,7 +146,7 @@ class Keeper:
         self._lock = threading.RLock()
         self._renewer_wakes = Alarm(self._lock)
         self._watchdog_wakes = Alarm(self._lock)
-        self._holds: dict[int, Renewable] = {}
+        self._holds: dict[int, Term] = {}
         self._notes = Notes(self.clock)
         self._callbacks = CallbackThreads()
         self._prompt_callbacks = CallbackThreads()
@@ -127,11 +164,11 @@ class Keeper:
 
     # What holds call
 
-    def add(self, hold: Renewable) -> None:
+    def add(self, hold: Term) -> None:
         """Renew ``hold`` from now on."""
         self.add_many([hold])
 
-    def add_many(self, holds: Collection[Renewable]) -> None:
+    def add_many(self, holds: Collection[Term]) -> None:
         """Renew ``holds`` from now on."""
         if not holds:
             return
@@ -142,11 +179,11 @@ class Keeper:
             self._renewer_wakes.set_for(due_at)
             self._watchdog_wakes.set_for(trusted_until)
 
-    def discard(self, hold: Renewable) -> None:
+    def discard(self, hold: Term) -> None:
         """Stop renewing ``hold``."""
         self.discard_many([hold])
 
-    def discard_many(self, holds: Iterable[Renewable]) -> None:
+    def discard_many(self, holds: Iterable[Term]) -> None:
         """Stop renewing ``holds``."""
         # The threads need not wake for this: they see it when they look next.
         with self._lock:
@@ -155,7 +192,7 @@ class Keeper:
             if self._breakers:
                 self._forget_unheld()
 
-    def renew_now(self, hold: Renewable) -> None:
+    def renew_now(self, hold: Term) -> None:
         """Renew ``hold`` now: the answer of the store has news for it."""
         with self._lock:
             if id(hold) in self._holds:
@@ -218,11 +255,11 @@ class Keeper:
                 due += [h for h in later if group_of(h) in metered]
         for hold in [hold for hold in due if not _goes_on(hold)]:
             due.remove(hold)
-            hold.give_up()
+            hold.mark_lost(ABANDONED)
         for group, holds in in_batches(due):
             self._renew(group, holds)
 
-    def _renew(self, group: Group, holds: dict[Any, Renewable]) -> None:
+    def _renew(self, group: Group, holds: dict[Any, Term]) -> None:
         store, _ = group
         interval = min(hold.interval for hold in holds.values())
         limit = _limit(interval)
@@ -262,8 +299,6 @@ class Keeper:
         elif breaker.succeeded():
             log.keeper_renewals_resumed()
         for key, hold in holds.items():
-            if hold.grant_id != grants[key]:
-                continue  # left and entered again meanwhile: the answer is about the earlier term
             if key in answer.renewed:
                 self.renewals += 1
                 hold.renewed(sent_at, answer.renewed[key])
@@ -279,7 +314,7 @@ class Keeper:
             self._forget_unheld()  # its holds may have been released meanwhile
         return pause
 
-    def _put_off(self, holds: Iterable[Renewable], until: float) -> None:
+    def _put_off(self, holds: Iterable[Term], until: float) -> None:
         """Renew ``holds`` shortly after ``until``, when the breaker allows one more try."""
         for hold in holds:
             hold.due_at = until + hold.interval * random.uniform(0, SPREAD)
@@ -356,7 +391,7 @@ class Keeper:
         ]
         return min([request.ends_at, *chances])
 
-    def _renews(self, hold: Renewable) -> bool:
+    def _renews(self, hold: Term) -> bool:
         """Return True unless the latest renewal of holds like ``hold`` failed."""
         breaker = self._breakers.get(group_of(hold))
         return breaker is None or breaker.is_closed
@@ -495,7 +530,7 @@ class Keeper:
         for hold in self.holds:
             hold.expect_end()
             hold.mark_lost("its process ended")
-            self.soon(hold.give_back)
+            self.soon(partial(hold.store.release, hold))
         self.stop()
 
     @contextmanager
@@ -519,7 +554,7 @@ class Keeper:
                     self.add(hold)
 
     @property
-    def holds(self) -> list[Renewable]:
+    def holds(self) -> list[Term]:
         """Return the holds that are renewed now."""
         with self._lock:
             return list(self._holds.values())
@@ -547,7 +582,33 @@ def _end(patience: float, threads: Iterable[threading.Thread], *callbacks: Callb
         each.stop(patience)
 
 
-def _goes_on(hold: Renewable) -> bool:
+def group_of(hold: Term) -> Group:
+    """Return what ``hold`` is renewed together with: intervals of one group are less than twice
+    as long as each other."""
+    _, octave = math.frexp(hold.interval)
+    return hold.store, octave
+
+
+def is_metered(store: Store | None) -> bool:
+    """Return True if requests to ``store`` are what counts: all its holds of like intervals are
+    renewed when one of them is due, and no sooner than an interval after the last time."""
+    return getattr(store, "is_metered", False)
+
+
+def in_batches(holds: Iterable[Term]) -> Iterator[tuple[Group, dict[Any, Term]]]:
+    """Group ``holds`` into batches in which each key stands once, short intervals first."""
+    groups: dict[Group, list[dict[Any, Term]]] = {}
+    for hold in holds:
+        batches = groups.setdefault(group_of(hold), [{}])
+        if len(batches[-1]) >= MAX_RENEWED or hold.key in batches[-1]:
+            batches.append({})
+        batches[-1][hold.key] = hold
+    for group in sorted(groups, key=itemgetter(1)):
+        for batch in groups[group]:
+            yield group, batch
+
+
+def _goes_on(hold: Term) -> bool:
     try:
         return hold.goes_on()
     except BaseException:  # concerns this hold only: the others are renewed
@@ -560,7 +621,7 @@ def _limit(interval: float) -> float:
     return max(SHORTEST_LIMIT, interval / 2)
 
 
-def _last_chance(hold: Renewable) -> float:
+def _last_chance(hold: Term) -> float:
     """Return the latest moment at which a request for ``hold`` may begin and have all of its time
     before trust ends."""
     return hold.trusted_until - _limit(hold.interval) * CUT_OFF

@@ -15,7 +15,7 @@ from django.db.models import F, Q
 from leasing.conf import DEFAULT, Wait
 from leasing.db.routing import is_ours, kept_rows
 from leasing.functions import EPOCH
-from leasing.holding import Hold
+from leasing.holding import Hold, Term
 from leasing.models.guarded import Guarded
 from leasing.querysets.leasable import LeasableQuerySet, verbs_of
 from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
@@ -150,7 +150,7 @@ class Leasable(Guarded):
         ttl: float | timedelta | None = None,
         wait: Wait = DEFAULT,
         separate: bool = False,
-        on_lost: Callable[[Hold], object] | None = None,
+        on_lost: Callable[[Term], object] | None = None,
     ) -> Hold:
         """A hold on this row, for ``with``. Arguments are those of ``LeasableQuerySet.hold``."""
         return (

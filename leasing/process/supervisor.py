@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
-from leasing.holding import Hold
+from leasing.holding import Term
 from leasing.holding.trust import longest_pause, margin
 from leasing.process import deadman
 from leasing.runtime.clock import clock
@@ -170,13 +170,13 @@ def held_back(numbers: Iterable[int]) -> Iterator[None]:
 
 
 def run_under(
-    term: Hold, command: Sequence[str], stopping: threading.Event, oversight: Oversight
+    term: Term, command: Sequence[str], stopping: threading.Event, oversight: Oversight
 ) -> Run:
     """Run ``command`` until it ends, ``term`` does, or ``stopping`` is set. It finds the name of
     the lease in LEASE_RESOURCE, and its token in LEASE_FENCING_TOKEN.
 
     Args:
-        term: The hold whose end ends the command.
+        term: The term whose end ends the command.
         command: The program and its arguments.
         stopping: Set to end the command.
         oversight: Decides when the command is asked to end, and when it is killed.
@@ -204,7 +204,7 @@ def run_under(
     return Run(code, oversight.asked, oversight.term_ended)
 
 
-def notice_of(term: Hold) -> float:
+def notice_of(term: Term) -> float:
     """Return how many seconds before the end of trust the command is asked to end: half of
     the time left when a late renewal is sent."""
     return max(0.0, term.ttl - longest_pause(term.ttl) - margin(term.ttl)) / 2

@@ -11,13 +11,11 @@ from weakref import ref
 
 from leasing.db.dialects import after_commit, in_transaction
 from leasing.exceptions import LeaseLost
-from leasing.holding import Hold
-from leasing.holding.held_grant import HeldGrant, abandon_all, keep_all, valid_of
 from leasing.holding.interrupt import Interrupt
-from leasing.querysets.row_hold import RowHold
+from leasing.holding.term import RELEASE, Term, detach_all, keep_all, leave_all, valid_of
 from leasing.runtime.aio import in_thread
 from leasing.runtime.events import happened
-from leasing.stores.rows import RowStore
+from leasing.stores.rows import RowStore, term_of
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
@@ -44,84 +42,79 @@ class Claim(list[Row]):
         self._store = store
         self._entered = False
         self._interrupt: Interrupt | None = None
-        self._held: list[RowHold] = []
-        self._by_grant: dict[uuid.UUID, RowHold] = {}
-        self._holds: list[Hold] = []
+        self._terms: list[Term] = []
+        self._by_grant: dict[uuid.UUID, Term] = {}
 
     @property
-    def holds(self) -> list[Hold]:
-        """The holds of the rows, in their order, while the block runs."""
-        if len(self._holds) < len(self._held):
-            self._holds = [Hold._of_term(self._store, held) for held in self._held]
-        return self._holds
+    def holds(self) -> list[Term]:
+        """The terms of the rows, in their order, while the block runs."""
+        return list(self._terms)
 
     def __enter__(self) -> Self:
         if self._entered:
             raise RuntimeError("These rows have been held already. Claim them again.")
         self._entered = True
-        store = self._store
-        self._held = kept = [RowHold(store, row) for row in self]
-        keep_all(kept)
+        self._terms = terms = [term_of(row, self._store) for row in self]
+        keep_all(terms)
         number = id(self)
         _blocks[number] = ref(self, lambda _: _blocks.pop(number, None))
-        happened("hold.begun", kept, inside=False)
+        happened("hold.begun", terms, inside=False)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _blocks.pop(id(self), None)
-        terms = self._held
-        self._held, self._holds, self._by_grant = [], [], {}
+        terms = self._terms
+        self._terms, self._by_grant = [], {}
         losses = self._release_together(valid_of(terms))
-        for held in terms:
-            if not held.is_kept:
-                continue  # it is given back
+        for term in terms:
             try:
-                held.end(error)  # of those that were lost before
+                term.end(error)  # of those that were lost before
             except LeaseLost as loss:
-                losses[held.key] = loss
+                losses[term.key] = loss
         happened("hold.ended", terms)
         if losses and error is None:
-            raise next(losses[held.key] for held in terms if held.key in losses)
+            raise next(losses[term.key] for term in terms if term.key in losses)
 
-    def _release_together(self, kept: list[RowHold]) -> dict[Any, LeaseLost]:
-        """Give back what is held. Returns how those were lost that were, by their keys."""
-        abandon_all(kept)  # first: a renewal would find the row released
+    def _release_together(self, terms: list[Term]) -> dict[Any, LeaseLost]:
+        """Release what is held. Returns how those were lost that were, by their keys."""
+        leave_all(terms, RELEASE)  # first: a renewal would find the row released
         try:
-            losses = self._store.release_rows([held.held_row for held in kept])
+            losses = self._store.release_rows([term.held_row for term in terms])
         except Exception as failure:
-            for held in kept:
-                held.note_unreleased(failure)
+            for term in terms:
+                term.note_unreleased(failure)
             return {}
-        for held in kept if losses else ():
-            if held.key in losses:
-                held.lose_late(losses[held.key].reason)
+        for term in terms:
+            if term.key in losses:
+                term.refuse(losses[term.key].reason)
+            else:
+                term.confirm()
         return losses
 
-    def _held_under(self, grant_id: uuid.UUID | None) -> RowHold | None:
-        """Return the hold of the row with this grant, if the block has it."""
+    def _term_under(self, grant_id: uuid.UUID | None) -> Term | None:
+        """Return the term of the row with this grant, if the block has it."""
         if not self._by_grant:
-            self._by_grant = {held.grant_id: held for held in self._held}
+            self._by_grant = {term.grant_id: term for term in self._terms}
         return self._by_grant.get(cast("uuid.UUID", grant_id))
 
     async def __aenter__(self) -> Self:
         """As ``with``; in addition the body is cancelled when any of the rows is lost."""
         self.__enter__()
         self._interrupt = interrupt = Interrupt()
-        for held in self._held:
-            held.interrupt = interrupt
-        if not all(held.valid for held in self._held):
-            interrupt()  # one was lost before it could tell
+        for term in self._terms:
+            term.interrupt_by(interrupt)
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         interrupt, self._interrupt = self._interrupt, None
-        terms = self._held
-        for held in terms:
-            held.interrupt = None
+        terms = self._terms
+        for term in terms:
+            term.interrupt = None
         ours = interrupt is not None and interrupt.explains(error)
         await in_thread(self.__exit__, kind, error, trace)
         if ours:
-            raise next(filter(None, map(_loss_of, terms))) from error
+            lost = next(term for term in terms if term.is_lost)
+            raise LeaseLost(lost.resource, lost.reason) from error
 
     def give_back(self) -> None:
         """Release rows for which there was never a block."""
@@ -129,9 +122,9 @@ class Claim(list[Row]):
 
     def ensure(self) -> None:
         """Raise LeaseLost unless every row in the block is surely still held."""
-        for held in self._held:
-            if held.is_kept:
-                held.ensure()
+        for term in self._terms:
+            if term.is_kept:
+                term.ensure()
 
 
 @contextmanager
@@ -146,28 +139,28 @@ def ending(using: str, rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield standing
         return
     left = [
-        (held, held.trusted_until)
+        (term, term.trusted_until)
         for row in rows
         for claim in claims
-        if (held := claim._held_under(row.grant_id)) is not None and held.is_kept
+        if (term := claim._term_under(row.grant_id)) is not None and term.is_kept
     ]
-    abandon_all([held for held, _ in left])
+    detach_all([term for term, _ in left])
     try:
         yield standing
     except BaseException:
         _stay(left)
         raise
     kept = {row.grant_id for row in standing}
-    _stay([(held, trusted) for held, trusted in left if held.grant_id in kept])
-    ended = [(held, trusted) for held, trusted in left if held.grant_id not in kept]
+    _stay([(term, trusted) for term, trusted in left if term.grant_id in kept])
+    ended = [(term, trusted) for term, trusted in left if term.grant_id not in kept]
     if ended and in_transaction(using):
         _stay(ended)
-        after_commit(using, lambda: abandon_all([held for held, _ in ended]))
+        after_commit(using, lambda: detach_all([term for term, _ in ended]))
 
 
-def _stay(left: Iterable[tuple[HeldGrant, float]]) -> None:
-    for held, trusted_until in left:
-        held.resume(trusted_until)
+def _stay(left: Iterable[tuple[Term, float]]) -> None:
+    for term, trusted_until in left:
+        term.resume(trusted_until)
 
 
 def leaves_block(verb: Verb) -> Verb:
@@ -182,12 +175,3 @@ def leaves_block(verb: Verb) -> Verb:
             return verb(rows, row, *args, **options)
 
     return cast("Verb", leaving)
-
-
-def _loss_of(held: HeldGrant) -> LeaseLost | None:
-    """Return the loss of ``held``; None when it was not lost."""
-    try:
-        held.ensure()
-    except LeaseLost as loss:
-        return loss if held.is_lost else None
-    return None

@@ -22,16 +22,15 @@ from leasing.db.routing import kept_rows
 from leasing.db.statements import Marker
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow
-from leasing.holding import Hold
+from leasing.holding import Hold, Term
 from leasing.querysets.holder import HolderRows
 from leasing.querysets.saving import Row
 from leasing.querysets.states import LeaseState
 from leasing.runtime.aio import Steps, Undoable
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
-from leasing.store import Grant
 from leasing.stores.memory import memory
-from leasing.stores.rows import RowStore, grant_of, row_store
+from leasing.stores.rows import RowStore, row_store, term_of
 from leasing.stores.separate import SeparateRowStore, taking_separately
 from leasing.validation.terms import Terms
 from leasing.waiting.notifier import taking, told
@@ -80,14 +79,14 @@ class GrantingRows(HolderRows[Row]):
         *,
         separate: bool = False,
         stopping: threading.Event | None = None,
-        on_lost: Callable[[Hold], object] | None = None,
-        on_yield: Callable[[Hold], object] | None = None,
+        on_lost: Callable[[Term], object] | None = None,
+        on_yield: Callable[[Term], object] | None = None,
     ) -> Hold:
         """A hold on ``resource`` that is acquired when it is entered: on a row, or where the
         setting ENABLED is off, in the memory of this process."""
         if not leasing_settings.ENABLED:
 
-            def take() -> Grant:
+            def take() -> Term:
                 return memory.acquire_row(self.model(**key), terms)
 
             unless_in = None if separate else self.db
@@ -237,7 +236,7 @@ class Acquisition:
     separate: bool
     stopping: threading.Event | None
 
-    def __call__(self) -> Steps[Grant]:
+    def __call__(self) -> Steps[Term]:
         """The steps of acquiring."""
         rows = self.filtered
         if rows is None:
@@ -246,7 +245,7 @@ class Acquisition:
         steps = rows.acquiring(self.resource, self.terms, self.wait, key, self.stopping)
         if self.separate:
             steps = taking_separately(rows.db, steps)
-        return grant_of((yield from steps))
+        return term_of((yield from steps))
 
 
 def _keep(row: Any) -> None:

@@ -23,7 +23,7 @@ from leasing.conf import DEFAULT, Wait
 from leasing.db import joins, sql
 from leasing.db.dialects import after_commit, atomic, durable, lock
 from leasing.functions import DbMicroseconds, DbNow, next_token
-from leasing.holding import Hold
+from leasing.holding import Hold, Term
 from leasing.querysets.claim import Claim
 from leasing.querysets.granting import GrantingRows, pause_shortly
 from leasing.querysets.saving import LEASE_FIELDS, Row
@@ -98,7 +98,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         ttl: float | timedelta | None = None,
         wait: Wait = DEFAULT,
         separate: bool = False,
-        on_lost: Callable[[Hold], object] | None = None,
+        on_lost: Callable[[Term], object] | None = None,
     ) -> Hold:
         """Return a context manager that acquires ``row``, renews it while the block runs, and
         releases it at the end. Errors and the other arguments are those of ``acquire``.

@@ -22,7 +22,7 @@ from leasing.db.dialects import after_commit, durable, lock
 from leasing.db.sql import in_sql
 from leasing.exceptions import InvalidResource, LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after
-from leasing.holding import Hold
+from leasing.holding import Hold, Term
 from leasing.querysets.claim import Claim
 from leasing.querysets.granting import TRIES, pause_shortly
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
@@ -110,8 +110,8 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         wait: Wait = DEFAULT,
         separate: bool = False,
         stopping: threading.Event | None = None,
-        on_lost: Callable[[Hold], object] | None = None,
-        on_yield: Callable[[Hold], object] | None = None,
+        on_lost: Callable[[Term], object] | None = None,
+        on_yield: Callable[[Term], object] | None = None,
         **terms: Unpack[TermOptions],
     ) -> Hold:
         """Return a context manager, for ``with`` and ``async with``, that acquires ``resource``,

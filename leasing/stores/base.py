@@ -4,7 +4,7 @@
         def __init__(self, *, url): ...                     # the options of its entry in STORES
         def grant(self, resource, terms): ...               # grant it now, or raise LeaseHeld
         def renew(self, grants, timeout): ...               # many grants at once
-        def give_back(self, grant): ...                     # end it, or raise LeaseLost
+        def give_back(self, term): ...                      # end it, or raise LeaseLost
         def take_back(self, resource, reason, by): ...      # end anybody's, and raise the token
         def current(self, resource): ...                    # who holds it
 
@@ -40,11 +40,12 @@ from django.db import connections
 from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseLost, UnsupportedByStore
-from leasing.holding.hold import Hold, HoldCallback
+from leasing.holding.hold import Hold, TermCallback
+from leasing.holding.term import Term
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps, Undoable
 from leasing.runtime.events import happened
-from leasing.store import Grant, Incumbent, Renewals, TermOptions
+from leasing.store import Incumbent, Renewals, TermOptions
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
 from leasing.waiting.notifier import notifier, taking
@@ -72,7 +73,7 @@ class BaseStore(ABC):
     # The store's own
 
     @abstractmethod
-    def grant(self, resource: str, terms: Terms) -> Grant:
+    def grant(self, resource: str, terms: Terms) -> Term:
         """Grant ``resource`` now to ``terms.holder`` for ``terms.ttl``. Raises LeaseHeld."""
 
     @abstractmethod
@@ -82,8 +83,8 @@ class BaseStore(ABC):
         is left out."""
 
     @abstractmethod
-    def give_back(self, grant: Grant) -> bool:
-        """End ``grant``. Return False if it was given back before. Raises LeaseLost if it has ended
+    def give_back(self, term: Term) -> bool:
+        """End ``term``. Return False if it was given back before. Raises LeaseLost if it has ended
         otherwise."""
 
     @abstractmethod
@@ -121,7 +122,7 @@ class BaseStore(ABC):
         stopping: threading.Event | None,
         *,
         unless_in: str | None,
-    ) -> Steps[Grant]:
+    ) -> Steps[Term]:
         """Return the steps that acquire ``resource`` for a hold, and wait for it: by polls, which
         a release in this process ends early.
 
@@ -145,8 +146,8 @@ class BaseStore(ABC):
         wait: Wait = DEFAULT,
         separate: bool = False,
         stopping: threading.Event | None = None,
-        on_lost: HoldCallback | None = None,
-        on_yield: HoldCallback | None = None,
+        on_lost: TermCallback | None = None,
+        on_yield: TermCallback | None = None,
         **terms: Unpack[TermOptions],
     ) -> Hold:
         """See ``leasing.store.NamedStore``."""
@@ -166,51 +167,52 @@ class BaseStore(ABC):
 
     def taking(
         self,
-        take: Callable[[], Grant],
+        take: Callable[[], Term],
         resource: str,
         wait: Wait,
         stopping: threading.Event | None,
         unless_in: str | None,
-    ) -> Steps[Grant]:
+    ) -> Steps[Term]:
         """Return the steps of ``acquiring``. The other arguments are those of that.
 
         Args:
             take: Grants the resource now, or raises LeaseHeld.
         """
 
-        def attempt() -> Grant:
+        def attempt() -> Term:
             self.refuse_in(unless_in)
             return take()
 
         step = Undoable(attempt, self.release)
         return taking(self._waiters, resource, wait, step, stopping=stopping)
 
-    def acquire(self, resource: str, terms: Terms) -> Grant:
+    def acquire(self, resource: str, terms: Terms) -> Term:
         """See ``leasing.store.NamedStore``."""
         check_name(resource, "resource")
         return self.granted(partial(self.grant, resource, terms))
 
-    def granted(self, grant: Callable[[], Grant]) -> Grant:
+    def granted(self, grant: Callable[[], Term]) -> Term:
         """Return what ``grant`` brings, trusted from before it was asked for, and signal it."""
         sent_at = self.clock()
-        granted = grant()
-        granted.sent_at = sent_at
-        return self.told(granted)
+        term = grant()
+        term.sent_at = sent_at
+        return self.told(term)
 
-    def told(self, grant: Grant) -> Grant:
-        """Return ``grant``, whose ``sent_at`` is set, once it is signalled."""
-        if grant.row is None:
-            grant.row = _row(
-                resource=grant.resource,
-                holder=grant.holder,
-                grant_id=grant.grant_id,
-                fencing_token=grant.fencing_token,
-                ttl=timedelta(seconds=grant.ttl),
-                expires_at=grant.expires_at,
+    def told(self, term: Term) -> Term:
+        """Return ``term``, whose ``sent_at`` is set, once it is signalled."""
+        term.store = self
+        if term.row is None:
+            term.row = _row(
+                resource=term.resource,
+                holder=term.holder,
+                grant_id=term.grant_id,
+                fencing_token=term.fencing_token,
+                ttl=timedelta(seconds=term.ttl),
+                expires_at=term.expires_at,
             )
-        is_first = grant.row.previous_expired_at is None
-        happened("lease.acquired" if is_first else "lease.taken_over", [grant.row])
-        return grant
+        is_first = term.row.previous_expired_at is None
+        happened("lease.acquired" if is_first else "lease.taken_over", [term.row])
+        return term
 
     def refuse_in(self, using: str | None) -> None:
         """Raise LeaseInTransaction in a transaction of the database ``using``."""
@@ -218,16 +220,16 @@ class BaseStore(ABC):
         if using is not None and connections[using].in_atomic_block:
             refuse_transaction(using)
 
-    def release(self, grant: Grant) -> None:
-        """Release ``grant``, and wake a waiter of this process. Raises LeaseLost."""
+    def release(self, term: Term) -> None:
+        """Release ``term``, and wake a waiter of this process. Raises LeaseLost."""
         try:
-            is_freed = self.give_back(grant)
+            is_freed = self.give_back(term)
         except LeaseLost as loss:
-            self.refused(grant.held_row, "release", loss.reason)
+            self.refused(term.held_row, "release", loss.reason)
             raise
         if is_freed:
-            happened("lease.released", [grant.held_row])
-            self.notify(grant.resource)
+            happened("lease.released", [term.held_row])
+            self.notify(term.resource)
 
     def revoke(self, resource: str, reason: str = "", by: str = "") -> bool:
         """See ``leasing.store.NamedStore``."""
@@ -243,9 +245,9 @@ class BaseStore(ABC):
         """Wake the caller of this process that has waited longest for ``resource``."""
         notifier(self._waiters).notify(resource)
 
-    def lost(self, grant: Grant, reason: str) -> None:
-        """Signal that the holder of ``grant`` has learned of its loss."""
-        happened("lease.lost", [grant.held_row], reason=reason)
+    def lost(self, term: Term, reason: str) -> None:
+        """Signal that the holder of ``term`` has learned of its loss."""
+        happened("lease.lost", [term.held_row], reason=reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
         """Signal that a target refused a late write. Arguments are those of ``Store.refused``."""

@@ -26,7 +26,6 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,8 +36,9 @@ from leasing.client.store import ServiceStore
 from leasing.client.transport import Token, Transport
 from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.exceptions import StoreError
+from leasing.holding.term import Term
 from leasing.runtime.aio import Steps, drive
-from leasing.store import Grant, Incumbent, Renewals
+from leasing.store import Incumbent, Renewals
 from leasing.stores.base import BaseStore
 from leasing.validation.terms import Terms
 
@@ -110,33 +110,32 @@ class HttpStore(BaseStore):
         stopping: threading.Event | None,
         *,
         unless_in: str | None,
-    ) -> Steps[Grant]:
+    ) -> Steps[Term]:
         """See ``BaseStore.acquiring``: here it is the service that waits, for some seconds each
         time."""
         yield partial(self.refuse_in, unless_in)
         patience = leasing_settings.WAIT if wait is DEFAULT else wait
-        grant = yield from self._asking(resource, terms, patience, stopping)
-        return self.told(grant)
+        term = yield from self._asking(resource, terms, patience, stopping)
+        return self.told(term)
 
-    def acquire(self, resource: str, terms: Terms) -> Grant:
+    def acquire(self, resource: str, terms: Terms) -> Term:
         return self.told(self.grant(resource, terms))
 
-    def grant(self, resource: str, terms: Terms) -> Grant:
+    def grant(self, resource: str, terms: Terms) -> Term:
         return drive(self._asking(resource, terms, 0, None))
 
     def _asking(
         self, resource: str, terms: Terms, wait: Any, stopping: threading.Event | None
-    ) -> Steps[Grant]:
+    ) -> Steps[Term]:
         with _store_errors():
-            grant = yield from self._calls.acquire(
-                resource, terms.holder, terms.ttl, wait, stopping
-            )
+            term = yield from self._calls.acquire(resource, terms.holder, terms.ttl, wait, stopping)
         # Receivers of signals get a lease as the models have it, and not its key.
-        return replace(grant, row=None)
+        term.row = None
+        return term
 
-    def give_back(self, grant: Grant) -> bool:
+    def give_back(self, term: Term) -> bool:
         with _store_errors():
-            drive(self._calls.release(grant))  # a second one gets the answer of the first
+            drive(self._calls.release(term))  # a second one gets the answer of the first
         return True
 
     def take_back(self, resource: str, reason: str, by: str) -> Incumbent | None:

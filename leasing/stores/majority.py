@@ -36,9 +36,10 @@ from itertools import chain
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from leasing.exceptions import LeaseError, LeaseHeld, LeaseLost, StoreError
+from leasing.holding.term import Term
 from leasing.runtime.clock import system_clock
 from leasing.runtime.errand import Errand, send
-from leasing.store import Grant, Incumbent, Renewal, Renewals
+from leasing.store import Incumbent, Renewal, Renewals
 from leasing.stores.base import BaseStore
 from leasing.stores.redis import Answer, RedisStore, moment
 from leasing.validation.terms import Terms
@@ -129,36 +130,36 @@ class MajorityStore(BaseStore):
 
     # The verbs
 
-    def grant(self, resource: str, terms: Terms) -> Grant:
+    def grant(self, resource: str, terms: Terms) -> Term:
         known = self._read(resource)
         if sum(not each.grant for each in known.values()) < self.majority:
             raise self._held(resource, known.values())
         last = max(each.token for each in known.values())
         token = max(last, self._agreed(each.now for each in known.values())) + 1
         asked = uuid.uuid4(), resource, terms, token
-        granted: list[Grant] = []
+        granted: list[Term] = []
         refusals: list[LeaseError] = []
         for member in known:
             answer = self._ask(lambda each: each.grant_as(*asked), [member], self.timeout)[member]
-            if isinstance(answer, Grant):
+            if isinstance(answer, Term):
                 granted.append(answer)
             else:
                 refusals.append(answer)
                 if len(known) - len(refusals) < self.majority:
                     break
         if len(granted) >= self.majority:
-            grant = granted[0]
-            grant.remaining = self._agreed(each.remaining for each in granted)
-            grant.expires_at = self._agreed(each.expires_at for each in granted)
-            return grant
+            term = granted[0]
+            term.remaining = self._agreed(each.remaining for each in granted)
+            term.expires_at = self._agreed(each.expires_at for each in granted)
+            return term
         # Also of those whose answers did not arrive.
         self._ask(lambda each: each.end(resource, asked[0]), known, self.timeout)
         raise next(
             (each for each in refusals if isinstance(each, LeaseHeld)), self._too_few(refusals)
         )
 
-    def give_back(self, grant: Grant) -> bool:
-        call = partial(Member.end, resource=grant.key, grant_id=grant.grant_id)
+    def give_back(self, term: Term) -> bool:
+        call = partial(Member.end, resource=term.key, grant_id=term.grant_id)
         answers = list(self._ask(call, self.members, self.timeout).values())
         lost = [each for each in answers if isinstance(each, LeaseLost)]
         if len(lost) >= self.majority:

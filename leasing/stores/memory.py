@@ -16,7 +16,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Self
@@ -27,11 +26,12 @@ from django.db import transaction
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.holding.term import Term
 from leasing.runtime import clock as clocks
 from leasing.runtime.events import happened
-from leasing.store import Grant, Incumbent, Renewals
+from leasing.store import Incumbent, Renewals
 from leasing.stores.base import TERMS, BaseStore
-from leasing.stores.rows import grant_of
+from leasing.stores.rows import term_of
 from leasing.validation.terms import Terms
 
 #: The name under which waiters of these leases wait, in place of a database.
@@ -89,14 +89,14 @@ class MemoryStore(BaseStore):
 
     # Taking
 
-    def acquire_row(self, row: Any, terms: Terms) -> Grant:
+    def acquire_row(self, row: Any, terms: Terms) -> Term:
         """Grant ``row``, a new instance that names the resource. Raises LeaseHeld."""
         return self.granted(partial(self._grant_row, row, terms))
 
-    def grant(self, resource: str, terms: Terms) -> Grant:
+    def grant(self, resource: str, terms: Terms) -> Term:
         return self._grant_row(apps.get_model("leasing", "Lease")(resource=resource), terms)
 
-    def _grant_row(self, row: Any, terms: Terms) -> Grant:
+    def _grant_row(self, row: Any, terms: Terms) -> Term:
         key, row.sent_at = key_of(row), self.clock()
         with self._lock:
             old = self._rows.get(key)
@@ -109,7 +109,9 @@ class MemoryStore(BaseStore):
             if old is not None and kind == "taken_over":
                 before["previous_expired_at"] = row.previous_expired_at = old.expires_at
             self._record(row, kind, **before)
-            return replace(grant_of(row), key=key)
+            term = term_of(row, self)
+            term.key = key
+            return term
 
     def _refuse_if_held(self, held: Any, terms: Terms) -> None:
         if held.released_at is not None:
@@ -188,21 +190,21 @@ class MemoryStore(BaseStore):
                 answer.renewed[key] = row.renewal_now()
         return answer
 
-    def give_back(self, grant: Grant) -> bool:
+    def give_back(self, term: Term) -> bool:
         with self._lock:
-            row = self.look(grant.key)
-            reason = _why_over(row, grant.grant_id, grant.fencing_token)
+            row = self.look(term.key)
+            reason = _why_over(row, term.grant_id, term.fencing_token)
             if reason is None:
                 row.released_at = row.expires_at = row.now
                 self._record(row, "released")
                 return True
-        if _was_released_by_holder(row, grant):
+        if _was_released_by_holder(row, term):
             return False
-        raise LeaseLost(grant.resource, reason)
+        raise LeaseLost(term.resource, reason)
 
-    def lost(self, grant: Grant, reason: str) -> None:
-        self._record(grant.held_row, "lost", reason=reason)
-        super().lost(grant, reason)
+    def lost(self, term: Term, reason: str) -> None:
+        self._record(term.held_row, "lost", reason=reason)
+        super().lost(term, reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
         """Arguments are those of ``Store.refused``."""
@@ -297,10 +299,10 @@ def _why_over(row: Any, grant_id: uuid.UUID | None, fencing_token: int | None = 
     return reason
 
 
-def _was_released_by_holder(row: Any, grant: Grant) -> bool:
+def _was_released_by_holder(row: Any, term: Term) -> bool:
     if row is None or row.released_at is None:
         return False
-    return bool((row.grant_id, row.fencing_token) == (grant.grant_id, grant.fencing_token))
+    return bool((row.grant_id, row.fencing_token) == (term.grant_id, term.fencing_token))
 
 
 #: Every store in memory of this process.

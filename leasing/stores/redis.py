@@ -41,8 +41,9 @@ from redis.retry import Retry
 
 from leasing.conf import is_number, leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
+from leasing.holding.term import Term
 from leasing.runtime.errand import Errand
-from leasing.store import Grant, Incumbent, Reason, Renewal, Renewals, Why
+from leasing.store import Incumbent, Reason, Renewal, Renewals, Why
 from leasing.stores import redis_scripts as scripts
 from leasing.stores.base import BaseStore
 from leasing.validation.terms import Terms
@@ -175,10 +176,10 @@ class RedisStore(BaseStore):
 
     # The verbs
 
-    def grant(self, resource: str, terms: Terms) -> Grant:
+    def grant(self, resource: str, terms: Terms) -> Term:
         return self.grant_as(uuid.uuid4(), resource, terms)
 
-    def grant_as(self, grant_id: uuid.UUID, resource: str, terms: Terms, token: int = 0) -> Grant:
+    def grant_as(self, grant_id: uuid.UUID, resource: str, terms: Terms, token: int = 0) -> Term:
         """Grant ``resource`` under the id and the token that are given. Raises LeaseHeld, also if
         the token is not greater than its last: somebody else is acquiring it.
 
@@ -192,7 +193,7 @@ class RedisStore(BaseStore):
         asked = str(grant_id), terms.holder, terms.ttl // MICROSECOND, token
         match self.run(scripts.GRANT, keys, *self._memory, *asked):
             case "granted", granted, ends, now:
-                return Grant(
+                return Term(
                     key=resource,
                     grant_id=grant_id,
                     fencing_token=granted,
@@ -215,8 +216,8 @@ class RedisStore(BaseStore):
             case over:
                 raise StoreError(f"The answer of {self} came too late: {OVER[over[0]]}.")
 
-    def give_back(self, grant: Grant) -> bool:
-        return self.end(grant.key, grant.grant_id)
+    def give_back(self, term: Term) -> bool:
+        return self.end(term.key, term.grant_id)
 
     def end(self, resource: str, grant_id: uuid.UUID) -> bool:
         """End that grant of ``resource``. Return True. Raises LeaseLost."""

@@ -24,13 +24,13 @@ from leasing.db.dialects import (
     use_private_connection,
 )
 from leasing.exceptions import LeaseLost
-from leasing.holding import Hold
+from leasing.holding import Hold, Term
 from leasing.holding.keeper import keeper
 from leasing.runtime.aio import drive
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import happened, subscribe
 from leasing.runtime.notes import NOTE_LIMIT
-from leasing.store import Grant, HoldOptions, Incumbent, Renewals
+from leasing.store import HoldOptions, Incumbent, Renewals, Store
 from leasing.validation.terms import Terms
 
 #: For how many times its ttl a holder may say nothing to the server within its proof. Its term is
@@ -71,8 +71,8 @@ class RowStore:
                 self.close()
             raise
 
-    def release(self, grant: Grant) -> None:
-        self._rows().release(grant.held_row)
+    def release(self, term: Term) -> None:
+        self._rows().release(term.held_row)
 
     def release_rows(self, rows: Iterable[Any]) -> dict[Any, LeaseLost]:
         """Release the grants of these ``rows``. Returns how those were lost that were, by their
@@ -80,8 +80,8 @@ class RowStore:
         lost: dict[Any, LeaseLost] = self._rows().release_many(rows)
         return lost
 
-    def lost(self, grant: Grant, reason: str) -> None:
-        happened("lease.lost", [grant.held_row], reason=reason)
+    def lost(self, term: Term, reason: str) -> None:
+        happened("lease.lost", [term.held_row], reason=reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
         """Arguments are those of ``Store.refused``."""
@@ -99,9 +99,9 @@ class RowStore:
         hold: Hold = self._rows().hold(resource, **options)
         return hold
 
-    def acquire(self, resource: str, terms: Terms) -> Grant:
+    def acquire(self, resource: str, terms: Terms) -> Term:
         """See ``leasing.store.NamedStore``."""
-        return grant_of(drive(self._rows().acquiring_named(resource, terms, 0)))
+        return term_of(drive(self._rows().acquiring_named(resource, terms, 0)), self)
 
     def revoke(self, resource: str, reason: str = "", by: str = "") -> bool:
         """See ``leasing.store.NamedStore``."""
@@ -149,20 +149,20 @@ def _write_bounded(using: str, write: Callable[[], object]) -> None:
         write()
 
 
-def grant_of(row: Any) -> Grant:
-    """The grant of ``row``, which was just granted."""
-    assert row.grant_id is not None
-    return Grant(
-        key=row.pk,
-        grant_id=row.grant_id,
-        fencing_token=row.fencing_token,
-        holder=row.holder,
-        resource=row.lease_resource,
-        ttl=row.ttl.total_seconds(),
-        remaining=(row.expires_at - row.now).total_seconds(),
-        sent_at=row.sent_at,
-        expires_at=row.expires_at,
-        row=row,
+def term_of(row: Any, store: Store | None = None) -> Term:
+    """Return the term of ``row``, which was just granted by ``store``."""
+    return Term(
+        row.pk,
+        row.grant_id,
+        row.fencing_token,
+        row.holder,
+        row.lease_resource,
+        row.ttl.total_seconds(),
+        (row.expires_at - row.now).total_seconds(),
+        row.expires_at,
+        row.sent_at,
+        row,
+        store,
     )
 
 

@@ -27,9 +27,10 @@ from leasing.db.dialects import (
 )
 from leasing.db.side_connection import SideConnection, moved
 from leasing.exceptions import LeaseInTransaction, LeaseLost
+from leasing.holding.term import Term
 from leasing.runtime.aio import Steps
 from leasing.runtime.event_lines import log
-from leasing.store import Grant, Renewals
+from leasing.store import Renewals
 from leasing.stores.rows import RowStore
 
 Result = TypeVar("Result")
@@ -45,18 +46,18 @@ class SeparateRowStore(RowStore):
         with _connection(self.using) as side_connection:
             return side_connection.run(partial(super().renew, grants, timeout))
 
-    def release(self, grant: Grant) -> None:
+    def release(self, term: Term) -> None:
         if is_rolled_back_by_test(self.using):
             with as_if_of_test(self.using):
-                super().release(grant)
+                super().release(term)
         elif in_transaction(self.using):
-            after_commit(self.using, partial(self._release_at_last, grant))
+            after_commit(self.using, partial(self._release_at_last, term))
         else:
-            super().release(grant)
+            super().release(term)
 
-    def _release_at_last(self, grant: Grant) -> None:
+    def _release_at_last(self, term: Term) -> None:
         try:
-            super().release(grant)
+            super().release(term)
         except LeaseLost as loss:
             # Too late to roll back. What was written may have met what the next holder wrote.
             log.lease_outlived(resource=loss.resource, error=loss)

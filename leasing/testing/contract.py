@@ -33,9 +33,9 @@ from leasing.exceptions import (
     LeaseTimeout,
     UnsupportedByStore,
 )
-from leasing.holding import Hold
+from leasing.holding import Term
 from leasing.runtime.clock import clock
-from leasing.store import Grant, NamedStore, Renewals
+from leasing.store import NamedStore, Renewals
 from leasing.validation.terms import Terms
 
 #: A ttl that no test outlasts, and one that it waits for.
@@ -75,10 +75,10 @@ class _StoreTests(_Base):
         """Make ``seconds`` pass, for the store and its holders."""
         time.sleep(seconds)
 
-    def forged(self, grant: Grant) -> tuple[Any, uuid.UUID]:
+    def forged(self, term: Term) -> tuple[Any, uuid.UUID]:
         """Return the key and the id of a grant of the same resource that was never made. A store
         whose proof stands in the key replaces it."""
-        return grant.key, uuid.uuid4()
+        return term.key, uuid.uuid4()
 
     def is_serving(self) -> bool:
         """Return True while a service that is in this process too is at work, whose own signals
@@ -89,13 +89,13 @@ class _StoreTests(_Base):
         """Return a name that no other test uses."""
         return (self._prefix + suffix)[:200]
 
-    def acquire(self, resource: str = "", holder: str = "me", ttl: float = LONG) -> Grant:
+    def acquire(self, resource: str = "", holder: str = "me", ttl: float = LONG) -> Term:
         """Have ``resource`` granted; nobody renews it."""
         return self.store.acquire(resource or self.name(), Terms.check(holder=holder, ttl=ttl))
 
-    def renew(self, *grants: Grant) -> Renewals:
-        """Renew ``grants`` by one request."""
-        return self.store.renew({grant.key: grant.grant_id for grant in grants}, TIMEOUT)
+    def renew(self, *terms: Term) -> Renewals:
+        """Renew ``terms`` by one request."""
+        return self.store.renew({term.key: term.grant_id for term in terms}, TIMEOUT)
 
     def assert_held_by(self, holder: str, resource: str = "") -> None:
         """Fail unless ``holder`` is the current one, and everybody else is refused."""
@@ -124,48 +124,46 @@ class StoreContract(_StoreTests):
         self.assert_free()
 
     def test_a_refusal_names_the_holder_and_its_deadline(self) -> None:
-        grant = self.acquire(holder="me")
+        term = self.acquire(holder="me")
         for other in ("other", "me"):
             with self.assertRaises(LeaseHeld) as refusal:
                 self.acquire(holder=other)
             self.assertEqual(refusal.exception.resource, self.name())
             self.assertIn(refusal.exception.holder, ("me", ""))  # a service may not tell it
             if refusal.exception.expires_at is not None:
-                self.assertEqual(refusal.exception.expires_at, grant.expires_at)
+                self.assertEqual(refusal.exception.expires_at, term.expires_at)
 
     def test_tokens_rise_and_proofs_differ_however_a_grant_ends(self) -> None:
-        grants = [self.acquire()]
-        self.store.release(grants[-1])
-        grants.append(self.acquire())
+        terms = [self.acquire()]
+        self.store.release(terms[-1])
+        terms.append(self.acquire())
         self.store.revoke(self.name())
-        grants.append(self.acquire(ttl=SHORT))
+        terms.append(self.acquire(ttl=SHORT))
         self.pass_time(SHORT)
-        grants.append(self.acquire())
+        terms.append(self.acquire())
 
-        tokens = [grant.fencing_token for grant in grants]
+        tokens = [term.fencing_token for term in terms]
         self.assertEqual(tokens, sorted(set(tokens)))
         self.assertGreater(tokens[0], 0)
-        self.assertEqual(len({grant.grant_id for grant in grants}), 4)
+        self.assertEqual(len({term.grant_id for term in terms}), 4)
 
     def test_trust_is_counted_from_before_the_request(self) -> None:
         before = clock()
-        grant = self.acquire(ttl=LONG)
-        self.assertLessEqual(before, grant.sent_at)
-        self.assertLessEqual(grant.sent_at, clock())
-        self.assertEqual(grant.ttl, LONG)
-        self.assertLessEqual(grant.remaining, LONG)
-        self.assertGreater(grant.remaining, LONG - TIMEOUT)
+        term = self.acquire(ttl=LONG)
+        self.assertLessEqual(before, term.sent_at)
+        self.assertLessEqual(term.sent_at, clock())
+        self.assertEqual(term.ttl, LONG)
+        self.assertLessEqual(term.remaining, LONG)
+        self.assertGreater(term.remaining, LONG - TIMEOUT)
 
     def test_names_are_kept_as_they_are(self) -> None:
-        grants = {name: self.acquire(self.name(name)) for name in NAMES}
-        for name, grant in grants.items():
-            self.assertEqual(grant.resource, self.name(name))
+        terms = {name: self.acquire(self.name(name)) for name in NAMES}
+        for name, term in terms.items():
+            self.assertEqual(term.resource, self.name(name))
             self.assert_held_by("me", self.name(name))
-        self.assertEqual(
-            set(self.renew(*grants.values()).renewed), {g.key for g in grants.values()}
-        )
-        for name, grant in grants.items():
-            self.store.release(grant)
+        self.assertEqual(set(self.renew(*terms.values()).renewed), {g.key for g in terms.values()})
+        for name, term in terms.items():
+            self.store.release(term)
             self.assert_free(self.name(name))
 
     def test_impossible_names_and_times_are_refused_before_anything_happens(self) -> None:
@@ -184,40 +182,40 @@ class StoreContract(_StoreTests):
     # Renewing
 
     def test_a_renewal_moves_the_deadline_a_ttl_ahead(self) -> None:
-        grant = self.acquire(ttl=2 * SHORT)
+        term = self.acquire(ttl=2 * SHORT)
         self.pass_time(1.5 * SHORT)
-        renewal = self.renew(grant).renewed[grant.key]
-        self.assertGreater(renewal.expires_at, grant.expires_at)
+        renewal = self.renew(term).renewed[term.key]
+        self.assertGreater(renewal.expires_at, term.expires_at)
         self.assertLessEqual(renewal.remaining, 2 * SHORT)
         self.pass_time(SHORT)
         self.assert_held_by("me")
 
     def test_many_are_renewed_at_once_and_each_is_answered_for_itself(self) -> None:
-        grants = [self.acquire(self.name(str(n))) for n in range(MANY)]
-        self.store.release(grants[3])
-        self.store.revoke(grants[5].resource)
-        self.acquire(grants[5].resource, holder="next")
+        terms = [self.acquire(self.name(str(n))) for n in range(MANY)]
+        self.store.release(terms[3])
+        self.store.revoke(terms[5].resource)
+        self.acquire(terms[5].resource, holder="next")
 
-        answer = self.renew(*grants)
-        ended = {grants[3].key, grants[5].key}
+        answer = self.renew(*terms)
+        ended = {terms[3].key, terms[5].key}
         self.assertEqual(set(answer.lost), ended)
-        self.assertEqual(set(answer.renewed), {grant.key for grant in grants} - ended)
+        self.assertEqual(set(answer.renewed), {term.key for term in terms} - ended)
         self.assertTrue(all(answer.lost.values()))
-        self.assert_held_by("next", grants[5].resource)
+        self.assert_held_by("next", terms[5].resource)
 
     def test_a_renewal_proves_its_grant(self) -> None:
-        grant = self.acquire()
-        key, grant_id = self.forged(grant)
+        term = self.acquire()
+        key, grant_id = self.forged(term)
         self.assertEqual(set(self.store.renew({key: grant_id}, TIMEOUT).renewed), set())
-        self.assertEqual(set(self.renew(grant).renewed), {grant.key})
+        self.assertEqual(set(self.renew(term).renewed), {term.key})
 
     def test_what_has_expired_is_never_renewed(self) -> None:
-        grant = self.acquire(ttl=SHORT)
+        term = self.acquire(ttl=SHORT)
         self.pass_time(SHORT)
-        self.assertEqual(set(self.renew(grant).lost), {grant.key})
+        self.assertEqual(set(self.renew(term).lost), {term.key})
         self.assert_free()
         self.acquire(holder="next")
-        self.assertEqual(set(self.renew(grant).lost), {grant.key})
+        self.assertEqual(set(self.renew(term).lost), {term.key})
         self.assert_held_by("next")
 
     def test_the_keeper_renews_while_the_block_runs(self) -> None:
@@ -231,30 +229,30 @@ class StoreContract(_StoreTests):
     # Releasing
 
     def test_a_release_frees_it_and_a_second_changes_nothing(self) -> None:
-        grant = self.acquire()
-        self.store.release(grant)
+        term = self.acquire()
+        self.store.release(term)
         self.assert_free()
-        self.store.release(grant)
+        self.store.release(term)
         self.acquire(holder="next")
 
     def test_a_release_under_an_older_grant_is_refused(self) -> None:
-        grant = self.acquire()
+        term = self.acquire()
         self.store.revoke(self.name())
         self.acquire(holder="next")
         with self.assertRaises(LeaseLost):
-            self.store.release(grant)
+            self.store.release(term)
         self.assert_held_by("next")
 
     def test_a_release_after_the_deadline_is_refused(self) -> None:
-        grant = self.acquire(ttl=SHORT)
+        term = self.acquire(ttl=SHORT)
         self.pass_time(SHORT)
         with self.assertRaises(LeaseLost):
-            self.store.release(grant)
+            self.store.release(term)
 
     # Losing
 
     def test_a_revocation_frees_it_and_is_heard_at_the_next_renewal(self) -> None:
-        reported: list[Hold] = []
+        reported: list[Term] = []
         with (
             self.assertRaises(LeaseLost),
             self.store.hold(self.name(), ttl=LONG, on_lost=reported.append) as hold,
@@ -276,12 +274,12 @@ class StoreContract(_StoreTests):
         self.assertFalse(self.store.revoke(self.name()))
 
     def test_current_tells_holder_token_and_deadline(self) -> None:
-        grant = self.acquire(holder="me", ttl=SHORT)
+        term = self.acquire(holder="me", ttl=SHORT)
         incumbent = self.store.current(self.name())
         assert incumbent is not None
         self.assertEqual(incumbent.holder, "me")
-        self.assertEqual(incumbent.fencing_token, grant.fencing_token)
-        self.assertEqual(incumbent.expires_at, grant.expires_at)
+        self.assertEqual(incumbent.fencing_token, term.fencing_token)
+        self.assertEqual(incumbent.expires_at, term.expires_at)
         self.pass_time(SHORT)
         self.assert_free()
 
@@ -338,8 +336,8 @@ class StoreContract(_StoreTests):
 
     def test_signals_tell_what_this_process_does(self) -> None:
         with self.signals() as sent:
-            grant = self.acquire(holder="me")
-            self.store.release(grant)
+            term = self.acquire(holder="me")
+            self.store.release(term)
             late = self.acquire(holder="late")
             self.store.revoke(self.name(), reason="stuck", by="alice")
             with self.assertRaises(LeaseLost):
@@ -356,7 +354,7 @@ class StoreContract(_StoreTests):
                 ("refused", self.name(), "late"),
             ],
         )
-        self.assertEqual(sent[0][1].fencing_token, grant.fencing_token)
+        self.assertEqual(sent[0][1].fencing_token, term.fencing_token)
         self.assertGreater(sent[3][1].fencing_token, late.fencing_token)
         self.assertEqual((sent[3][2]["reason"], sent[3][2]["by"]), ("stuck", "alice"))
         self.assertEqual(sent[4][2]["verb"], "release")
@@ -394,8 +392,8 @@ class StoreContract(_StoreTests):
             except UnsupportedByStore as refusal:
                 self.assertIn(name, str(refusal))
             else:
-                with hold:
-                    hold.ensure()
+                with hold as term:
+                    term.ensure()
 
     @contextmanager
     def signals(self) -> Iterator[Signals]:

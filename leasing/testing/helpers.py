@@ -13,7 +13,7 @@ from django.test import TestCase, override_settings
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseLost
-from leasing.holding import Hold
+from leasing.holding import Term
 from leasing.models import Leasable, LeaseEvent, LeaseState
 from leasing.runtime import clock as clocks
 from leasing.stores.memory import MemoryStore, clear_all, memory
@@ -46,8 +46,8 @@ def expire(what: What, *, ago: float = 0.0) -> None:
         names = ("acquired_at", "renewed_at", "expires_at", "ends_at")
         times = {name: getattr(row, name) for name in names if name in row.verb_columns}
         subject.change({name: time - back for name, time in times.items() if time is not None})
-    if isinstance(what, Hold):
-        what._held.mark_lost(what._held.overdue_reason)
+    if isinstance(what, Term):
+        what.mark_lost(what.overdue_reason)
     _write_notes()
 
 
@@ -102,13 +102,13 @@ class hold_elsewhere(AbstractContextManager[Any], AbstractAsyncContextManager[An
 # What a test asserts
 
 
-def assert_held(what: What, by: str | Hold | None = None) -> None:
-    """Assert that ``what`` is held now, ``by`` that holder or under the grant of that hold."""
+def assert_held(what: What, by: str | Term | None = None) -> None:
+    """Assert that ``what`` is held now, ``by`` that holder or under that term."""
     subject = subject_of(what)
     row = subject.look()
     if row is None or row.lease_state(row.now) != LeaseState.ACTIVE:
         raise AssertionError(f"{subject.resource} is not held: {situation(row)}.")
-    if isinstance(by, Hold) and by.grant_id != row.grant_id:
+    if isinstance(by, Term) and by.grant_id != row.grant_id:
         raise AssertionError(f"{subject.resource} is not held under that grant: {situation(row)}.")
     if isinstance(by, str) and by != row.holder:
         raise AssertionError(f"{subject.resource} is held by {row.holder!r}, not by {by!r}.")
@@ -125,13 +125,13 @@ def assert_free(what: What) -> None:
         raise AssertionError(f"{subject.resource} is not free: {situation(row)}.")
 
 
-def assert_lost(hold: Hold, reason: str = "") -> None:
-    """Assert that ``hold`` was entered and is lost; ``reason`` is a part of the reason."""
-    if not hold.lost:
-        state = "still held" if hold.valid else "not held, and was not lost"
-        raise AssertionError(f"{hold.resource} is {state}.")
+def assert_lost(term: Term, reason: str = "") -> None:
+    """Assert that ``term`` is lost; ``reason`` is a part of the reason."""
+    if not term.lost:
+        state = "still held" if term.valid else "not held, and was not lost"
+        raise AssertionError(f"{term.resource} is {state}.")
     try:
-        hold.ensure()
+        term.ensure()
     except LeaseLost as loss:
         if reason not in loss.reason:
             raise AssertionError(f"{loss} The reason does not contain {reason!r}.") from None

@@ -126,8 +126,7 @@ class ManualKeeper:
         """Advance the clocks by ``seconds`` in place of a wait. Return 0 or, if this process holds
         ``resource`` and may release it, the seconds to wait really."""
         self.advance(seconds)
-        grants = (getattr(held, "grant", None) for held in self._keeper.holds)
-        ours = resource in (grant.resource for grant in grants if grant)
+        ours = resource in (term.resource for term in self._keeper.holds)
         return seconds if ours else 0.0
 
 

@@ -10,7 +10,7 @@ from django.apps import apps
 
 from leasing.conf import leasing_settings
 from leasing.db.routing import database_of
-from leasing.holding import Hold
+from leasing.holding import Term
 from leasing.models import Leasable, Lease, LeaseEvent
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import drive
@@ -19,7 +19,7 @@ from leasing.stores.rows import RowStore
 from leasing.validation.terms import Terms
 
 #: A hold, a row that can be leased, or the name of a resource.
-What = Hold | Leasable | str
+What = Term | Leasable | str
 
 
 class RowSubject:
@@ -98,8 +98,8 @@ Subject = RowSubject | MemorySubject
 def subject_of(what: What) -> Subject:
     """Return the subject of the lease on ``what``. Raises TypeError for an object that cannot be
     leased."""
-    if isinstance(what, Hold):
-        return _subject_of_hold(what)
+    if isinstance(what, Term):
+        return _subject_of_term(what)
     if isinstance(what, str):
         key: dict[str, Any] = {"resource": what}
         rows: Any = Lease.objects.all()
@@ -108,7 +108,7 @@ def subject_of(what: What) -> Subject:
     elif isinstance(what, Leasable):
         key, rows = {"pk": what.pk}, type(what).lease_rows(database_of(what))
     else:
-        raise TypeError(f"Expected a hold, a leasable row or a name, not {what!r}.")
+        raise TypeError(f"Expected the term of a hold, a leasable row or a name, not {what!r}.")
     if not leasing_settings.ENABLED:
         blank = partial(rows.model, **key)
         return MemorySubject(memory, key_of(blank()), blank)
@@ -116,15 +116,15 @@ def subject_of(what: What) -> Subject:
     return RowSubject(rows, key, resource)
 
 
-def _subject_of_hold(hold: Hold) -> Subject:
-    if isinstance(hold._store, RowStore):
-        rows = hold._store.model.lease_rows(hold._store.using)
-        return RowSubject(rows, {"pk": hold._held.key}, hold.resource)
-    if isinstance(hold._store, MemoryStore):
-        model: Any = apps.get_model(hold._held.key[0])
-        return MemorySubject(hold._store, hold._held.key, model)
+def _subject_of_term(term: Term) -> Subject:
+    if isinstance(term.store, RowStore):
+        rows = term.store.model.lease_rows(term.store.using)
+        return RowSubject(rows, {"pk": term.key}, term.resource)
+    if isinstance(term.store, MemoryStore):
+        model: Any = apps.get_model(term.key[0])
+        return MemorySubject(term.store, term.key, model)
     raise TypeError(
-        f"Tests cannot access {hold._store!r}. Hold the lease in_memory(), or ask the store itself."
+        f"Tests cannot access {term.store!r}. Hold the lease in_memory(), or ask the store itself."
     )
 
 

@@ -35,10 +35,11 @@ from leasing.client.messages import (
 )
 from leasing.client.transport import Transport
 from leasing.exceptions import LeaseLost
+from leasing.holding.term import Term
 from leasing.runtime.aio import Steps, drive
 from leasing.runtime.clock import clock
 from leasing.runtime.terminal import TASKS
-from leasing.store import Grant, Renewal, Renewals
+from leasing.store import Renewal, Renewals
 from leasing.validation.names import MAX_BODY, MAX_TASKS
 from leasing.waiting.waiter import Rest, pauses
 from tasks.exceptions import NotSerializable
@@ -104,10 +105,10 @@ class RemoteTask:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A task that this process has claimed, with the grant that proves it."""
+    """A task that this process has claimed, with the term that proves it."""
 
     task: RemoteTask
-    grant: Grant
+    term: Term
     #: The state that the latest attempt stored.
     checkpoint: Any
     #: Seconds that this attempt may run; None: no limit.
@@ -118,7 +119,7 @@ class Claimed:
 
 @dataclass(slots=True)
 class _Row:
-    """The task of a hold's grant, as the log shows it."""
+    """The task of a term, as the log shows it."""
 
     lease_resource: str
     holder: str
@@ -267,7 +268,7 @@ class TaskCalls:
     ) -> Steps[Refused]:
         refused: Refused = {}
         left = [each for each, _ in items]
-        for portion in _portions({**proof_of(each.grant.key), **said} for each, said in items):
+        for portion in _portions({**proof_of(each.term.key), **said} for each, said in items):
             batch, left = left[: len(portion)], left[len(portion) :]
             request = Request("PUT", f"/tasks/{verb}", batch_of("tasks", portion))
             answer: Answer = yield from self._sending(request, patience=patience)
@@ -298,7 +299,7 @@ class TaskCalls:
         yield from self._write(claimed, "checkpoint", said)
 
     def _write(self, claimed: Claimed, verb: str, said: Mapping[str, Any]) -> Steps[None]:
-        body = {"lease_key": claimed.grant.key.lease_key, **said}
+        body = {"lease_key": claimed.term.key.lease_key, **said}
         request = Request("PUT", f"/tasks/{claimed.task.id}/{verb}", body)
         answer: Answer = yield from self._sending(request)
         if answer.status in (200, 404, 409):
@@ -348,7 +349,7 @@ def claimed_of(data: Any, answer: Answer) -> Claimed:
     task = RemoteTask.of(data)
     token, holder = checked_field(data, "fencing_token", int), checked_field(data, "processor", str)
     resource, grant_id = task.resource, grant_id_of(lease_key)
-    grant = Grant(
+    term = Term(
         key=Proof(str(task.id), lease_key),
         grant_id=grant_id,
         fencing_token=token,
@@ -362,7 +363,7 @@ def claimed_of(data: Any, answer: Answer) -> Claimed:
     )
     timeout = None if data.get("timeout") is None else checked_seconds(data, "timeout")
     stored = checked_field(data, "checkpoints", int)
-    return Claimed(task, grant, data.get("checkpoint"), timeout, count(stored + 1))
+    return Claimed(task, term, data.get("checkpoint"), timeout, count(stored + 1))
 
 
 def proof_of(proof: Proof) -> dict[str, Any]:

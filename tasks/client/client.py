@@ -87,7 +87,7 @@ class TaskClient(Client):
 
     def heartbeat(self, claimed: Sequence[Claimed]) -> Renewals:
         """Renew the leases of ``claimed``: one request for each hundred."""
-        return drive(self.calls.heartbeat_many([each.grant.key for each in claimed]))
+        return drive(self.calls.heartbeat_many([each.term.key for each in claimed]))
 
     def complete(self, claimed: Claimed, output: Any = None) -> None:
         """Complete a task with its output. Sent again, it changes nothing. Raises LeaseLost."""
@@ -166,7 +166,7 @@ class AsyncTaskClient(AsyncClient):
 
     async def heartbeat(self, claimed: Sequence[Claimed]) -> Renewals:
         """``TaskClient.heartbeat``."""
-        return await adrive(self.calls.heartbeat_many([each.grant.key for each in claimed]))
+        return await adrive(self.calls.heartbeat_many([each.term.key for each in claimed]))
 
     async def complete(self, claimed: Claimed, output: Any = None) -> None:
         """``TaskClient.complete``."""

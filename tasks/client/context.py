@@ -8,7 +8,7 @@ from typing import Any
 
 from leasing.client.exceptions import ServiceError
 from leasing.exceptions import LeaseLost
-from leasing.holding.held_grant import HeldGrant
+from leasing.holding.term import Term
 from leasing.runtime.aio import drive, in_thread
 from leasing.runtime.clock import clock
 from tasks.client.calls import Claimed, RemoteTask, TaskCalls
@@ -40,7 +40,7 @@ class Context:
     def __init__(
         self,
         claimed: Claimed,
-        hold: HeldGrant,
+        hold: Term,
         calls: TaskCalls,
         stopping: threading.Event,
     ) -> None:
@@ -65,7 +65,7 @@ class Context:
     @property
     def fencing_token(self) -> int:
         """Greater than the token of any earlier attempt: let your targets reject lower ones."""
-        return self.claimed.grant.fencing_token
+        return self.claimed.term.fencing_token
 
     @property
     def stopping(self) -> bool:

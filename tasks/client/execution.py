@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from leasing.client.messages import encoded
 from leasing.exceptions import LeaseLost
-from leasing.holding.held_grant import ABANDONED, HeldGrant
+from leasing.holding.keeper import ABANDONED
+from leasing.holding.term import Term
 from leasing.runtime.clock import clock
 from tasks.client.calls import Claimed, TaskCalls
 from tasks.client.completer import COMPLETE, FAIL, GIVE_BACK, Completer, Outcome
@@ -54,14 +55,9 @@ class Execution:
     ) -> None:
         self.claimed = claimed
         self.handler = handler
-        self.hold = HeldGrant(
-            store,
-            claimed.grant,
-            on_lost=self._lost,
-            on_yield=self._asked,
-            proof=self._goes_on,
-            are_prompt=True,
-        )
+        self.hold = hold = claimed.term
+        hold.store, hold.is_prompt = store, True
+        hold.on_lost, hold.on_yield, hold.proof = self._lost, self._asked, self._goes_on
         self.context = Context(claimed, self.hold, calls, stopping)
         #: Cancels its coroutine, from any thread.
         self.interrupt: Callable[[], object] | None = None
@@ -172,7 +168,7 @@ class Execution:
         self._fail(TimeoutError(f"The attempt ran longer than its timeout of {limit:.12g} s."))
         self._interrupt()
 
-    def _lost(self, hold: HeldGrant) -> None:
+    def _lost(self, hold: Term) -> None:
         self.context.notified.set()
         if hold.reason == ABANDONED:
             self._end(GIVE_BACK, {"reason": "its event loop or thread does not answer"})
@@ -180,7 +176,7 @@ class Execution:
             self.end_without(lambda: log.task_lost(self.claimed, reason=hold.reason))
         self._interrupt()
 
-    def _asked(self, hold: HeldGrant) -> None:
+    def _asked(self, hold: Term) -> None:
         self.context.cancelled_by = hold.yield_to
         self.context.notified.set()
         self._interrupt()
@@ -310,7 +306,7 @@ class Loop:
             self._ticked_at = clock()
             self._thread = threading.Thread(target=self._run, name="task-loop", daemon=True)
             self._thread.start()
-        ttl = execution.claimed.grant.ttl
+        ttl = execution.hold.ttl
         execution.proof = lambda: clock() - self._ticked_at < ttl
         self._loop.call_soon_threadsafe(self._begin, execution)
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from leasing.client.calls import LeaseCalls, Proof
 from leasing.client.store import ServiceStore
+from leasing.holding.term import Term
 from leasing.runtime.aio import Steps
-from leasing.store import Grant, Renewals
+from leasing.store import Renewals
 from tasks.client.calls import TaskCalls
 
 
@@ -21,8 +22,8 @@ class TaskStore(ServiceStore):
     def renewing(self, proofs: Sequence[Proof], timeout: float) -> Steps[Renewals]:
         return self._tasks.heartbeat_many(proofs, timeout)
 
-    def release(self, grant: Grant) -> None:
+    def release(self, term: Term) -> None:
         """Nothing: the worker gives the task back."""
 
-    def lost(self, grant: Grant, reason: str) -> None:
+    def lost(self, term: Term, reason: str) -> None:
         """Nothing: the worker logs it."""

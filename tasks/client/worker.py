@@ -36,8 +36,8 @@ from leasing.client.exceptions import (
     ServiceUnavailable,
 )
 from leasing.client.messages import Request
-from leasing.holding.held_grant import detach_all, keep_all
 from leasing.holding.keeper import keeper
+from leasing.holding.term import drop_all, keep_all
 from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
 from leasing.runtime.shutdown import on_stop_signal
@@ -322,22 +322,22 @@ class Worker:
 
     def _fresh(self, claimed: Sequence[Claimed]) -> Sequence[Claimed]:
         """Renew what was claimed by a request that waited: trust counts from before it was sent."""
-        grant = claimed[0].grant if claimed else None
-        if grant is None or clock() - grant.sent_at < STALE_AFTER * grant.ttl:
+        term = claimed[0].term if claimed else None
+        if term is None or clock() - term.sent_at < STALE_AFTER * term.ttl:
             return claimed
         sent_at = clock()
         try:
-            renewed = drive(self._calls.heartbeat_many([each.grant.key for each in claimed]))
+            renewed = drive(self._calls.heartbeat_many([each.term.key for each in claimed]))
         except ServiceError as error:
             self._pause(error)
             return claimed  # trusted for as long as it was
         fresh = []
         for each in claimed:
-            renewal = renewed.renewed.get(each.grant.key)
+            renewal = renewed.renewed.get(each.term.key)
             if renewal is not None:
-                grant = replace(each.grant, remaining=renewal.remaining, sent_at=sent_at)
-                fresh.append(replace(each, grant=grant))
-            elif (reason := renewed.lost.get(each.grant.key)) is not None:
+                each.term.extend(sent_at, renewal)
+                fresh.append(each)
+            elif (reason := renewed.lost.get(each.term.key)) is not None:
                 log.task_lost(each, reason=reason)
             else:
                 fresh.append(each)  # not answered: trusted for as long as it was
@@ -352,7 +352,7 @@ class Worker:
 
     def _forget(self, executions: Sequence[Execution]) -> None:
         """Renew them no more: the service knows their outcomes, or will find them out."""
-        detach_all([each.hold for each in executions])
+        drop_all([each.hold for each in executions])
         with self._changed:
             self._in_hand.difference_update(executions)
             self._changed.notify_all()
@@ -380,7 +380,7 @@ class Worker:
                 execution.interrupt()
         self._completer.stop(STORE_PATIENCE)
         for execution in list(self._in_hand):  # the service recovers what is left
-            execution.hold.detach()
+            execution.hold.drop()
         self._threads.close()
         self._loop.close()
         log.worker_stopped(worker=self.name)

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from leasing.holding.held_grant import keep_all
 from leasing.holding.keeper import Keeper, keeper
+from leasing.holding.term import keep_all
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from tasks import registry
@@ -47,7 +47,7 @@ class Execution:
     ``keep`` is False: then the caller keeps its hold. ``watch`` is called when its timeout
     starts."""
 
-    # Defaults are the class's until they are set, as in ``HeldGrant``.
+    # Defaults are the class's until they are set, as in ``Term``.
     #: The part that ended it: "handler", "timeout" or "stop"; empty while none has.
     ended_by: str = ""
     #: Its carrier: a thread, a coroutine's loop; None while it waits for a slot.
@@ -75,9 +75,9 @@ class Execution:
         #: Set when the handler has ended, in whatever way.
         self.ended = Latch()
         self._watch = watch
-        self.hold = ClaimedHold(claimed, self, keeper)
+        self.hold = ClaimedHold(claimed, self)
         if keep:
-            self.hold.keep()
+            self.hold.keep(keeper)
 
     @classmethod
     def of_claim(

@@ -13,7 +13,7 @@ import signal
 import threading
 from dataclasses import dataclass, field
 
-from leasing.holding.held_grant import HeldGrant
+from leasing.holding.term import Term
 from tasks.log import log
 
 #: Seconds from the loss to the late result.
@@ -28,26 +28,26 @@ class Chaos:
     spikes: float = 0.10
     random: random.Random = field(default_factory=random.Random)
 
-    def strike(self, hold: HeldGrant) -> bool:
+    def strike(self, hold: Term) -> bool:
         """Perhaps crash this process shortly, perhaps stall the renewals of ``hold``. Returns
         whether they stall."""
         drawn = self.random.random()
         if drawn < self.crashes:
             self._crash_soon(hold)
         elif drawn < self.crashes + self.spikes:
-            log.chaos_stall(resource=hold.grant.resource)
+            log.chaos_stall(resource=hold.resource)
             hold.due_at = float("inf")
             return True
         return False
 
-    def _crash_soon(self, hold: HeldGrant) -> None:
+    def _crash_soon(self, hold: Term) -> None:
         delay = self.random.uniform(0.1, 2.0)
-        log.chaos_crash(resource=hold.grant.resource, seconds=delay)
+        log.chaos_crash(resource=hold.resource, seconds=delay)
         crash = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
         crash.daemon = True
         crash.start()
 
-    def run_late(self, hold: HeldGrant) -> None:
+    def run_late(self, hold: Term) -> None:
         """Wait until a stalled ``hold`` is lost and, most likely, someone else's."""
-        hold.loss.wait()
+        hold.lost.wait()
         threading.Event().wait(LATENESS)

@@ -1,15 +1,14 @@
-"""The hold on a claimed task. Most tasks end long before it is renewed: the grant that a renewal
-needs is made for those that last."""
+"""The term of a claimed task. Most tasks end long before it is renewed: what a renewal needs is
+filled in for those that last."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from leasing.holding.held_grant import HeldGrant
-from leasing.holding.keeper import Keeper
-from leasing.store import Grant
-from tasks.execution.claimed_store import ClaimedStore, grant_of, store_in
-from tasks.querysets.claimed import ClaimedTask
+from leasing.holding.term import Term
+from leasing.stores.rows import row_store
+from tasks.models import Task
+from tasks.querysets.claimed import ClaimedTask, resource_of
 
 
 class Owner(Protocol):
@@ -25,37 +24,44 @@ class Owner(Protocol):
         """``by`` asked for the task to be cancelled."""
 
 
-class ClaimedHold(HeldGrant):
+class ClaimedHold(Term):
     """Holds ``claimed`` for its ``owner``, from ``keep`` to its end."""
 
-    _are_prompt = True
-    _made: Grant | None = None
+    is_prompt = True
 
-    def __init__(self, claimed: ClaimedTask, owner: Owner, keeper: Keeper) -> None:
+    def __init__(self, claimed: ClaimedTask, owner: Owner) -> None:
         self._claimed = claimed
         self._owner: Owner | None = owner
-        self._keeper = keeper
 
-    @property
-    def store(self) -> ClaimedStore:
-        return store_in(self._claimed.term.using)
-
-    @property
-    def grant(self) -> Grant:
-        if self._made is None:
-            self._made = grant_of(self._claimed)
-        return self._made
+    def __getattr__(self, name: str) -> Any:
+        """Fill in what the store answered, at the first look at any of it."""
+        if name.startswith("_") or "store" in self.__dict__:
+            raise AttributeError(name, name=name, obj=self)
+        claimed, term = self._claimed, self._claimed.term
+        super().__init__(
+            claimed.id,
+            claimed.grant_id,
+            claimed.fencing_token,
+            term.holder,
+            resource_of(claimed.id),
+            term.seconds,
+            term.granted_until - term.sent_at,
+            term.expires_at,
+            term.sent_at,
+            store=row_store(Task, term.using),
+        )
+        return getattr(self, name)
 
     @property
     def granted_until(self) -> float:
         return self._claimed.term.granted_until
 
     @property
-    def ttl(self) -> float:
-        return self._claimed.term.seconds
+    def held_row(self) -> Task:
+        return self._claimed.task
 
     def goes_on(self) -> bool:
-        owner = self._owner  # read once, as below: ``detach`` may drop it meanwhile
+        owner = self._owner  # read once, as below: ``drop_all`` may drop it meanwhile
         return owner is None or owner.goes_on()
 
     def drop_callbacks(self) -> None:

@@ -13,7 +13,7 @@ from django.db import transaction
 
 from leasing.db.dialects import refuse_transaction
 from leasing.exceptions import LeaseLost
-from leasing.holding.held_grant import HeldGrant
+from leasing.holding.term import Term
 from leasing.runtime.clock import clock
 from tasks.execution.cancellation import Interruption
 from tasks.execution.completing import Completing
@@ -42,7 +42,7 @@ class Context:
     def __init__(
         self,
         task: Task | ClaimedTask,
-        hold: HeldGrant,
+        hold: Term,
         stopping: threading.Event,
         interruption: Interruption | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Context:
     @property
     def fencing_token(self) -> int:
         """Greater than the token of any earlier attempt: let your targets reject lower ones."""
-        return self._hold.grant.fencing_token
+        return self._hold.fencing_token
 
     @property
     def stopping(self) -> bool:
@@ -233,7 +233,7 @@ class Context:
             self._hold.expect_end()
             self._rows.complete(self.task, end.output)
         self.completed = True
-        self._hold.abandon()
+        self._hold.detach()
 
     def flush(self) -> None:
         """Write the progress that still waits. The worker calls it when the handler ends. Raises
@@ -274,6 +274,6 @@ class Context:
         try:
             yield
         except LeaseLost as loss:
-            if loss.resource == self._hold.grant.resource:
+            if loss.resource == self._hold.resource:
                 self._hold.mark_lost(loss.reason)
             raise

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from django.db import Error, connections
 
 from leasing.exceptions import LeaseLost
-from leasing.holding.held_grant import detach_all
+from leasing.holding.term import drop_all
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from tasks.exceptions import NotSerializable
@@ -49,7 +49,7 @@ def store_outcomes(
         log.task_result_failed(exc_info=True)
     finally:
         database_down(False)
-        detach_all([outcome.execution.hold for outcome in outcomes])
+        drop_all([outcome.execution.hold for outcome in outcomes])
         if marks.current is not None:
             _clear_marks(marks.current, outcomes)
 

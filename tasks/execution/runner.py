@@ -74,7 +74,7 @@ def run(
     try:
         store_outcomes([work(execution, call, chaos)], pauses=timing.store_pauses)
     finally:
-        execution.hold.detach()  # whatever was raised into this thread: nobody carries it on
+        execution.hold.drop()  # whatever was raised into this thread: nobody carries it on
     tidy()
 
 
@@ -201,7 +201,7 @@ def _judge_error(execution: Execution, error: BaseException) -> Outcome:
     hold = execution.hold
     ours = isinstance(error, asyncio.CancelledError)
     if (ours and hold.is_lost) or (
-        isinstance(error, LeaseLost) and error.resource == hold.grant.resource and not hold.valid
+        isinstance(error, LeaseLost) and error.resource == hold.resource and not hold.valid
     ):
         log.task_lost(
             execution.claimed, reason=getattr(error, "reason", "its coroutine was cancelled")

@@ -29,7 +29,7 @@ from django.db.models import Case, Exists, F, OuterRef, Q, SmallIntegerField, Wh
 from django.db.models.functions import Cast, Right
 
 from leasing.exceptions import LeaseLost
-from leasing.holding import Hold
+from leasing.holding import Term
 from leasing.models import Lease
 from leasing.querysets.claim import Claim
 from leasing.querysets.lease import LeaseQuerySet
@@ -301,27 +301,27 @@ class Relay:
         keys = [*late, *keys]
         if keys:
             with self._claim(Q(resource=RELAY), 1) as claimed:
-                for hold in claimed.holds:  # none: another relay publishes them
+                for term in claimed.holds:  # none: another relay publishes them
                     for start in range(0, len(keys), BATCH):
                         batch = keys[start : start + BATCH]
-                        self._publish_batch(hold, broker.send_task, queue, batch, set(late))
+                        self._publish_batch(term, broker.send_task, queue, batch, set(late))
         return window.is_full
 
     def _publish_batch(
         self,
-        hold: Hold,
+        term: Term,
         send: Callable[[int, str], object],
         queue: str,
         keys: Sequence[int],
         late: Container[int],
     ) -> None:
-        with hold.still_mine():
+        with term.still_mine():
             marked = Task.objects.mark_published(keys, task_settings.CELERY_PATIENCE)
         happened("tasks.publishing", marked)
         sent = 0
         try:
             for key in marked:
-                hold.ensure()
+                term.ensure()
                 with during("task.publish", key, queue):
                     send(key, queue)
                 sent += 1
@@ -338,11 +338,11 @@ class Relay:
         """Publish a batch of each of some buckets. Returns True if there may be more."""
         due = OutboxMessage.objects.due().filter(bucket=OuterRef("bucket"))
         with self._claim(Exists(due), CLAIMED) as claimed:
-            for lease, hold in zip(claimed, claimed.holds, strict=True):
-                self._publish_bucket(hold, int(lease.resource.removeprefix(BUCKET)))
+            for lease, term in zip(claimed, claimed.holds, strict=True):
+                self._publish_bucket(term, int(lease.resource.removeprefix(BUCKET)))
         return bool(claimed)
 
-    def _publish_bucket(self, hold: Hold, bucket: int) -> None:
+    def _publish_bucket(self, term: Term, bucket: int) -> None:
         due = OutboxMessage.objects.due().filter(bucket=bucket).order_by("pk")
         messages = list(due[:BATCH])
         if not messages:
@@ -351,14 +351,14 @@ class Relay:
         delivery = Delivery(
             self.publish,
             messages,
-            lambda: hold.valid and clock() < until and not self.stopping.is_set(),
+            lambda: term.valid and clock() < until and not self.stopping.is_set(),
         )
         delivery.wait(self.patience)
         tried = list(delivery.tried)
         sent = [message.pk for message, error in tried if error is None]
         totals.sent += len(sent)
         totals.refused += len(tried) - len(sent)
-        with hold.still_mine():
+        with term.still_mine():
             OutboxMessage.objects.mark_published(sent)
             for message, error in tried:
                 if error is not None:

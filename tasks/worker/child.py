@@ -25,10 +25,10 @@ from typing import Any
 from django.db import close_old_connections
 
 from leasing.db.routing import database_of
-from leasing.holding.held_grant import HeldGrant
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import Term
 from leasing.management.console import shown
-from leasing.stores.rows import RowStore, grant_of
+from leasing.stores.rows import row_store, term_of
 from tasks import registry
 from tasks.execution.cancellation import Interruption
 from tasks.execution.context import Context
@@ -81,15 +81,14 @@ class Attempt:
     """The child's side of one attempt."""
 
     claimed: ClaimedTask
-    hold: HeldGrant
+    hold: Term
     interruption: Interruption = field(default_factory=Interruption)
     trace: str | None = None
 
     @classmethod
     def of(cls, job: Job) -> Attempt:
-        store = RowStore(Task, database_of(job.task))
-        hold = HeldGrant(store, grant_of(job.task), keeper=Keeper(threads=False))
-        hold.keep()
+        hold = term_of(job.task, row_store(Task, database_of(job.task)))
+        hold.keep(Keeper(threads=False))
         hold.expect_end()  # the worker tells of a loss
         hold.trusted_until = job.trusted_until
         interruption = Interruption(timeout=job.timeout)

@@ -16,7 +16,7 @@ from typing import Any
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
-from leasing.holding.held_grant import HeldGrant
+from leasing.holding.term import Term
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from leasing.runtime.threads import LastingThread
@@ -221,7 +221,7 @@ class Coroutines(Executor):
             self._tasks.discard(carrier.task)
             self._fill()
 
-    def _run_late(self, hold: HeldGrant) -> None:
+    def _run_late(self, hold: Term) -> None:
         assert self.chaos is not None
         self.chaos.run_late(hold)
         connections.close_all()

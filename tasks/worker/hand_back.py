@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from django.db import Error
 
-from leasing.holding.held_grant import ABANDONED, abandon_all
+from leasing.holding.keeper import ABANDONED
+from leasing.holding.term import detach_all
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from tasks.execution.attempt import Execution
@@ -59,7 +60,7 @@ def give_up(executions: list[Execution]) -> None:
 def give_back(executions: list[Execution], reason: str) -> None:
     """Set tasks ready again at once, whatever their handlers still do. Raises nothing."""
     alike: dict[tuple[str, bool], list[Execution]] = {}
-    abandon_all([execution.hold for execution in executions])
+    detach_all([execution.hold for execution in executions])
     for execution in executions:
         happened("attempt.returned", [execution], reason=reason)
         begun = execution.carrier is not None

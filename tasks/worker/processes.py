@@ -183,7 +183,7 @@ class Watch:
             self._stopped_at = None
             return
         self._stopped_at = self._stopped_at or clock()
-        ttl = self.execution.hold.grant.ttl
+        ttl = self.execution.hold.ttl
         if clock() - self._stopped_at > ttl:
             raise ProcessDied(
                 f"The process of the handler was stopped by a signal for {ttl:.12g} s, and killed."
@@ -194,8 +194,8 @@ class Watch:
         hold, interruption = self.execution.hold, self.execution.interruption
         if self.execution.ended_by:
             raise ProcessDied(f"It was killed: ended by its {self.execution.ended_by}.")
-        if hold.loss.is_set():
-            raise LeaseLost(hold.grant.resource, hold.overdue_reason)
+        if hold.is_lost:
+            raise LeaseLost(hold.resource, hold.overdue_reason)
         if interruption.cancelled_by:
             self._cancelled_at = self._cancelled_at or clock()
             if clock() - self._cancelled_at > self._cancel_grace:

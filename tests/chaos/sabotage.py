@@ -74,9 +74,9 @@ SABOTAGES = {
         45,
     ),
     "trust begins with the answer": Sabotage(
-        "leasing/holding/held_grant.py",
-        "believed = sent_at + renewal.remaining - margin(grant.ttl)",
-        "believed = self._keeper.clock() + renewal.remaining - margin(grant.ttl)",
+        "leasing/holding/term.py",
+        "believed = sent_at + renewal.remaining - margin(self.ttl)",
+        "believed = self._keeper.clock() + renewal.remaining - margin(self.ttl)",
         "leases",
         "late-and-black",
         "both believed to hold it",

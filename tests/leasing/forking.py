@@ -15,8 +15,8 @@ from django.db import connections  # noqa: E402
 from django.test import override_settings  # noqa: E402
 
 from leasing.exceptions import LeaseLost  # noqa: E402
-from leasing.holding import Hold  # noqa: E402
 from leasing.holding.keeper import keeper  # noqa: E402
+from leasing.holding.term import Term  # noqa: E402
 from leasing.models import Lease  # noqa: E402
 from leasing.validation.names import default_holder  # noqa: E402
 from tests.processes import wait_for  # noqa: E402
@@ -26,15 +26,15 @@ def say(who: str, **what: object) -> None:
     print(json.dumps({"who": who, **what}), flush=True)
 
 
-def loss(hold: Hold, verb: str) -> str:
+def loss(hold: Term, verb: str) -> str:
     try:
-        hold.ensure() if verb == "ensure" else hold.__exit__(None, None, None)
+        hold.ensure() if verb == "ensure" else hold.leave(None)
     except LeaseLost as error:
         return str(error)
     return "none"
 
 
-def child(hold: Hold, parents_name: str) -> None:
+def child(hold: Term, parents_name: str) -> None:
     for name in connections:
         connections[name].connection = None  # the parent's: not ours to close
     renewals = []
@@ -48,7 +48,7 @@ def child(hold: Hold, parents_name: str) -> None:
         **first_look,
         ensure=loss(hold, "ensure"),
         exit=loss(hold, "exit"),
-        renewed_in_child=hold._held in keeper.holds,
+        renewed_in_child=hold in keeper.holds,
         other_holder=default_holder() != parents_name,
         own_hold_renewed=renewals == [True],
     )

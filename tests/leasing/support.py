@@ -18,11 +18,12 @@ from leasing.exceptions import LeaseLost
 from leasing.functions import after, next_token
 from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import Term
 from leasing.models import Leasable, Lease, LeaseEvent
 from leasing.runtime import clock as clocks
 from leasing.runtime.aio import Steps
-from leasing.store import Grant, Renewal, Renewals
-from leasing.stores.rows import RowStore, grant_of
+from leasing.store import Renewal, Renewals
+from leasing.stores.rows import RowStore, term_of
 from leasing.validation.terms import Terms
 
 Result = TypeVar("Result")
@@ -66,7 +67,7 @@ def expire(lease: Leasable) -> None:
 
 
 def usurp(lease: Leasable, holder: str = "thief") -> None:
-    """Grant the row of ``lease`` to ``holder``, even if it is held."""
+    """Term the row of ``lease`` to ``holder``, even if it is held."""
     rows = type(lease)._default_manager.filter(pk=lease.pk)
     rows.update(grant_id=uuid.uuid4(), **rows.granting(Terms.check(holder=holder, ttl=60)))
 
@@ -268,7 +269,7 @@ class FakeStore:
         self.timeouts: list[float] = []
         self.opened: list[threading.Thread] = []
         self.closed: list[threading.Thread] = []
-        self.released: list[Grant] = []
+        self.released: list[Term] = []
         self.losses: list[str] = []
         self.refusals: list[str] = []
         self.release_error: Exception | None = None
@@ -288,12 +289,12 @@ class FakeStore:
         self.timeouts.append(timeout)
         return self.answer(grants)
 
-    def release(self, grant: Grant) -> None:
+    def release(self, grant: Term) -> None:
         if self.release_error is not None:
             raise self.release_error
         self.released.append(grant)
 
-    def lost(self, grant: Grant, reason: str) -> None:
+    def lost(self, grant: Term, reason: str) -> None:
         self.losses.append(reason)
 
     def refused(self, row: Any, verb: str, reason: str) -> None:
@@ -320,29 +321,31 @@ class FakeStore:
         raise ConnectionError("the database is away")
 
 
-def granted(key: Any = 1, ttl: float = 30.0, sent_at: float = 0.0) -> Grant:
+def granted(
+    key: Any = 1, ttl: float = 30.0, sent_at: float = 0.0, store: Any = None, token: int = 7
+) -> Term:
     """A grant that no database knows."""
     grant_id = uuid.uuid4()
     TTLS[grant_id] = ttl
-    return Grant(
+    return Term(
         key=key,
         grant_id=grant_id,
-        fencing_token=7,
+        fencing_token=token,
         holder="me",
         resource=f"crane:{key}",
         ttl=ttl,
         remaining=ttl,
         sent_at=sent_at,
         expires_at=far_away(),
-        row=None,
+        store=store,
     )
 
 
-def at_once(grant: Callable[[], Grant]) -> Callable[[], Steps[Grant]]:
+def at_once(grant: Callable[[], Term]) -> Callable[[], Steps[Term]]:
     """Acquiring in one step."""
 
-    def steps() -> Steps[Grant]:
-        answer: Grant = yield grant
+    def steps() -> Steps[Term]:
+        answer: Term = yield grant
         return answer
 
     return steps
@@ -364,7 +367,7 @@ class ByHand:
         self.keeper = Keeper(clock=self.clock, threads=False)
         self.store = FakeStore()
         #: The holds that were reported lost.
-        self.reported: list[Hold] = []
+        self.reported: list[Term] = []
 
     @property
     def now(self) -> float:
@@ -374,7 +377,7 @@ class ByHand:
         """A hold, not yet entered, whose loss goes to ``reported``."""
         return hold_of(store or self.store, self.keeper, key, ttl, self.reported.append)
 
-    def enter(self, *keys: Any, ttl: float = 30, store: FakeStore | None = None) -> list[Hold]:
+    def enter(self, *keys: Any, ttl: float = 30, store: FakeStore | None = None) -> list[Term]:
         return [self.hold(key, ttl, store).__enter__() for key in keys or (1,)]
 
     def after(self, seconds: float = 10) -> None:
@@ -393,7 +396,7 @@ class ByHand:
 
         return answer
 
-    def lose(self, hold: Hold) -> None:
+    def lose(self, hold: Term) -> None:
         """Have the store answer that the hold is lost."""
         before, self.store.answer = self.store.answer, self.store.lose_all
         try:
@@ -412,16 +415,16 @@ def row_hold(
 ) -> Hold:
     """A hold on a row of the database that ``keeper`` renews, not yet entered."""
 
-    def acquire() -> Grant:
+    def acquire() -> Term:
         sent_at = keeper.clock()
-        grant = grant_of(Lease.objects.acquire(resource, ttl=ttl))
+        grant = term_of(Lease.objects.acquire(resource, ttl=ttl))
         grant.sent_at = sent_at
         return grant
 
     return Hold(kind(Lease, "default"), at_once(acquire), on_lost=on_lost, keeper=keeper)
 
 
-def enter(store: FakeStore, keeper: Keeper, *keys: Any, **options: Any) -> list[Hold]:
+def enter(store: FakeStore, keeper: Keeper, *keys: Any, **options: Any) -> list[Term]:
     """Holds on ``keys`` of ``store``, entered."""
     holds = [hold_of(store, keeper, key, **options) for key in keys]
     return [hold.__enter__() for hold in holds]

@@ -20,10 +20,9 @@ from django.test import RequestFactory
 from leasing import leased
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.holding import Hold
-from leasing.holding.held_grant import HeldGrant
+from leasing.holding.term import Term
 from leasing.models import Lease
 from leasing.runtime.aio import Undoable, adrive, in_thread
-from leasing.store import Grant
 from leasing.stores.memory import MEMORY, memory
 from leasing.testing import assert_free, assert_held, assert_lost, in_memory
 from leasing.waiting.notifier import notifier
@@ -63,9 +62,9 @@ async def for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def soon(hold: Hold) -> None:
+def soon(hold: Term) -> None:
     """Lose ``hold`` while its body awaits something."""
-    asyncio.get_running_loop().call_soon(hold._held.mark_lost, REASON)
+    asyncio.get_running_loop().call_soon(hold.mark_lost, REASON)
 
 
 # The loss
@@ -86,7 +85,7 @@ def test_the_loss_names_what_was_lost_and_comes_from_the_cancellation() -> None:
 def test_a_loss_from_another_thread_reaches_the_loop() -> None:
     async def body() -> None:
         async with hold_of() as hold:
-            threading.Thread(target=hold._held.mark_lost, args=[REASON]).start()
+            threading.Thread(target=hold.mark_lost, args=[REASON]).start()
             await for_ever()
 
     with pytest.raises(LeaseLost, match=REASON):
@@ -96,13 +95,13 @@ def test_a_loss_from_another_thread_reaches_the_loop() -> None:
 def test_what_is_lost_before_the_body_begins_cancels_its_first_await(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keep = HeldGrant.keep
+    keep = Term.keep
 
-    def keep_and_lose(held: HeldGrant) -> None:
-        keep(held)
+    def keep_and_lose(held: Term, *keeper: Any) -> None:
+        keep(held, *keeper)
         held.mark_lost(REASON)
 
-    monkeypatch.setattr(HeldGrant, "keep", keep_and_lose)
+    monkeypatch.setattr(Term, "keep", keep_and_lose)
     seen: list[str] = []
 
     async def body() -> None:
@@ -118,7 +117,7 @@ def test_what_is_lost_before_the_body_begins_cancels_its_first_await(
 def test_a_body_that_awaits_nothing_hears_of_it_at_its_end() -> None:
     async def body() -> None:
         async with hold_of() as hold:
-            hold._held.mark_lost(REASON)
+            hold.mark_lost(REASON)
 
     with pytest.raises(LeaseLost, match=REASON):
         run(body)
@@ -128,7 +127,7 @@ def test_a_body_that_returns_in_the_same_breath_is_not_cancelled_afterwards() ->
     async def body() -> None:
         with pytest.raises(LeaseLost):
             async with hold_of() as hold:
-                hold._held.mark_lost(REASON)
+                hold.mark_lost(REASON)
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -139,7 +138,7 @@ def test_a_loss_after_the_block_cancels_nobody() -> None:
     async def body() -> None:
         async with hold_of() as hold:
             pass
-        hold._held.mark_lost(REASON)
+        hold.mark_lost(REASON)
         for _ in range(10):
             await asyncio.sleep(0)
         assert not hold.lost.is_set()
@@ -154,12 +153,12 @@ def test_a_loss_while_it_is_released_cancels_nobody(monkeypatch: pytest.MonkeyPa
         async with hold_of() as hold:
             loop = asyncio.get_running_loop()
 
-            def lose_meanwhile(grant: Grant) -> None:
+            def lose_meanwhile(grant: Term) -> None:
                 asyncio.run_coroutine_threadsafe(lose(), loop).result(PATIENCE)
                 release(grant)
 
             async def lose() -> None:
-                hold._held.mark_lost(REASON)
+                hold.mark_lost(REASON)
 
             monkeypatch.setattr(memory, "release", lose_meanwhile)
 
@@ -203,19 +202,19 @@ def test_on_lost_is_called_although_the_loop_is_gone() -> None:
     hold = hold_of(on_lost=lambda hold: reported.set())
     asyncio.run(hold.__aenter__())
 
-    hold._held.mark_lost(REASON)
+    hold.term.mark_lost(REASON)
     assert reported.wait(PATIENCE)
 
 
 # Other cancellations
 
 
-async def cancelled_and_lost(hold: Hold, first: str) -> None:
+async def cancelled_and_lost(hold: Term, first: str) -> None:
     """The body of ``hold``, cancelled by somebody and lost in the same breath."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
-    both: list[Callable[[], object]] = [lambda: hold._held.mark_lost(REASON), task.cancel]
+    both: list[Callable[[], object]] = [lambda: hold.mark_lost(REASON), task.cancel]
     for each in both if first == "lost" else both[::-1]:
         loop.call_soon(each)
     await for_ever()
@@ -236,10 +235,10 @@ def test_cancelled_and_lost_at_once_it_is_cancelled(first: str) -> None:
     run(body)
 
 
-async def timed_out_and_lost(timeout: asyncio.Timeout, hold: Hold, first: str) -> None:
+async def timed_out_and_lost(timeout: asyncio.Timeout, hold: Term, first: str) -> None:
     """A body whose ``timeout`` expires in the breath in which ``hold`` is lost."""
     loop = asyncio.get_running_loop()
-    both = [lambda: hold._held.mark_lost(REASON), lambda: timeout.reschedule(loop.time())]
+    both = [lambda: hold.mark_lost(REASON), lambda: timeout.reschedule(loop.time())]
     for each in both if first == "lost" else both[::-1]:
         loop.call_soon(each)
     await for_ever()
@@ -341,7 +340,7 @@ def test_only_the_task_that_lost_is_cancelled() -> None:
 # Holds in holds
 
 
-async def in_both(lose: Callable[[Hold, Hold], None]) -> None:
+async def in_both(lose: Callable[[Term, Term], None]) -> None:
     async with hold_of("berth:1") as outer, hold_of("berth:2") as inner:
         lose(outer, inner)
         await for_ever()
@@ -361,7 +360,7 @@ def test_of_two_holds_the_lost_outer_one_is_told_and_the_inner_released() -> Non
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_of_two_lost_holds_the_outer_one_is_told(order: tuple[int, int]) -> None:
-    def lose(*holds: Hold) -> None:
+    def lose(*holds: Term) -> None:
         for index in order:
             soon(holds[index])
 
@@ -378,9 +377,9 @@ def test_an_outer_loss_while_the_inner_one_is_released_does_not_stop_that(
         async with hold_of("berth:1") as outer, hold_of("berth:2"):
             loop = asyncio.get_running_loop()
 
-            def lose_meanwhile(grant: Grant) -> None:
+            def lose_meanwhile(grant: Term) -> None:
                 if grant.resource == "berth:2":
-                    loop.call_soon_threadsafe(outer._held.mark_lost, REASON)
+                    loop.call_soon_threadsafe(outer.mark_lost, REASON)
                 release(grant)
 
             monkeypatch.setattr(memory, "release", lose_meanwhile)
@@ -411,7 +410,7 @@ def test_an_exit_stack_holds_several() -> None:
 def test_a_release_that_fails_is_logged_and_not_raised(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(grant: Grant) -> None:
+    def fail(grant: Term) -> None:
         raise ConnectionError("the network is down")
 
     monkeypatch.setattr(memory, "release", fail)
@@ -428,7 +427,7 @@ def test_a_release_that_fails_is_logged_and_not_raised(
 def test_the_loop_runs_on_while_the_store_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     acquire, go = memory.acquire_row, threading.Event()
 
-    def acquire_slowly(*args: Any) -> Grant:
+    def acquire_slowly(*args: Any) -> Term:
         assert go.wait(PATIENCE)
         return acquire(*args)
 
@@ -454,9 +453,9 @@ def test_a_hold_can_be_used_by_one_block_at_a_time() -> None:
         async with hold:
             with pytest.raises(RuntimeError, match="in use"):
                 await hold.__aenter__()
-            assert hold.valid
+            assert hold.term.valid
         async with hold:
-            assert hold.valid
+            assert hold.term.valid
 
     run(body)
 
@@ -668,7 +667,7 @@ def test_a_call_that_failed_for_a_cancelled_caller_has_nothing_to_undo() -> None
 
 
 def test_a_hold_that_was_lost_says_so_to_whoever_asks_later() -> None:
-    async def body() -> Hold:
+    async def body() -> Term:
         with pytest.raises(LeaseLost):
             async with hold_of() as hold:
                 soon(hold)

@@ -11,10 +11,9 @@ from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
 
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
-from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import Term
 from leasing.models import Lease, LeaseEvent
-from leasing.store import Grant
 from leasing.stores.rows import RowStore
 from tasks.models import Task
 from tests.factories import make_lease
@@ -55,15 +54,15 @@ def test_a_hold_on_a_held_lease_is_refused(manual_keeper: Keeper) -> None:
 def test_a_revoked_hold_hears_of_it_with_the_next_renewal(
     manual_keeper: Keeper, clock: FakeClock
 ) -> None:
-    reported: list[Hold] = []
+    reported: list[Term] = []
     hold = row_hold(manual_keeper, on_lost=reported.append)
     with pytest.raises(LeaseLost, match="revoked or released"), hold:
         Lease.objects.revoke("enough", "root")
         clock.advance(11)
         manual_keeper.renew_due()
-        assert hold.lost.is_set()
+        assert hold.term.lost.is_set()
 
-    assert reported == [hold]
+    assert reported == [hold.term]
     assert stored(Lease.objects.get())["renewals"] == 0
 
 
@@ -132,24 +131,24 @@ def test_who_hears_late_of_a_loss_hears_of_the_term_that_was_lost(
     later: list[Callable[[], None]] = []
 
     class LateStore(RowStore):
-        def lost(self, grant: Grant, reason: str) -> None:
+        def lost(self, grant: Term, reason: str) -> None:
             later.append(partial(super().lost, grant, reason))
 
     hold = row_hold(manual_keeper, kind=LateStore)
     hold.__enter__()
-    grant_id = hold.grant_id
+    grant_id = hold.term.grant_id
     Lease.objects.revoke()
     clock.advance(11)
     manual_keeper.renew_due()
     with pytest.raises(LeaseLost):
-        hold.release()
+        hold.term.release()
     hold.__enter__()
     for report in later:
         report()
 
-    assert hold.grant_id != grant_id
+    assert hold.term.grant_id != grant_id
     assert [lease.grant_id for name, lease, _ in sent if name == "lost"] == [grant_id]
-    hold.release()
+    hold.term.release()
 
 
 def test_holds_of_rows_of_one_model_are_renewed_in_one_statement(
@@ -162,8 +161,8 @@ def test_holds_of_rows_of_one_model_are_renewed_in_one_statement(
         manual_keeper.renew_due()
 
     assert [lease.renewals for lease in Lease.objects.all()] == [1] * 5
-    for hold in holds:
-        hold.__exit__(None, None, None)
+    for term in holds:
+        term.release()
 
 
 def test_stores_of_the_same_rows_are_one_store() -> None:

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from leasing.holding import Hold
 from leasing.holding import keeper as keeper_module
-from leasing.holding.held_grant import HeldGrant, detach_all, keep_all
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import Term, detach_all, keep_all
 from leasing.holding.trust import margin
-from leasing.renewable import Renewable
 from leasing.runtime import notes
 from leasing.store import Renewal, Renewals
 from tests.leasing.support import ByHand, FakeStore, far_away, granted, hold_of
@@ -110,9 +108,8 @@ def test_two_grants_of_one_key_are_renewed_apart(hand: ByHand) -> None:
 def test_holds_that_were_granted_together_are_renewed_together_until_they_are_detached(
     hand: ByHand,
 ) -> None:
-    grants = [granted(key, sent_at=hand.now) for key in range(3)]
-    kept = [HeldGrant(hand.store, grant, keeper=hand.keeper) for grant in grants]
-    keep_all(kept)
+    kept = [granted(key, sent_at=hand.now, store=hand.store) for key in range(3)]
+    keep_all(kept, hand.keeper)
     assert all(held.valid and held.trusted_until == hand.now + TRUST for held in kept)
 
     hand.after(15)
@@ -193,31 +190,6 @@ def test_busy_rows_are_tried_again_shortly_and_are_not_trusted_longer(hand: ByHa
         assert hold.valid
     hand.after(0.1)
     assert hold.lost
-
-
-@pytest.mark.parametrize("answer", [FakeStore.lose_all, FakeStore.renew_all])
-@pytest.mark.parametrize("enters_again", [True, False])
-def test_an_answer_to_a_term_that_ended_meanwhile_is_neither_loss_nor_trust_of_the_next(
-    answer: Callable[[Grants], Renewals], enters_again: bool, hand: ByHand
-) -> None:
-    (hold,) = hand.enter()
-    trusted_until = 0.0
-
-    def left_meanwhile(grants: Grants) -> Renewals:
-        nonlocal trusted_until
-        hold.release()
-        if enters_again:
-            hold.__enter__()
-        trusted_until = hold.trusted_until
-        hand.clock.advance(1)
-        return answer(grants)
-
-    hand.store.answer = left_meanwhile
-    hand.after(10)
-
-    assert hold.trusted_until == trusted_until
-    assert hold.valid is enters_again
-    assert not hold.lost and hand.reported == []
 
 
 # Renewals that fail
@@ -321,9 +293,9 @@ def test_a_proof_that_raises_ends_its_own_hold_and_no_other(
     def prove() -> bool:
         raise error
 
-    grant = granted("doubted", 30, hand.now)
-    doubted = HeldGrant(hand.store, grant, proof=prove, keeper=hand.keeper)
-    doubted.keep()
+    doubted = granted("doubted", 30, hand.now, hand.store)
+    doubted.proof = prove
+    doubted.keep(hand.keeper)
     (other,) = hand.enter()
     hand.after(10)
 
@@ -365,12 +337,16 @@ def test_a_hold_that_was_lost_before_it_was_kept_again_stays_with_the_keeper_no_
     """Another thread's `ensure` may come between: the watchdog would never sleep again."""
 
     class Overtaken(Keeper):
-        def add(self, hold: Renewable) -> None:
+        def add(self, hold: Term) -> None:
             hold.mark_lost("meanwhile")
             super().add(hold)
 
     keeper = Overtaken(clock=hand.clock, threads=False)
-    held = HeldGrant(hand.store, granted(sent_at=hand.now), keeper=keeper)
+    held = granted(sent_at=hand.now, store=hand.store)
+    held.keep(hand.keeper)
+    held.detach()
+    held.keep(keeper)
+    held.detach()
     held.resume(hand.now)
     keeper.declare_lost()
 
@@ -379,7 +355,7 @@ def test_a_hold_that_was_lost_before_it_was_kept_again_stays_with_the_keeper_no_
 
 
 def test_a_callback_that_enters_holds_harms_nobody(hand: ByHand) -> None:
-    def start_again(lost: Hold) -> None:
+    def start_again(lost: Term) -> None:
         hand.enter(3)
 
     hold_of(hand.store, hand.keeper, 1, on_lost=start_again).__enter__()

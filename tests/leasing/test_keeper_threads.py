@@ -15,9 +15,8 @@ from django.test import override_settings
 from leasing.exceptions import LeaseLost
 from leasing.holding import Hold
 from leasing.holding import keeper as leasing_keeper
-from leasing.holding.held_grant import HeldGrant
-from leasing.holding.keeper import Keeper
-from leasing.runtime.alarm import CHECK_CLOCK_EVERY, Alarm
+from leasing.holding.keeper import CHECK_CLOCK_EVERY, Alarm, Keeper
+from leasing.holding.term import Term
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.threads import replaced
 from tests.leasing.support import (
@@ -50,7 +49,7 @@ def threads_beside(others: set[threading.Thread]) -> list[threading.Thread]:
     return sorted(begun, key=lambda thread: thread.name)
 
 
-def renewed_again(store: FakeStore, hold: Hold | None = None) -> None:
+def renewed_again(store: FakeStore, hold: Term | None = None) -> None:
     """Wait for another renewal, and for more trust in ``hold``."""
     count, until = len(store.calls), hold.trusted_until if hold else -1.0
     wait_for(lambda: len(store.calls) > count and (not hold or hold.trusted_until > until))
@@ -64,11 +63,12 @@ def test_the_threads_run_from_the_first_hold_to_the_stop_and_again_with_the_next
     assert threads_beside(others) == []
 
     for _ in range(2):
-        with hold_of(store, keeper) as hold:
+        hold = hold_of(store, keeper)
+        with hold as term:
             threads = threads_beside(others)
             assert [thread.name for thread in threads] == [*NAMES]
             assert all(thread.daemon for thread in threads)
-            renewed_again(store, hold)
+            renewed_again(store, term)
         hold.__enter__()
         keeper.stop(PATIENCE)
         assert have_ended(threads)
@@ -133,10 +133,10 @@ def test_a_loss_is_reported_in_time_while_the_store_does_not_answer(
         assert not hanging.let_go.is_set()
         hanging.let_go.set()
 
-    assert all(hold.lost for hold in holds)
+    assert all(hold.term.lost for hold in holds)
     assert sent_at + 1 / 3 < min(ended_at)
     wait_for(lambda: not live_keeper.holds)
-    assert not any(hold.valid for hold in holds), "the late answer changes nothing"
+    assert not any(hold.term.valid for hold in holds), "the late answer changes nothing"
 
 
 def test_a_hold_outlives_a_store_that_is_away_for_a_while(
@@ -178,9 +178,9 @@ def test_callbacks_that_are_slow_or_fail_delay_neither_renewals_nor_the_watch_no
     store: FakeStore, live_keeper: Keeper, caplog: pytest.LogCaptureFixture
 ) -> None:
     called, let_go = threading.Event(), threading.Event()
-    reported: list[Hold] = []
+    reported: list[Term] = []
 
-    def is_slow(hold: Hold) -> None:
+    def is_slow(hold: Term) -> None:
         called.set()
         let_go.wait(PATIENCE)
         raise ZeroDivisionError
@@ -192,11 +192,11 @@ def test_callbacks_that_are_slow_or_fail_delay_neither_renewals_nor_the_watch_no
         store.answer = store.renew_all
         other = hold_of(store, live_keeper, "other", on_lost=reported.append)
         with pytest.raises(LeaseLost), other:
-            before = other.trusted_until
-            wait_for(lambda: other.trusted_until > before)
+            before = other.term.trusted_until
+            wait_for(lambda: other.term.trusted_until > before)
             store.answer = store.lose_all
-            assert other.lost.wait(PATIENCE)
-        wait_for(lambda: reported == [other])
+            assert other.term.lost.wait(PATIENCE)
+        wait_for(lambda: reported == [other.term])
     finally:
         let_go.set()
     wait_for(lambda: "ZeroDivisionError" in caplog.text)
@@ -287,7 +287,7 @@ def test_what_is_granted_while_a_thread_ends_that_cannot_be_started_again_is_not
     with pytest.raises(RuntimeError, match="can't start new thread"):
         late.__enter__()
 
-    assert live_keeper.draining and not live_keeper.holds and not late.valid
+    assert live_keeper.draining and not live_keeper.holds and not late.term.valid
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -366,11 +366,13 @@ def test_a_hold_that_nobody_renews_is_lost_in_time_though_the_watchdog_slept(
     keeper.start()
     # It looks at the clock under the lock, and leaves that when it sleeps.
     wait_for(lambda: "leasing-watchdog" in looks)
-    held = HeldGrant(store, granted(), keeper=keeper)
+    held = granted(sent_at=holder_clock(), store=store)
+    held.keep(keeper)
+    held.detach()
     held.due_at = math.inf
     held.resume(holder_clock() + 0.01)
 
-    assert held.loss.wait(PATIENCE)
+    assert held.lost.wait(PATIENCE)
     keeper.stop()
 
 
@@ -426,14 +428,14 @@ def test_a_jump_of_the_clock_is_noticed_while_the_threads_wait(store: FakeStore)
     """As when the machine was suspended."""
     now = FakeClock()
     keeper = Keeper(clock=now)
-    reported: list[Hold] = []
+    reported: list[Term] = []
     with override_settings(LEASING={}):
         hold = hold_of(store, keeper, ttl=3600, on_lost=reported.append)
         hold.__enter__()
     now.advance(7200)
 
-    assert hold.lost.wait(PATIENCE)
-    wait_for(lambda: reported == [hold])
+    assert hold.term.lost.wait(PATIENCE)
+    wait_for(lambda: reported == [hold.term])
     keeper.stop()
 
 
@@ -476,7 +478,7 @@ def test_a_thread_that_outlasts_the_stop_ends_when_it_can(
 def test_stopping_from_a_callback_does_not_wait_for_itself(store: FakeStore) -> None:
     keeper, done = Keeper(), threading.Event()
 
-    def on_lost(hold: Hold) -> None:
+    def on_lost(hold: Term) -> None:
         keeper.stop(PATIENCE)
         done.set()
 

@@ -21,12 +21,11 @@ from leasing import Leader
 from leasing import leader as leasing_leader
 from leasing.db import side_connection
 from leasing.exceptions import InvalidResource, InvalidTTL, LeaseInTransaction, LeaseLost
-from leasing.holding import Hold
 from leasing.holding.keeper import keeper
+from leasing.holding.term import Term
 from leasing.leader import Incumbent
 from leasing.models import Lease
 from leasing.querysets.lease import LeaseQuerySet
-from leasing.store import Grant
 from leasing.stores.memory import MemoryStore
 from leasing.testing import (
     assert_free,
@@ -108,7 +107,7 @@ def campaigns() -> bool:
     return any(known.waiters.get("scheduler") for known in notifier._notifiers.values())
 
 
-def lose(term: Hold) -> None:
+def lose(term: Term) -> None:
     """Revoke ``term`` as an operator, and report it to its holder."""
     revoke("scheduler")
     with pytest.raises(LeaseLost):
@@ -310,9 +309,9 @@ class Asleep(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.granted_to: list[Grant] = []
+        self.granted_to: list[Term] = []
 
-    def granted(self, ask: Callable[[], Grant]) -> Grant:
+    def granted(self, ask: Callable[[], Term]) -> Term:
         grant = super().granted(ask)
         self.granted_to.append(grant)
         if len(self.granted_to) == 1:
@@ -358,7 +357,7 @@ class Away(MemoryStore):
         self.asked = 0
         self._errors = iter(errors)
 
-    def grant(self, resource: str, terms: Terms) -> Grant:
+    def grant(self, resource: str, terms: Terms) -> Term:
         self._fail()
         return super().grant(resource, terms)
 
@@ -584,7 +583,7 @@ def test_a_coroutine_that_is_cancelled_while_it_campaigns_is_free_for_the_next(
 
 def test_a_decorated_function_leads_until_it_returns(leader: Leader) -> None:
     @leader.lead
-    def main(term: Hold) -> int:
+    def main(term: Term) -> int:
         assert_held("scheduler", by=term)
         return term.fencing_token
 
@@ -600,7 +599,7 @@ def test_a_decorated_function_is_called_again_when_its_term_is_lost(
     terms = []
 
     @leader.lead
-    def main(term: Hold) -> int:
+    def main(term: Term) -> int:
         terms.append(term)
         if len(terms) == 1:
             lose(term)
@@ -616,11 +615,11 @@ def test_a_decorated_function_is_called_again_when_its_term_is_lost(
 def test_what_goes_wrong_in_what_is_decorated_is_raised_and_the_lease_given_back(
     leader: Leader, kind: str, error: Exception
 ) -> None:
-    def fails(term: Hold) -> None:
+    def fails(term: Term) -> None:
         raise error
 
     @leader.lead
-    async def main(term: Hold) -> None:
+    async def main(term: Term) -> None:
         fails(term)
 
     with pytest.raises(type(error)):
@@ -632,7 +631,7 @@ def test_a_decorated_function_that_is_asked_to_stop_returns_nothing(
     leader: Leader, stopping: threading.Event
 ) -> None:
     @leader.lead
-    def main(term: Hold) -> str:
+    def main(term: Term) -> str:
         stopping.set()
         lose(term)
         return "never"
@@ -642,7 +641,7 @@ def test_a_decorated_function_that_is_asked_to_stop_returns_nothing(
 
 def test_a_decorated_coroutine_leads_until_it_returns(leader: Leader) -> None:
     @leader.lead
-    async def main(term: Hold) -> int:
+    async def main(term: Term) -> int:
         return term.fencing_token
 
     assert soon(main) == events_of("scheduler")[-1].fencing_token
@@ -655,13 +654,13 @@ def test_what_has_returned_before_it_heard_of_a_loss_has_returned(
 ) -> None:
     calls = []
 
-    def returns(term: Hold) -> str:
+    def returns(term: Term) -> str:
         calls.append(term)
         revoke("scheduler")
         return "done"
 
     @leader.lead
-    async def main(term: Hold) -> str:
+    async def main(term: Term) -> str:
         return returns(term)
 
     assert (leader.lead(returns)() if kind == "function" else soon(main)) == "done"
@@ -675,7 +674,7 @@ def test_a_decorated_coroutine_is_cancelled_and_called_again_when_its_term_is_lo
     terms = []
 
     @leader.lead
-    async def main(term: Hold) -> int:
+    async def main(term: Term) -> int:
         terms.append(term)
         if len(terms) == 1:
             await asyncio.to_thread(in_thread, lose, term)
@@ -693,7 +692,7 @@ def test_a_decorated_coroutine_that_is_cancelled_gives_the_lease_back(leader: Le
     begun = asyncio.Event()
 
     @leader.lead
-    async def main(term: Hold) -> None:
+    async def main(term: Term) -> None:
         begun.set()
         await asyncio.Event().wait()
 
@@ -836,7 +835,7 @@ def test_what_is_decorated_is_called_again_after_it_resigned(
 ) -> None:
     terms = []
 
-    def once_again(term: Hold) -> int:
+    def once_again(term: Term) -> int:
         terms.append(term)
         if len(terms) == 1:
             leader.resign()
@@ -847,7 +846,7 @@ def test_what_is_decorated_is_called_again_after_it_resigned(
     else:
 
         @leader.lead
-        async def main(term: Hold) -> int:
+        async def main(term: Term) -> int:
             return once_again(term)
 
         assert soon(main) == 2

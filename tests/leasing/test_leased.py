@@ -28,6 +28,7 @@ from leasing.exceptions import (
     LeaseTimeout,
 )
 from leasing.holding import Hold
+from leasing.holding.term import Term
 from leasing.models import Lease
 from leasing.testing.keeper import ManualKeeper
 from tests.leasing.stopped import Waits
@@ -174,7 +175,7 @@ def test_a_generator_would_outlive_what_guards_its_call(decorate: Any, function:
 
 def test_a_parameter_called_hold_is_given_the_hold() -> None:
     @leased("report:{pk}", ttl=10)
-    def build(pk: int, hold: Hold) -> Hold:
+    def build(pk: int, hold: Term) -> Term:
         hold.ensure()
         assert hold.resource == f"report:{pk}"
         return hold
@@ -197,10 +198,10 @@ def test_the_options_are_those_of_a_hold(
     waits = Waits(clocks, monkeypatch)
     held = Lease.objects.acquire("report", ttl=60)
     waits.after(3, lambda: Lease.objects.release(held))
-    reported: list[Hold] = []
+    reported: list[Term] = []
 
     @leased("report", holder="ann", wait=10, metadata={"why": "monthly"}, on_lost=reported.append)
-    def build(hold: Hold) -> None:
+    def build(hold: Term) -> None:
         lease = Lease.objects.get()
         assert (lease.holder, lease.metadata) == ("ann", {"why": "monthly"})
         Lease.objects.revoke()
@@ -380,7 +381,7 @@ def test_a_view_that_waited_in_vain_answers_409_too(
 
 
 @leased("report:{pk}")
-async def abuild(pk: int, hold: Hold) -> str:
+async def abuild(pk: int, hold: Term) -> str:
     """A coroutine."""
     hold.ensure()
     await asyncio.sleep(0)
@@ -440,8 +441,8 @@ def test_the_body_of_a_coroutine_is_cancelled_when_the_lease_is_lost() -> None:
     ended: list[str] = []
 
     @leased("report")
-    async def build(hold: Hold) -> None:
-        asyncio.get_running_loop().call_soon(hold._held.mark_lost, "for a test")
+    async def build(hold: Term) -> None:
+        asyncio.get_running_loop().call_soon(hold.mark_lost, "for a test")
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:

@@ -13,8 +13,8 @@ from django.test import override_settings
 
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
-from leasing.holding import Hold
 from leasing.holding.keeper import Keeper, keeper
+from leasing.holding.term import Term
 from leasing.models import Lease
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.stores.rows import RowStore
@@ -61,15 +61,15 @@ def test_a_hold_lives_longer_than_its_ttl() -> None:
 
 
 def test_a_revoked_hold_is_told_once_and_the_next_holder_is_left_alone() -> None:
-    reported: list[Hold] = []
+    reported: list[Term] = []
     hold = Lease.objects.hold("crane:1", on_lost=reported.append)
     with pytest.raises(LeaseLost, match="revoked or released"), hold:
         assert Lease.objects.revoke("enough", "root") == 1
-        assert hold.lost.wait(PATIENCE)
+        assert hold.term.lost.wait(PATIENCE)
         successor = Lease.objects.acquire("crane:1", holder="bob")
 
     wait_for(lambda: "lost" in events("crane:1"))
-    assert reported == [hold]
+    assert reported == [hold.term]
     assert set(events("crane:1")) == {"acquired", "revoked", "lost"}
     assert Lease.objects.active().get().grant_id == successor.grant_id
 
@@ -111,14 +111,14 @@ def test_a_silent_database_loses_the_hold_and_the_ledger_hears_of_it_later(
 
     monkeypatch.setattr(LeasableQuerySet, "record", record)
     monkeypatch.setattr(LeasableQuerySet, "renew_many", renew)
-    reported: list[Hold] = []
+    reported: list[Term] = []
     with override_settings(LEASING={**OFTEN, "MARGIN": 0.8}):
         hold = Lease.objects.hold("crane:1", ttl=1, on_lost=reported.append)
         with pytest.raises(LeaseLost, match="it was not renewed in time"), hold:
-            assert hold.lost.wait(PATIENCE)
+            assert hold.term.lost.wait(PATIENCE)
 
     wait_for(lambda: "keeper.note_waits" in logged(caplog))
-    assert reported == [hold]
+    assert reported == [hold.term]
     assert events("crane:1") == ["acquired"]
     away.clear()
     wait_for(lambda: events("crane:1") == ["acquired", "lost"])

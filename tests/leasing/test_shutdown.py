@@ -14,9 +14,9 @@ import pytest
 
 from leasing import shutdown
 from leasing.exceptions import LeaseTimeout
+from leasing.holding.term import Term
 from leasing.models import Lease
 from leasing.runtime import shutdown as runtime_shutdown
-from leasing.store import Grant
 from leasing.stores.rows import RowStore
 from leasing.testing import assert_free, assert_held, hold_elsewhere, in_memory
 from tests.leasing.support import PATIENCE
@@ -67,7 +67,7 @@ def test_a_second_signal_interrupts_the_block_and_releases(number: int) -> None:
 def interrupted_as_it_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     release = RowStore.release
 
-    def with_signal(store: RowStore, grant: Grant) -> None:
+    def with_signal(store: RowStore, grant: Term) -> None:
         send(signal.SIGINT)
         release(store, grant)
 

@@ -195,7 +195,7 @@ def test_a_loss_is_logged_with_its_reason(
         clock.advance(30)
         manual_keeper.declare_lost()
 
-    assert f"{hold.holder} lost crane:1: it was not renewed in time" in caplog.messages
+    assert f"{hold.term.holder} lost crane:1: it was not renewed in time" in caplog.messages
 
 
 def test_a_revocation_without_name_and_reason_says_so(

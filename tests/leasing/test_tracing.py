@@ -110,8 +110,8 @@ def test_a_hold_is_followed_anew_each_time_it_is_entered(spans: Spans) -> None:
 
 def test_a_campaign_has_no_spans(spans: Spans) -> None:
     hold = Lease.objects.hold("crane", stopping=threading.Event())
-    drive(hold._entering())
-    hold.release()
+    drive(hold.entering())
+    hold.term.release()
 
     assert spans.names == ["release"]
 

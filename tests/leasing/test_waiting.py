@@ -24,7 +24,7 @@ from leasing.exceptions import (
     LeaseLost,
     LeaseTimeout,
 )
-from leasing.holding import Hold
+from leasing.holding.term import Term
 from leasing.models import Lease
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.runtime import aio
@@ -251,7 +251,7 @@ def test_a_hold_waits_too_when_it_is_entered(clocks: ManualKeeper, waits: Waits)
     assert clocks.passed == 0
 
     with hold:
-        assert hold.valid
+        assert hold.term.valid
         assert clocks.passed >= 3
 
 
@@ -729,9 +729,9 @@ def test_calls_of_leases_do_not_run_on_the_thread_that_async_code_shares() -> No
 def test_a_loss_while_waiting_for_the_next_is_not_mixed_up() -> None:
     """A caller may hold one lease while it waits for another."""
 
-    async def lose_when_somebody_waits(hold: Hold) -> None:
+    async def lose_when_somebody_waits(hold: Term) -> None:
         await soon(lambda: waiters("crane:2") == 1)
-        hold._held.mark_lost("for a test")
+        hold.mark_lost("for a test")
 
     async def story() -> None:
         await Lease.objects.aacquire("crane:2", holder="ann")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from tests.mutants.making import Mutant, of_file, of_text
+from leasing.holding import term
+from leasing.holding.term import State
+from tests.mutants.making import ROOT, Mutant, of_file, of_text
 
 #: The files of the verbs' conditions: each condition in them is bent.
 FILES = (
@@ -74,9 +76,28 @@ def all_mutants() -> tuple[Mutant, ...]:
 def _made() -> Iterator[Mutant]:
     for path in FILES:
         yield from (m for m in of_file(path) if m.place.rpartition(".")[2] not in CHOOSING)
+    yield from _of_terms()
     yield from _of_trust()
     yield from _of_outcomes()
     yield from _of_clients()
+
+
+def _of_terms() -> Iterator[Mutant]:
+    """Each cell of the table of states and events: what changes the state does not, and what does
+    not, does."""
+    path = "leasing/holding/term.py"
+    for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+        event, is_row, _ = line.partition(" = {State.")
+        if not is_row:
+            continue
+        table: dict[State, State] = getattr(term, event)
+        for state in State:
+            if state in table:
+                bent, cells = f"nothing for {state.name}", table.keys() - {state}
+                yield Mutant(path, event, number, bent, value={one: table[one] for one in cells})
+            elif (after := next(iter(table.values()))) is not state:
+                bent = f"{after.name} for {state.name}"
+                yield Mutant(path, event, number, bent, value={**table, state: after})
 
 
 def _of_trust() -> Iterator[Mutant]:
@@ -99,14 +120,14 @@ def _of_trust() -> Iterator[Mutant]:
         (
             "leasing/stores/base.py",
             "BaseStore.granted",
-            "granted.sent_at = sent_at",
-            "granted.sent_at = self.clock()",
+            "term.sent_at = sent_at",
+            "term.sent_at = self.clock()",
         ),
         (
-            "leasing/holding/hold.py",
-            "Hold.renew",
-            "held.renewed(sent_at",
-            "held.renewed(keeper.clock()",
+            "leasing/holding/term.py",
+            "Term.renew",
+            "self.renewed(sent_at",
+            "self.renewed(keeper.clock()",
         ),
         (
             "leasing/holding/keeper.py",
@@ -124,16 +145,16 @@ def _of_trust() -> Iterator[Mutant]:
         "renews each hold once",
     )
     yield of_text(
-        "leasing/holding/hold.py",
-        "Hold.renew",
-        "held.ensure()\n                return",
+        "leasing/holding/term.py",
+        "Term.renew",
+        "self.ensure()\n                return",
         "return",
-        "without the second `held.ensure()`",
+        "without the second `self.ensure()`",
     )
     answered_late = "if self._keeper.clock() >= self.trusted_until:"
     yield of_text(
-        "leasing/holding/held_grant.py",
-        "HeldGrant.renewed",
+        "leasing/holding/term.py",
+        "Term.renewed",
         answered_late,
         "if False:",
         "takes an answer that is late",
@@ -225,7 +246,7 @@ def _of_clients() -> Iterator[Mutant]:
         yield of_text(path, place, f"{read}sent_at)", f"{read}clock())", late)
     path, renewed = "leasing/client/calls.py", "return renewal_of(answer.data), "
     yield of_text(path, "LeaseCalls._renew", f"{renewed}answer.sent_at", f"{renewed}clock()", late)
-    yield of_text(path, "grant_of", "sent_at=answer.sent_at", "sent_at=clock()", late)
+    yield of_text(path, "term_of", "sent_at=answer.sent_at", "sent_at=clock()", late)
     path = "tasks/client/calls.py"
     yield of_text(path, "claimed_of", "sent_at=answer.sent_at", "sent_at=clock()", late)
     path, begin = "tasks/client/execution.py", "Execution.begin"

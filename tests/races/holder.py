@@ -31,18 +31,18 @@ def refusal(verb: object, *args: object) -> str:
 def main(resource: str, ttl: float, ask: Path) -> None:
     reported: list[str] = []
     hold = Lease.objects.hold(resource, ttl=ttl, on_lost=lambda hold: reported.append("lost"))
-    hold.__enter__()
-    lease = Lease.objects.get(pk=hold._held.key)
-    print(json.dumps({"holder": hold.holder, "token": hold.fencing_token}))
+    term = hold.__enter__()
+    lease = Lease.objects.get(pk=term.key)
+    print(json.dumps({"holder": term.holder, "token": term.fencing_token}))
     while not ask.exists():
         time.sleep(0.001)
-    first_look = hold.valid  # before anything else that could take time
+    first_look = term.valid  # before anything else that could take time
     answer = {
         "valid": first_look,
         "renew": refusal(Lease.objects.renew, lease),
         "release": refusal(Lease.objects.release, lease),
-        "hold": refusal(hold.release),
-        "lost": hold.lost.wait(10),
+        "hold": refusal(term.release),
+        "lost": term.lost.wait(10),
     }
     while not reported and answer["lost"]:
         time.sleep(0.001)

@@ -20,7 +20,7 @@ from django.db import connections  # noqa: E402
 from django.test import override_settings  # noqa: E402
 
 from leasing.exceptions import LeaseLost  # noqa: E402
-from leasing.holding import Hold  # noqa: E402
+from leasing.holding.term import Term  # noqa: E402
 from leasing.models import Lease  # noqa: E402
 from leasing.runtime.clock import clock  # noqa: E402
 
@@ -37,22 +37,22 @@ def main(ttl: float, notes: str) -> None:
         moment = clock() if moment is None else moment
         os.write(file, f"{which} {what} {moment:.6f}\n".encode())
 
-    def note_event(hold: Hold) -> None:
+    def note_event(hold: Term) -> None:
         hold.lost.wait()
         note("sync", "event")
 
     def write_in_sync() -> None:
         hold = Lease.objects.hold("sync", ttl=ttl, on_lost=lambda hold: note("sync", "callback"))
         try:
-            with hold:
-                waiting = threading.Thread(target=note_event, args=[hold])
+            with hold as term:
+                waiting = threading.Thread(target=note_event, args=[term])
                 waiting.start()
                 try:
                     while True:
                         now = clock()
-                        hold.ensure()
+                        term.ensure()
                         note("sync", "write", now)
-                        hold.lost.wait(PACE)
+                        term.lost.wait(PACE)
                 except LeaseLost:
                     note("sync", "ensure")
                 waiting.join()

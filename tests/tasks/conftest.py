@@ -11,9 +11,8 @@ from django.dispatch import Signal
 from pytest_django import Settings
 
 from leasing import signals as lease_signals
-from leasing.holding.held_grant import HeldGrant
 from leasing.holding.keeper import Keeper
-from leasing.stores.rows import RowStore
+from leasing.holding.term import Term
 from tasks import registry as known_handlers
 from tasks import retry, signals
 from tasks.execution import runner
@@ -114,20 +113,19 @@ def task() -> Task:
 
 
 @pytest.fixture
-def hold_on(notes: Keeper) -> Callable[[Task], HeldGrant]:
+def hold_on(notes: Keeper) -> Callable[[Task], Term]:
     """A hold on a claimed task, renewed by hand; its notes wait for the test."""
 
-    def hold_on(task: Task) -> HeldGrant:
-        grant = granted_at(task, notes.clock())
-        hold = HeldGrant(RowStore(Task, "default"), grant, keeper=notes)
-        hold.keep()
+    def hold_on(task: Task) -> Term:
+        hold = granted_at(task, notes.clock())
+        hold.keep(notes)
         return hold
 
     return hold_on
 
 
 @pytest.fixture
-def context(hold_on: Callable[[Task], HeldGrant]) -> Callable[[Task], Context]:
+def context(hold_on: Callable[[Task], Term]) -> Callable[[Task], Context]:
     """Return the contexts of handlers of claimed tasks."""
     return lambda task: Context(task, hold_on(task), threading.Event())
 

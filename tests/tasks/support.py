@@ -22,8 +22,8 @@ from django.db.models.signals import post_init
 
 from leasing.admin import changelist
 from leasing.functions import DbNow, after
-from leasing.store import Grant
-from leasing.stores.rows import grant_of
+from leasing.holding.term import Term
+from leasing.stores.rows import row_store, term_of
 from leasing.validation.terms import Terms
 from leasing.web import paging
 from tasks.dashboard import listing, queue_rows
@@ -101,11 +101,11 @@ def copy_of(task: Task) -> Task:
     return copy.copy(task)
 
 
-def granted_at(task: Task, sent_at: float) -> Grant:
-    """The grant of ``task``, as if it had been asked for at ``sent_at`` on the holder's clock."""
-    grant = grant_of(task)
-    grant.sent_at = sent_at
-    return grant
+def granted_at(task: Task, sent_at: float) -> Term:
+    """The term of ``task``, as if it had been asked for at ``sent_at`` on the holder's clock."""
+    term = term_of(task, row_store(Task, "default"))
+    term.sent_at = sent_at
+    return term
 
 
 def sample_handlers(

@@ -14,7 +14,7 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from pytest_django import Settings
 
 from leasing.exceptions import LeaseLost, StaleToken, StoreError
-from leasing.holding import Hold
+from leasing.holding import Term
 from leasing.holding.keeper import keeper
 from leasing.models import ApiToken, Lease
 from leasing.stores import stores
@@ -46,12 +46,12 @@ def desired() -> GeneratorDesiredState:
 
 
 @pytest.fixture
-def hold(transactional_db: None) -> Iterator[Hold]:
+def hold(transactional_db: None) -> Iterator[Term]:
     """The generator's lease, held by ann and renewed by nobody. What is refused is recorded apart
     from the transaction that this rolls back: in one of the test's, the record would outlast it."""
     hold = Lease.objects.hold(RESOURCE, holder="ann")
-    with manual_keeper(stopped=False), suppress(LeaseLost), hold:
-        yield hold
+    with manual_keeper(stopped=False), suppress(LeaseLost), hold as term:
+        yield term
 
 
 # Wishing
@@ -129,7 +129,7 @@ def test_a_generator_starts_by_itself_only_if_nobody_was_ever_asked() -> None:
 # Generating
 
 
-def test_a_batch_stores_tasks_and_acknowledges_the_desired_state(hold: Hold) -> None:
+def test_a_batch_stores_tasks_and_acknowledges_the_desired_state(hold: Term) -> None:
     start_generator()
 
     assert Generator(shortest=2, longest=3).batch(hold, 5)
@@ -166,7 +166,7 @@ def test_without_a_holder_it_is_started_again(end: Callable[[Any], object]) -> N
     assert generator_status().status == "STARTED"
 
 
-def test_another_holder_has_to_acknowledge_for_itself(hold: Hold) -> None:
+def test_another_holder_has_to_acknowledge_for_itself(hold: Term) -> None:
     start_generator()
     Generator().batch(hold, 0)
     usurp(Lease.objects.get(), holder="bob")
@@ -174,7 +174,7 @@ def test_another_holder_has_to_acknowledge_for_itself(hold: Hold) -> None:
     assert generator_status().status == "STARTED"
 
 
-def test_a_stop_that_is_not_acknowledged_says_by_whom(hold: Hold) -> None:
+def test_a_stop_that_is_not_acknowledged_says_by_whom(hold: Term) -> None:
     start_generator()
     Generator().batch(hold, 1)
 
@@ -187,7 +187,7 @@ def test_a_stop_that_is_not_acknowledged_says_by_whom(hold: Hold) -> None:
     assert Task.objects.count() == 1
 
 
-def test_a_desired_state_is_acknowledged_once(hold: Hold) -> None:
+def test_a_desired_state_is_acknowledged_once(hold: Term) -> None:
     start_generator()
     Generator().batch(hold, 0)
     before = desired().acknowledged_at
@@ -197,7 +197,7 @@ def test_a_desired_state_is_acknowledged_once(hold: Hold) -> None:
     assert desired().acknowledged_at == before
 
 
-def test_a_batch_of_none_is_no_task(hold: Hold) -> None:
+def test_a_batch_of_none_is_no_task(hold: Term) -> None:
     start_generator()
 
     assert Generator().batch(hold, 0)
@@ -205,7 +205,7 @@ def test_a_batch_of_none_is_no_task(hold: Hold) -> None:
 
 
 @pytest.mark.usefixtures("queues")
-def test_tasks_go_to_the_queue_that_was_asked_for(hold: Hold) -> None:
+def test_tasks_go_to_the_queue_that_was_asked_for(hold: Term) -> None:
     start_generator()
 
     Generator(queue="mail").batch(hold, 1)
@@ -216,7 +216,7 @@ def test_tasks_go_to_the_queue_that_was_asked_for(hold: Hold) -> None:
 # Proof
 
 
-def test_after_a_stop_nothing_is_stored(hold: Hold) -> None:
+def test_after_a_stop_nothing_is_stored(hold: Term) -> None:
     start_generator()
     Generator().batch(hold, 1)
     stop_generator()
@@ -228,7 +228,7 @@ def test_after_a_stop_nothing_is_stored(hold: Hold) -> None:
 
 
 @contextmanager
-def held_instead(hold: Hold, holder: str) -> Iterator[Hold]:
+def held_instead(hold: Term, holder: str) -> Iterator[Term]:
     """The lease of ``hold``, which expires and does not know it, held by another generator."""
     expire(Lease.objects.get())
     with Lease.objects.hold(RESOURCE, holder=holder) as other:
@@ -236,7 +236,7 @@ def held_instead(hold: Hold, holder: str) -> Iterator[Hold]:
 
 
 @pytest.mark.parametrize("holder", ["bob", "ann"], ids=["another", "one of the same name"])
-def test_a_generator_that_was_replaced_stores_nothing(hold: Hold, holder: str) -> None:
+def test_a_generator_that_was_replaced_stores_nothing(hold: Term, holder: str) -> None:
     start_generator()
     Generator().batch(hold, 1)
     with held_instead(hold, holder) as other:
@@ -249,7 +249,7 @@ def test_a_generator_that_was_replaced_stores_nothing(hold: Hold, holder: str) -
     assert (desired().acknowledged_by, desired().fence) == (holder, other.fencing_token)
 
 
-def test_the_one_before_is_refused_before_the_first_task_is_stored(hold: Hold) -> None:
+def test_the_one_before_is_refused_before_the_first_task_is_stored(hold: Term) -> None:
     start_generator()
     with held_instead(hold, "bob") as other:
         Generator().batch(other, 0)
@@ -259,7 +259,7 @@ def test_the_one_before_is_refused_before_the_first_task_is_stored(hold: Hold) -
     assert not Task.objects.exists()
 
 
-def test_a_refused_generator_does_not_acknowledge(hold: Hold) -> None:
+def test_a_refused_generator_does_not_acknowledge(hold: Term) -> None:
     start_generator()
     with held_instead(hold, "bob") as other:
         Generator().batch(other, 0)
@@ -270,7 +270,7 @@ def test_a_refused_generator_does_not_acknowledge(hold: Hold) -> None:
     assert (desired().acknowledged_revision, desired().acknowledged_by) == (1, "bob")
 
 
-def test_a_generator_that_knows_of_its_loss_stores_nothing(hold: Hold) -> None:
+def test_a_generator_that_knows_of_its_loss_stores_nothing(hold: Term) -> None:
     start_generator()
     Generator().batch(hold, 1)
     lose(hold)
@@ -294,7 +294,7 @@ def test_the_lease_may_be_kept_elsewhere(settings: Settings) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_stop_waits_for_the_batch_under_way_and_comes_before_the_next(
-    hold: Hold, other_session: OtherSession
+    hold: Term, other_session: OtherSession
 ) -> None:
     start_generator()
     stops: list[Any] = []
@@ -314,7 +314,7 @@ def test_a_stop_waits_for_the_batch_under_way_and_comes_before_the_next(
     assert Task.objects.count() == count
 
 
-def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(hold: Hold) -> None:
+def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(hold: Term) -> None:
     start_generator()
 
     def fail(execute: Any, sql: str, *rest: Any) -> Any:
@@ -332,11 +332,11 @@ def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(hold: Hold
 # The end of a term
 
 
-def end_term(hold: Hold) -> None:
+def end_term(hold: Term) -> None:
     Generator().withdraw(fence=hold.fencing_token)
 
 
-def test_a_generator_that_ends_takes_back_its_acknowledgement(hold: Hold) -> None:
+def test_a_generator_that_ends_takes_back_its_acknowledgement(hold: Term) -> None:
     start_generator()
     Generator().batch(hold, 0)
     assert generator_status().status == "RUNNING"
@@ -348,7 +348,7 @@ def test_a_generator_that_ends_takes_back_its_acknowledgement(hold: Hold) -> Non
     assert generator_status().status == "STARTED"
 
 
-def test_the_acknowledgement_of_a_stop_stays(hold: Hold) -> None:
+def test_the_acknowledgement_of_a_stop_stays(hold: Term) -> None:
     start_generator()
     stop_generator()
     Generator().batch(hold, 0)
@@ -358,7 +358,7 @@ def test_the_acknowledgement_of_a_stop_stays(hold: Hold) -> None:
     assert (desired().acknowledged_revision, desired().acknowledged_by) == (2, "ann")
 
 
-def test_a_term_that_ends_before_it_sees_a_stop_leaves_nobody_to_wait_for(hold: Hold) -> None:
+def test_a_term_that_ends_before_it_sees_a_stop_leaves_nobody_to_wait_for(hold: Term) -> None:
     start_generator()
     Generator().batch(hold, 0)
     stop_generator()
@@ -368,7 +368,7 @@ def test_a_term_that_ends_before_it_sees_a_stop_leaves_nobody_to_wait_for(hold: 
     assert (desired().acknowledged_revision, desired().acknowledged_by) == (0, "")
 
 
-def test_the_acknowledgement_of_the_next_stays(hold: Hold) -> None:
+def test_the_acknowledgement_of_the_next_stays(hold: Term) -> None:
     start_generator()
     Generator().batch(hold, 0)
     with held_instead(hold, "bob") as other:
@@ -481,7 +481,7 @@ def test_a_generator_that_starts_leaves_the_acknowledgements_of_others_and_of_a_
         assert desired().acknowledged_by == name
 
 
-def test_after_a_change_to_a_store_of_lower_tokens_the_fence_can_be_lowered(hold: Hold) -> None:
+def test_after_a_change_to_a_store_of_lower_tokens_the_fence_can_be_lowered(hold: Term) -> None:
     start_generator()
     Generator().batch(hold, 0)
     before = desired().fence
@@ -580,7 +580,7 @@ class TestInThreads:
         failures = iter(range(2))
 
         class Failing(Generator):
-            def batch(self, hold: Hold, size: int) -> bool:
+            def batch(self, hold: Term, size: int) -> bool:
                 if next(failures, None) is not None:
                     raise error
                 return super().batch(hold, size)
@@ -659,7 +659,7 @@ def test_as_many_tasks_are_made_as_the_rate_says(
     made: list[int] = []
 
     class Counting(Generator):
-        def batch(self, hold: Hold, size: int) -> bool:
+        def batch(self, hold: Term, size: int) -> bool:
             made.append(size)
             return True
 
@@ -674,7 +674,7 @@ def test_as_many_tasks_are_made_as_the_rate_says(
     assert max(beats.waits) <= generator.LOOK_EVERY
 
 
-def test_durations_lie_where_they_were_asked_for(hold: Hold) -> None:
+def test_durations_lie_where_they_were_asked_for(hold: Term) -> None:
     start_generator()
     Generator(shortest=1, longest=60).batch(hold, 200)
 

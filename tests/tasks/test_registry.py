@@ -17,7 +17,7 @@ from django.test import override_settings
 
 from leasing import leased
 from leasing.exceptions import InvalidResource
-from leasing.holding import Hold
+from leasing.holding.term import Term
 from tasks import handler, registry, sample, schedule
 from tasks.exceptions import TaskError, UnknownTask
 from tasks.execution.context import Context
@@ -331,7 +331,7 @@ def test_a_transaction_around_a_handler_hides_nothing_of_it() -> None:
 def test_a_lease_around_a_handler_hides_nothing_of_it() -> None:
     @handler("reports.build")
     @leased("report:{report_id}")
-    def build(ctx: Any, report_id: int, hold: Hold) -> None: ...
+    def build(ctx: Any, report_id: int, hold: Term) -> None: ...
 
     found = registry.find("reports.build").parameters
     assert found.mismatch({"report_id": 1}) == ""

@@ -11,6 +11,7 @@ import pytest
 from leasing.exceptions import LeaseLost
 from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import Term
 from tasks import sample
 from tasks.exceptions import GiveUp
 from tasks.execution.context import Context
@@ -36,8 +37,8 @@ def hold(manual_keeper: Keeper, store: FakeStore) -> Hold:
     return hold_of(store, manual_keeper, ttl=100)
 
 
-def context(hold: Hold) -> Context:
-    return Context(Task(), hold._held, threading.Event())
+def context(hold: Term) -> Context:
+    return Context(Task(), hold, threading.Event())
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_it_sleeps_as_long_as_it_is_told_and_says_so(
     seconds: float, naps: list[float], hold: Hold, slept: list[float]
 ) -> None:
     with hold:
-        output = sample.sleep(context(hold), sleep_duration_seconds=seconds)
+        output = sample.sleep(context(hold.term), sleep_duration_seconds=seconds)
 
     assert output == {"slept_seconds": seconds}
     assert slept == pytest.approx(naps)
@@ -58,7 +59,7 @@ def test_a_duration_that_is_out_of_bounds_is_given_up(
     seconds: Any, hold: Hold, slept: list[float]
 ) -> None:
     with hold, pytest.raises(GiveUp, match="from 0 to 60"):
-        sample.sleep(context(hold), sleep_duration_seconds=seconds)
+        sample.sleep(context(hold.term), sleep_duration_seconds=seconds)
 
     assert slept == []
 
@@ -71,11 +72,11 @@ def test_it_wakes_up_within_a_second_of_losing_its_task(
     def lose_in_the_third(seconds: float) -> None:
         sleep(seconds)
         if len(slept) == 3:
-            hold._held.mark_lost("revoked")
+            hold.term.mark_lost("revoked")
 
     monkeypatch.setattr(time, "sleep", lose_in_the_third)
 
     with pytest.raises(LeaseLost), hold:
-        sample.sleep(context(hold), sleep_duration_seconds=60)
+        sample.sleep(context(hold.term), sleep_duration_seconds=60)
 
     assert len(slept) == 3

@@ -41,19 +41,19 @@ def write(part: Part) -> None:
         resource = part.random.choice(NAMES)
         hold = Lease.objects.hold(resource, ttl=TTL, wait=2 * TTL, stopping=part.stop)
         with part.recorder.call("acquire", resource, passes=(Exception,)) as call:
-            hold.__enter__()
-            granted(call, hold)
+            term = hold.__enter__()
+            granted(call, term)
         if not call.is_ok:
             rest(part)
             continue
-        token = hold.fencing_token
+        token = term.fencing_token
         for number in range(part.random.randrange(1, 6)):
             name = f"{token}/{number}"
             with part.recorder.call("write", resource, passes=(Exception,), id=name) as call:
                 if resource.startswith("fenced"):
                     found = _write_fenced(part, resource, token, name)
                 elif resource.startswith("proven"):
-                    with hold.still_mine():
+                    with term.still_mine():
                         found = _write(part, resource, name)
                 else:
                     found = _write(part, resource, name)

@@ -22,7 +22,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from leasing.celery.beat import CHECK_EVERY, RETRY_AFTER, Campaign, LeaderMixin, LeaderScheduler
 from leasing.exceptions import LeaseLost
-from leasing.holding import Hold
+from leasing.holding import Term
 from leasing.models import BeatEntry, Lease
 from leasing.testing import assert_free, expire, hold_elsewhere
 from tests.processes import wait_for
@@ -51,7 +51,7 @@ class Led(LeaderMixin):
         if leads:
             self.lead()
 
-    def lead(self) -> Hold:
+    def lead(self) -> Term:
         term = self._block.enter_context(Lease.objects.hold(BEAT, ttl=30))
         self._campaign.term = term
         return term
@@ -503,7 +503,7 @@ def test_a_beat_is_elected_and_gives_the_leadership_back(app: Celery) -> None:
 
 
 def test_what_ends_a_campaign_ends_the_beat() -> None:
-    def terms(stopping: object) -> Iterator[Hold]:
+    def terms(stopping: object) -> Iterator[Term]:
         raise RuntimeError("no threads left")
         yield
 

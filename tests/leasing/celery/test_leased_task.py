@@ -102,7 +102,7 @@ def test_a_body_that_fails_gives_the_lease_back(bench: Bench) -> None:
 def test_options_of_the_lease_are_passed_on(bench: Bench) -> None:
     def body(self: Any, account: int) -> Any:
         hold = self.request.hold
-        return hold.ttl, hold._held.grant.row.metadata
+        return hold.ttl, hold.row.metadata
 
     task = make(bench, body, ttl=45, lease={"metadata": {"why": "nightly"}})
     outcome = bench.run(task, 7)

@@ -20,9 +20,9 @@ import pytest
 
 from leasing.client import LeaseClient, ServiceError
 from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.holding.term import Term
 from leasing.holding.trust import margin
 from leasing.runtime.clock import clock
-from leasing.store import Grant
 from tests.remote import Fault, Network, Service, answered, refused, swallowed
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -127,5 +127,5 @@ def test_no_two_clients_believe_to_hold_the_same(service: Service) -> None:
     assert set(met) == {name for name, _ in Chaotic.FAULTS}
 
 
-def _trusted(grant: Grant) -> float:
+def _trusted(grant: Term) -> float:
     return grant.sent_at + grant.remaining - margin(grant.ttl)

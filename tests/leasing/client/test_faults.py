@@ -303,8 +303,8 @@ def test_a_revoked_token_ends_renewals_and_trust(service: Service, leases: Lease
     with leases.hold("report:42", ttl=1) as hold:
         ApiToken.objects.all().revoke()
         assert hold.lost.wait(20)
-        assert "it was not renewed in time" in hold._held.reason
-        hold._held.abandon()
+        assert "it was not renewed in time" in hold.reason
+        hold.detach()
 
 
 def test_a_clock_an_hour_off_changes_nothing(

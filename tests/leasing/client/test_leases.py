@@ -38,9 +38,11 @@ def test_a_lease_is_acquired_renewed_and_released(leases: LeaseClient) -> None:
     assert grant.fencing_token == row().fencing_token
     assert before <= grant.sent_at <= clock()
     assert 29 < grant.remaining <= 30
+    expires_at, sent_at = grant.expires_at, grant.sent_at
     renewed = leases.renew(grant)
-    assert renewed.expires_at > grant.expires_at
-    assert renewed.sent_at > grant.sent_at
+    assert renewed is grant
+    assert renewed.expires_at > expires_at
+    assert renewed.sent_at > sent_at
     leases.release(renewed)
     leases.release(renewed)
     assert row().released_at is not None
@@ -192,7 +194,7 @@ def test_coroutines_do_the_same(service: Service) -> None:
                 assert hold.valid
                 assert (await leases.get("report:43") or {})["holder"] == hold.holder
                 assert await leases.revoke("report:43", "its host is gone")
-                hold._held.mark_lost("revoked")
+                hold.mark_lost("revoked")
 
     with pytest.raises(LeaseLost):
         asyncio.run(work())

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import pytest
 
 from leasing.holding import Hold
+from leasing.holding.term import Term
 from leasing.models import Lease
 from leasing.runtime.aio import drive
-from leasing.store import Grant
 from leasing.testing import events_of, in_memory
 from leasing.testing.subject import What, subject_of
 from leasing.validation.terms import Terms
@@ -46,9 +46,8 @@ class Adapter:
         row, _ = subject_of(self.what).acquire(Terms.check(holder=holder, ttl=ttl))
         return row
 
-    def grant(self, hold: Hold) -> Grant:
-        """The grant that ``hold`` would begin with, not adopted by it."""
-        assert hold._acquire is not None
+    def grant(self, hold: Hold) -> Term:
+        """The term that ``hold`` would begin, which nobody keeps."""
         return drive(hold._acquire())
 
     @classmethod

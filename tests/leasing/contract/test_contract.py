@@ -9,7 +9,7 @@ import pytest
 from django.test import override_settings
 
 from leasing.exceptions import InvalidTTL, LeaseHeld, LeaseLost, LeaseTimeout
-from leasing.holding import Hold
+from leasing.holding.term import Term
 from leasing.holding.trust import margin
 from leasing.testing import (
     assert_free,
@@ -119,11 +119,11 @@ def test_an_impossible_ttl_is_refused_before_anything_happens(thing: Adapter, tt
 def test_a_hold_can_be_entered_again_once_it_was_left(thing: Adapter) -> None:
     hold = thing.hold()
     with hold:
-        first = hold.fencing_token
+        first = hold.term.fencing_token
         with pytest.raises(RuntimeError, match="in use"):
             hold.__enter__()
     with hold:
-        assert hold.fencing_token > first
+        assert hold.term.fencing_token > first
     assert_free(thing.what)
 
 
@@ -232,8 +232,8 @@ def test_a_release_twice_of_one_grant_is_no_error_for_the_store(thing: Adapter) 
     hold = thing.hold()
     grant = thing.grant(hold)
 
-    hold._store.release(grant)
-    hold._store.release(grant)
+    hold.store.release(grant)
+    hold.store.release(grant)
     assert kinds(thing) == ["acquired", "released"]
 
 
@@ -245,7 +245,7 @@ def test_a_release_under_an_older_grant_is_refused_and_noted(thing: Adapter) -> 
     thing.take("rival")
 
     with pytest.raises(LeaseLost, match="rival has held it"):
-        hold._store.release(grant)
+        hold.store.release(grant)
     assert_held(thing.what, by="rival")
     assert kinds(thing) == ["acquired", "taken_over", "refused"]
 
@@ -257,7 +257,7 @@ def test_a_release_after_the_deadline_is_refused(thing: Adapter) -> None:
     expire(thing.what)
 
     with pytest.raises(LeaseLost, match="expired"):
-        hold._store.release(grant)
+        hold.store.release(grant)
 
 
 @over_each
@@ -354,17 +354,17 @@ def test_a_revoked_holder_cannot_release_what_the_next_has(thing: Adapter) -> No
     grant = thing.grant(hold)
     revoke(thing.what)
     with pytest.raises(LeaseLost):
-        hold._store.release(grant)
+        hold.store.release(grant)
 
     thing.take("rival")
     with pytest.raises(LeaseLost):
-        hold._store.release(grant)
+        hold.store.release(grant)
     assert_held(thing.what, by="rival")
 
 
 @over_each
 def test_a_loss_is_told_in_every_way_and_once(thing: Adapter, clocks: ManualKeeper) -> None:
-    reported: list[Hold] = []
+    reported: list[Term] = []
     with pytest.raises(LeaseLost, match="revoked"), thing.hold(on_lost=reported.append) as hold:
         revoke(thing.what)
         assert hold.valid  # nobody has asked yet
@@ -382,7 +382,7 @@ def test_a_loss_is_told_in_every_way_and_once(thing: Adapter, clocks: ManualKeep
 
 @over_each
 def test_on_lost_is_not_called_for_what_was_released(thing: Adapter, clocks: ManualKeeper) -> None:
-    reported: list[Hold] = []
+    reported: list[Term] = []
     with thing.hold(on_lost=reported.append):
         pass
     clocks.advance(1000)
@@ -391,7 +391,7 @@ def test_on_lost_is_not_called_for_what_was_released(thing: Adapter, clocks: Man
 
 @over_each
 def test_ensure_finds_the_end_by_itself(thing: Adapter, clocks: ManualKeeper) -> None:
-    reported: list[Hold] = []
+    reported: list[Term] = []
     with pytest.raises(LeaseLost), thing.hold(ttl=30, on_lost=reported.append) as hold:
         clocks.suspend(40)
         assert not hold.valid
@@ -424,12 +424,12 @@ def test_an_error_of_the_block_is_not_hidden_by_the_loss(thing: Adapter) -> None
 def test_a_lost_hold_can_be_entered_again(thing: Adapter, clocks: ManualKeeper) -> None:
     hold = thing.hold()
     with pytest.raises(LeaseLost), hold:
-        expire(hold)
+        expire(hold.term)
     with hold:
-        assert hold.valid
-        assert not hold.lost.is_set()
+        assert hold.term.valid
+        assert not hold.term.lost.is_set()
         clocks.advance(100)
-        assert hold.valid
+        assert hold.term.valid
 
 
 # Waiting
@@ -455,7 +455,7 @@ def test_who_waited_in_vain_hears_who_has_it(thing: Adapter, clocks: ManualKeepe
 
 
 def hold_elsewhere_of(thing: Adapter) -> Any:
-    assert not isinstance(thing.what, Hold)
+    assert not isinstance(thing.what, Term)
     return hold_elsewhere(thing.what)
 
 
@@ -538,7 +538,7 @@ def test_a_release_has_no_grace(thing: Adapter) -> None:
 def test_a_higher_priority_asks_the_holder_to_yield_and_gets_it_at_the_deadline(
     thing: Adapter, clocks: ManualKeeper
 ) -> None:
-    asked: list[Hold] = []
+    asked: list[Term] = []
     with pytest.raises(LeaseLost, match="boss"), thing.hold(ttl=10, on_yield=asked.append) as hold:
         with pytest.raises(LeaseHeld), thing.hold(holder="boss", priority=5, preempt_after=30):
             pytest.fail("two hold it")
@@ -586,11 +586,11 @@ def test_no_higher_priority_asks_for_nothing(
 def test_who_waits_with_priority_gets_it_from_a_holder_that_yields(
     thing: Adapter, clocks: ManualKeeper
 ) -> None:
-    held = thing.hold(ttl=10, on_yield=Hold.release)
+    held = thing.hold(ttl=10, on_yield=Term.release)
     with held, thing.hold(priority=1, preempt_after=60, wait=60) as hold:
         assert hold.valid
-        assert not held.valid
-        assert not held.lost.is_set()
+        assert not held.term.valid
+        assert not held.term.lost.is_set()
 
 
 # Still mine

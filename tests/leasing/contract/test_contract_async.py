@@ -10,7 +10,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 
 from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
-from leasing.holding import Hold
+from leasing.holding.term import Term
 from leasing.testing import (
     aassert_free,
     aassert_held,
@@ -26,7 +26,7 @@ from leasing.testing.keeper import ManualKeeper
 from tests.leasing.contract.adapters import Adapter, over_each
 
 
-def expire_soon(hold: Hold) -> asyncio.Task[None]:
+def expire_soon(hold: Term) -> asyncio.Task[None]:
     """From another task, so that the one that holds is cancelled wherever it then is."""
     return asyncio.create_task(aexpire(hold))
 
@@ -160,7 +160,7 @@ def test_a_foreign_cancellation_beside_the_loss_is_not_swallowed(thing: Adapter)
         task = asyncio.create_task(hold_for_ever(held))
         hold = await held
         task.cancel()
-        hold._held.mark_lost("a test took it")
+        hold.mark_lost("a test took it")
         with pytest.raises(asyncio.CancelledError):
             await task
         assert_lost(hold, "a test took it")

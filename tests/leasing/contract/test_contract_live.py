@@ -15,7 +15,7 @@ from django.test import override_settings
 from leasing import signals
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
-from leasing.holding import Hold
+from leasing.holding.term import Term
 from leasing.testing import (
     aassert_free,
     arevoke,
@@ -82,9 +82,9 @@ def test_the_keeper_renews_by_itself(live_thing: Adapter) -> None:
 
 @over_each_live
 def test_a_revocation_is_heard_in_the_background_and_once(live_thing: Adapter) -> None:
-    reported: list[tuple[Hold, threading.Thread]] = []
+    reported: list[tuple[Term, threading.Thread]] = []
 
-    def on_lost(hold: Hold) -> None:
+    def on_lost(hold: Term) -> None:
         reported.append((hold, threading.current_thread()))
 
     with pytest.raises(LeaseLost, match="revoked"), live_thing.hold(on_lost=on_lost) as hold:
@@ -179,7 +179,7 @@ def test_who_waited_in_vain_hears_so_in_time(live_thing: Adapter) -> None:
 def test_a_hold_may_be_left_on_another_thread(live_thing: Adapter, start: Start) -> None:
     hold = live_thing.hold()
     start(hold.__enter__).result(PATIENCE)
-    assert hold.valid
+    assert hold.term.valid
     start(hold.__exit__, None, None, None).result(PATIENCE)
     assert_free(live_thing.what)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
-from leasing.store import Grant, NamedStore
+from leasing.holding.term import Term
+from leasing.store import NamedStore
 from leasing.stores import stores
 from leasing.stores.memory import MemoryStore
 from leasing.testing import LeasingTestMixin
@@ -43,7 +44,7 @@ class HttpStoreTest(_Stopped, StoreContract, TestCase):
     def is_serving(self) -> bool:
         return self.network.is_serving
 
-    def forged(self, grant: Grant) -> tuple[Any, uuid.UUID]:
+    def forged(self, grant: Term) -> tuple[Any, uuid.UUID]:
         return replace(grant.key, lease_key="x" * 43), grant.grant_id
 
 

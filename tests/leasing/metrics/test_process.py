@@ -19,7 +19,6 @@ from django.core.management.base import CommandError
 from prometheus_client import CollectorRegistry, generate_latest
 
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
-from leasing.holding.held_grant import HeldGrant
 from leasing.holding.keeper import Keeper
 from leasing.leader import Leader
 from leasing.metrics import port as metrics_port
@@ -31,7 +30,7 @@ from leasing.models import Lease
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import happened, is_heard, subscribe, unsubscribe
 from leasing.store import Renewals, Why, why_of
-from leasing.stores.rows import grant_of, row_store
+from leasing.stores.rows import term_of
 from tasks.metrics import process as task_metrics
 from tests.factories import grant_id_of, make_lease
 from tests.leasing.conftest import DatabaseClock
@@ -96,9 +95,7 @@ def test_each_renewal_is_counted_by_its_outcome(
 
     def answer(grants: Any) -> Renewals:
         all_of_them = usual(grants)
-        return Renewals(
-            {renewed._held.key: all_of_them.renewed[renewed._held.key]}, {lost._held.key: "revoked"}
-        )
+        return Renewals({renewed.key: all_of_them.renewed[renewed.key]}, {lost.key: "revoked"})
 
     store.answer = answer
     clock.advance(12)
@@ -166,7 +163,7 @@ def test_the_reason_of_a_loss_has_a_kind(happens: Callable[[Lease], object], why
 @pytest.mark.django_db
 def test_losses_are_counted_by_their_kind_and_never_by_their_words(value: Value) -> None:
     lease = make_lease()
-    overdue = HeldGrant(row_store(Lease, "default"), grant_of(lease)).overdue_reason
+    overdue = term_of(lease).overdue_reason
     for reason in (overdue, "the harbour burns"):
         happened("lease.lost", [Lease(resource="crane:1")], reason=reason)
 
@@ -205,7 +202,7 @@ def test_leaderships_are_counted_from_the_campaign_to_the_end(value: Value) -> N
     with leader:
         assert value("leasing_candidates") == value("leasing_leading") == 1
     with pytest.raises(LeaseLost), leader as term:
-        term._held.mark_lost("a test")
+        term.mark_lost("a test")
         assert value("leasing_leading") == 0
 
     kinds = {

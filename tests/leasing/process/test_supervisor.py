@@ -17,8 +17,8 @@ from typing import NamedTuple
 import pytest
 from django.test import override_settings
 
-from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import Term
 from leasing.process import deadman
 from leasing.process.supervisor import (
     KILLED,
@@ -383,12 +383,11 @@ def test_what_is_asked_before_it_has_begun_it_hears_when_it_has(
 
 
 @pytest.fixture
-def term(store: FakeStore) -> Iterator[Hold]:
+def term(store: FakeStore) -> Iterator[Term]:
     """By the real clock: the process that watches the command has no other."""
-    hold = hold_of(store, Keeper(threads=False), key="sched", ttl=300)
-    hold.__enter__()
-    yield hold
-    hold._held.abandon()
+    term = hold_of(store, Keeper(threads=False), key="sched", ttl=300).__enter__()
+    yield term
+    term.detach()
 
 
 def python(code: str) -> list[str]:
@@ -401,7 +400,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_command_is_told_its_lease_and_its_token(term: Hold, place: Path) -> None:
+def test_a_command_is_told_its_lease_and_its_token(term: Term, place: Path) -> None:
     code = "say('env', os.environ['LEASE_RESOURCE'] + ' ' + os.environ['LEASE_FENCING_TOKEN'])"
 
     assert run_under(term, python(code), threading.Event(), Oversight(0, 5)) == Run(0)
@@ -409,10 +408,10 @@ def test_a_command_is_told_its_lease_and_its_token(term: Hold, place: Path) -> N
 
 
 def test_a_command_is_asked_to_end_when_its_term_is_lost(
-    term: Hold, place: Path, caplog: pytest.LogCaptureFixture
+    term: Term, place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     code = "signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))\nsay('up')\nstay()"
-    lose = when(place, "up", lambda: term._held.mark_lost("revoked"))
+    lose = when(place, "up", lambda: term.mark_lost("revoked"))
 
     run = run_under(term, python(code), threading.Event(), Oversight(0, 5, last_words=PATIENCE))
 
@@ -422,8 +421,8 @@ def test_a_command_is_asked_to_end_when_its_term_is_lost(
     assert "its term was lost" in caplog.text
 
 
-def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(term: Hold, place: Path) -> None:
-    lose = when(place, "parent child", lambda: term._held.mark_lost("revoked"))
+def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(term: Term, place: Path) -> None:
+    lose = when(place, "parent child", lambda: term.mark_lost("revoked"))
 
     run = run_under(term, python(TWO), threading.Event(), Oversight(0, 5, last_words=0.2))
 
@@ -432,8 +431,8 @@ def test_a_deaf_command_is_killed_a_second_after_its_term_was_lost(term: Hold, p
     are_gone(int(said(place, "parent")), int(said(place, "child")))
 
 
-def test_a_command_is_killed_when_the_trust_in_its_term_ends(term: Hold, place: Path) -> None:
-    term._held.trusted_until = clocks.clock() + 0.5
+def test_a_command_is_killed_when_the_trust_in_its_term_ends(term: Term, place: Path) -> None:
+    term.trusted_until = clocks.clock() + 0.5
 
     deaf = python(DEAF + "say('up')\nstay()")
     run = run_under(term, deaf, threading.Event(), Oversight(0, 5))
@@ -442,7 +441,7 @@ def test_a_command_is_killed_when_the_trust_in_its_term_ends(term: Hold, place: 
     assert clocks.clock() >= term.trusted_until
 
 
-def test_asked_to_stop_a_command_has_its_time(term: Hold, place: Path) -> None:
+def test_asked_to_stop_a_command_has_its_time(term: Term, place: Path) -> None:
     stopping = threading.Event()
     stop = when(place, "up", stopping.set)
 
@@ -453,7 +452,7 @@ def test_asked_to_stop_a_command_has_its_time(term: Hold, place: Path) -> None:
 
 
 def test_an_error_of_this_process_ends_the_command(
-    term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch
+    term: Term, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(child: SupervisedCommand, seconds: float) -> None:
         for name in ("parent", "child"):
@@ -468,7 +467,7 @@ def test_an_error_of_this_process_ends_the_command(
 
 
 def test_killed_while_this_process_was_paused_it_is_known_to_have_outlived_its_term(
-    term: Hold, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    term: Term, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The process that watches does not wait for this one to wake up."""
     caplog.set_level(logging.WARNING)
@@ -478,8 +477,8 @@ def test_killed_while_this_process_was_paused_it_is_known_to_have_outlived_its_t
         monkeypatch.setattr(SupervisedCommand, "wait", waits)
         child.run_until(clocks.clock() + 0.2)
         child.watcher.wait(PATIENCE)
-        term._held.trusted_until = 0.0
-        term._held.mark_lost("it was not renewed in time")
+        term.trusted_until = 0.0
+        term.mark_lost("it was not renewed in time")
         child.wait(0)
 
     monkeypatch.setattr(SupervisedCommand, "wait", sleep_once)

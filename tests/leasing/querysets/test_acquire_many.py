@@ -17,7 +17,7 @@ from leasing.exceptions import (
     LeaseInTransaction,
     LeaseLost,
 )
-from leasing.holding import Hold
+from leasing.holding.term import Term
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets.granting import TRIES
 from leasing.querysets.lease import LeaseQuerySet
@@ -320,7 +320,7 @@ def test_without_the_block_nobody_renews_them(clocks: ManualKeeper) -> None:
 
 
 def test_one_lost_is_told_after_the_others_were_released(clocks: ManualKeeper) -> None:
-    holds: list[Hold] = []
+    holds: list[Term] = []
     with (
         pytest.raises(LeaseLost, match="b was lost: it was revoked"),
         Lease.objects.acquire_many(["a", "b", "c"]) as leases,

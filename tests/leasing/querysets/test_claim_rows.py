@@ -22,8 +22,7 @@ from leasing.exceptions import (
     LeaseLost,
     LeaseTimeout,
 )
-from leasing.holding import Hold
-from leasing.holding.held_grant import HeldGrant, keep_all
+from leasing.holding.term import Term, keep_all
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets import claim as querysets_claim
 from leasing.querysets.leasable import LeasableQuerySet
@@ -154,10 +153,10 @@ def test_a_row_is_held_while_the_block_runs(
     hold = hold_of(order)
     assert active() == []
 
-    with hold:
+    with hold as term:
         clocks.advance(60)
-        hold.ensure()
-        assert hold.resource == f"shop.order:{order.pk}"
+        term.ensure()
+        assert term.resource == f"shop.order:{order.pk}"
         assert active() == [order.pk]
         order.packed = True
         order.save()
@@ -167,7 +166,7 @@ def test_a_row_is_held_while_the_block_runs(
 
 
 def test_a_revoked_row_is_a_lost_hold(order: Order, clocks: ManualKeeper) -> None:
-    reported: list[Hold] = []
+    reported: list[Term] = []
     with pytest.raises(LeaseLost, match="revoked"), order.hold(on_lost=reported.append) as hold:
         Order.objects.revoke()
         clocks.renew()
@@ -342,7 +341,7 @@ def test_claimed_rows_are_renewed_in_the_block_and_released_after_it(
         clocks.advance(60)
         claimed.ensure()
         assert active() == [order.pk for order in claimed]
-        assert [hold._held.key for hold in claimed.holds] == [order.pk for order in claimed]
+        assert [hold.key for hold in claimed.holds] == [order.pk for order in claimed]
 
     assert active() == []
     assert Order.objects.released().count() == 3
@@ -449,23 +448,23 @@ def test_the_body_is_cancelled_when_one_of_its_rows_is_lost() -> None:
     async def story() -> None:
         async with await Order.objects.aclaim(3) as rows:
             holds.extend(rows.holds)
-            asyncio.get_running_loop().call_soon(rows.holds[1]._held.mark_lost, "for a test")
-            asyncio.get_running_loop().call_soon(rows.holds[2]._held.mark_lost, "for a test")
+            asyncio.get_running_loop().call_soon(rows.holds[1].mark_lost, "for a test")
+            asyncio.get_running_loop().call_soon(rows.holds[2].mark_lost, "for a test")
             await asyncio.Event().wait()
 
-    holds: list[Hold] = []
+    holds: list[Term] = []
     orders(3)
     with pytest.raises(LeaseLost, match="for a test") as loss:
         async_to_sync(story)()
     assert loss.value.resource == holds[1].resource
     assert isinstance(loss.value.__cause__, asyncio.CancelledError)
     assert len(active()) == 2, "what was lost here may be somebody else's"
-    assert not any(hold._held.interrupt for hold in holds)
+    assert not any(hold.interrupt for hold in holds)
 
 
 @in_earnest
 def test_a_row_lost_before_the_body_begins_cancels_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep_and_lose(kept: list[HeldGrant]) -> None:
+    def keep_and_lose(kept: list[Term]) -> None:
         keep_all(kept)
         for held in kept:
             held.mark_lost("for a test")
@@ -489,7 +488,7 @@ def test_a_body_that_fails_or_is_cancelled_by_others_keeps_its_error() -> None:
 
     async def failing() -> None:
         async with await Order.objects.aclaim(2) as rows:
-            rows.holds[0]._held.mark_lost("for a test")
+            rows.holds[0].mark_lost("for a test")
             raise KeyError
 
     async def cancelled() -> None:

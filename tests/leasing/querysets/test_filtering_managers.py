@@ -71,7 +71,9 @@ def test_holds_of_all_tenants_are_renewed_together(clocks: ManualKeeper) -> None
 
     for each in (first, second, third):
         each.ensure()
-        each.__exit__(None, None, None)
+    first.release()
+    second.release()
+    third.__exit__(None, None, None)
     assert held() == []
 
 

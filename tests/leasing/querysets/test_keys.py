@@ -139,7 +139,7 @@ def test_rows_are_kept_past_their_ttl(rows: list[Any], clocks: ManualKeeper) -> 
         clocks.advance(15)
         hold.ensure()
         claimed.ensure()
-        assert (hold._held.key, hold.resource) == (held.pk, held.lease_resource)
+        assert (hold.key, hold.resource) == (held.pk, held.lease_resource)
         assert model.objects.active().count() == 3
 
     assert not model.objects.active().exists()

@@ -15,7 +15,7 @@ from django.test import override_settings
 from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.functions import after
-from leasing.holding import Hold
+from leasing.holding.term import Term
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.testing.keeper import ManualKeeper
@@ -170,16 +170,16 @@ def test_renewals_never_move_the_deadline_beyond_the_longest_hold(clocks: Manual
 
 
 def test_a_hold_ends_with_its_longest_time_and_says_so(clocks: ManualKeeper) -> None:
-    reported: list[Hold] = []
+    reported: list[Term] = []
     hold = Lease.objects.hold("crane:1", ttl=10, max_hold=25, on_lost=reported.append)
     with pytest.raises(LeaseLost, match="its maximum hold time"), hold:
         clocks.advance(24)
-        assert hold.valid
+        assert hold.term.valid
         clocks.advance(1)
-        assert hold.lost.is_set()
+        assert hold.term.lost.is_set()
         assert row().expires_at > clocks.now - seconds(0.001)  # told before others get it
 
-    assert reported == [hold]
+    assert reported == [hold.term]
 
 
 def test_without_a_longest_hold_a_lease_is_renewed_for_ever(clocks: ManualKeeper) -> None:
@@ -273,28 +273,28 @@ def test_renewals_go_on_until_the_end_that_was_set(clocks: ManualKeeper) -> None
 
 
 def test_the_holder_hears_of_it_once_and_loses_it_at_the_end(clocks: ManualKeeper) -> None:
-    yielding: list[Hold] = []
-    reported: list[Hold] = []
+    yielding: list[Term] = []
+    reported: list[Term] = []
     hold = Lease.objects.hold(
         "crane:1", holder="ann", ttl=10, on_yield=yielding.append, on_lost=reported.append
     )
     with pytest.raises(LeaseLost, match="preempted by bob, which has a higher priority"), hold:
-        assert hold.yield_to == ""
+        assert hold.term.yield_to == ""
         ask(by="bob", preempt_after=30)
         clocks.advance(5)
-        assert (yielding, hold.yield_to) == ([hold], "bob")
+        assert (yielding, hold.term.yield_to) == ([hold.term], "bob")
         clocks.advance(20)
-        assert hold.valid
+        assert hold.term.valid
         clocks.advance(5)
-        assert not hold.valid
+        assert not hold.term.valid
 
-    assert (yielding, reported) == ([hold], [hold])
+    assert (yielding, reported) == ([hold.term], [hold.term])
     assert Lease.objects.acquire("crane:1", holder="bob", priority=9).grants == 2
     assert events("crane:1") == ["acquired", "preempted", "lost", "taken_over"]
 
 
 def test_another_asking_too_is_not_told_again(clocks: ManualKeeper) -> None:
-    yielding: list[Hold] = []
+    yielding: list[Term] = []
     with (
         pytest.raises(LeaseLost, match="preempted by cid"),
         Lease.objects.hold("crane:1", ttl=10, on_yield=yielding.append) as hold,
@@ -404,7 +404,7 @@ def test_who_waits_with_a_higher_priority_gets_it_at_the_deadline(
     clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Waits(clocks, monkeypatch)
-    yielding: list[Hold] = []
+    yielding: list[Term] = []
     hold = Lease.objects.hold("crane:1", holder="ann", ttl=10, on_yield=yielding.append)
     hold.__enter__()
 
@@ -412,8 +412,8 @@ def test_who_waits_with_a_higher_priority_gets_it_at_the_deadline(
 
     assert lease.holder == "bob"
     assert 15 <= clocks.passed <= 16
-    assert yielding == [hold]
-    assert hold.lost.is_set()
+    assert yielding == [hold.term]
+    assert hold.term.lost.is_set()
 
 
 def test_who_waits_with_no_higher_priority_waits_in_vain(
@@ -448,8 +448,8 @@ def test_who_yields_early_hands_over_at_once() -> None:
         with hold:
             winner = crew.submit(take)
             assert asked_to.wait(PATIENCE)
-            assert hold.yield_to == "bob"
-            hold.ensure()
+            assert hold.term.yield_to == "bob"
+            hold.term.ensure()
         lease = winner.result(PATIENCE)
 
     assert lease.holder == "bob"

@@ -14,8 +14,8 @@ from django.test import override_settings
 
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import after
-from leasing.holding import Hold
 from leasing.holding.keeper import Keeper, keeper
+from leasing.holding.term import Term
 from leasing.models import Lease
 from leasing.stores import rows
 from leasing.testing.keeper import ManualKeeper
@@ -38,16 +38,15 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("notes")]
 
 
 @pytest.fixture
-def hold(clocks: ManualKeeper) -> Iterator[Hold]:
-    """A hold on crane:1; how it ends is the test's."""
-    hold = Lease.objects.hold("crane:1", holder="ann", ttl=30)
-    hold.__enter__()
-    yield hold
-    hold._held.abandon()
+def hold(clocks: ManualKeeper) -> Iterator[Term]:
+    """A hold on crane:1, entered; how it ends is the test's."""
+    term = Lease.objects.hold("crane:1", holder="ann", ttl=30).__enter__()
+    yield term
+    term.detach()
 
 
 @pytest.fixture
-def lease(hold: Hold) -> Lease:
+def lease(hold: Term) -> Lease:
     return Lease.objects.get(resource="crane:1")
 
 
@@ -59,7 +58,7 @@ def written() -> list[str]:
     return list(Author.objects.order_by("pk").values_list("name", flat=True))
 
 
-def test_what_is_written_in_the_block_is_committed(hold: Hold, lease: Lease) -> None:
+def test_what_is_written_in_the_block_is_committed(hold: Term, lease: Lease) -> None:
     before = stored(lease)
     with hold.still_mine():
         write()
@@ -69,7 +68,7 @@ def test_what_is_written_in_the_block_is_committed(hold: Hold, lease: Lease) -> 
     hold.ensure()
 
 
-def test_a_block_may_follow_another(hold: Hold) -> None:
+def test_a_block_may_follow_another(hold: Term) -> None:
     for name in ("ann", "bob"):
         with hold.still_mine():
             write(name)
@@ -85,12 +84,12 @@ def test_rows_of_any_model_can_be_proved(clocks: ManualKeeper) -> None:
         Order.objects.revoke()
         with pytest.raises(LeaseLost, match="it was revoked"), hold.still_mine():
             write("late")
-        hold._held.abandon()
+        hold.detach()
 
     assert written() == ["ann"]
 
 
-def test_what_fails_in_the_block_is_rolled_back_and_the_hold_lives(hold: Hold) -> None:
+def test_what_fails_in_the_block_is_rolled_back_and_the_hold_lives(hold: Term) -> None:
     with pytest.raises(KeyError), hold.still_mine():
         write()
         raise KeyError
@@ -110,7 +109,7 @@ ENDS: dict[str, tuple[Callable[[Lease], object], str]] = {
 
 @pytest.mark.parametrize("end", list(ENDS))
 def test_a_lease_that_is_over_opens_no_block(
-    end: str, hold: Hold, lease: Lease, sent: Sent
+    end: str, hold: Term, lease: Lease, sent: Sent
 ) -> None:
     finish, reason = ENDS[end]
     finish(lease)
@@ -124,7 +123,7 @@ def test_a_lease_that_is_over_opens_no_block(
 
 @pytest.mark.parametrize("end", list(ENDS))
 def test_a_lease_that_ends_within_the_block_takes_its_writes_along(
-    end: str, hold: Hold, lease: Lease
+    end: str, hold: Term, lease: Lease
 ) -> None:
     finish, reason = ENDS[end]
 
@@ -136,7 +135,7 @@ def test_a_lease_that_ends_within_the_block_takes_its_writes_along(
 
 
 def test_a_block_that_lasts_longer_than_the_lease_writes_nothing(
-    hold: Hold, clocks: ManualKeeper
+    hold: Term, clocks: ManualKeeper
 ) -> None:
     """On the database's clock, whatever the holder's says."""
     with pytest.raises(LeaseLost, match="it expired at"), hold.still_mine():
@@ -148,7 +147,7 @@ def test_a_block_that_lasts_longer_than_the_lease_writes_nothing(
 
 
 def test_a_hold_that_is_not_trusted_any_more_opens_no_block(
-    hold: Hold, clocks: ManualKeeper, django_assert_num_queries: Any
+    hold: Term, clocks: ManualKeeper, django_assert_num_queries: Any
 ) -> None:
     clocks.frozen = True
     clocks.advance(29.9)
@@ -159,7 +158,7 @@ def test_a_hold_that_is_not_trusted_any_more_opens_no_block(
 
 def test_a_hold_that_was_never_entered_proves_nothing() -> None:
     with pytest.raises(RuntimeError, match="enter the hold first"):
-        Lease.objects.hold("crane:1").still_mine()
+        Lease.objects.hold("crane:1").term.still_mine()
 
 
 def test_a_refused_block_is_noted_though_it_is_rolled_back(notes: Keeper) -> None:
@@ -174,14 +173,14 @@ def test_a_refused_block_is_noted_though_it_is_rolled_back(notes: Keeper) -> Non
 
 
 @contextmanager
-def kept_by(own: Keeper, **terms: Any) -> Iterator[Hold]:
-    """A hold on crane:1 that nobody renews."""
+def kept_by(own: Keeper, **terms: Any) -> Iterator[Term]:
+    """The term of a hold on crane:1 that nobody renews."""
     hold = Lease.objects.hold("crane:1", holder="ann", **terms)
     hold._keeper = own
     own.clock = keeper.clock
-    hold.__enter__()
-    yield hold
-    hold._held.abandon()
+    term = hold.__enter__()
+    yield term
+    term.detach()
 
 
 # With others about
@@ -305,7 +304,7 @@ def test_a_block_that_waited_past_the_deadline_is_not_opened(
     assert written() == []
 
 
-def prove(hold: Hold) -> None:
+def prove(hold: Term) -> None:
     with hold.still_mine():
         write()
 

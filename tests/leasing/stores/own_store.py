@@ -11,8 +11,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from leasing.exceptions import LeaseHeld, LeaseLost
+from leasing.holding.term import Term
 from leasing.runtime.clock import clock
-from leasing.store import Grant, Incumbent, Reason, Renewal, Renewals, Why
+from leasing.store import Incumbent, Reason, Renewal, Renewals, Why
 from leasing.stores.base import BaseStore
 from leasing.validation.terms import Terms
 
@@ -51,7 +52,7 @@ class DictStore(BaseStore):
     def now(self) -> float:
         return clock() + self._ahead
 
-    def grant(self, resource: str, terms: Terms) -> Grant:
+    def grant(self, resource: str, terms: Terms) -> Term:
         with self._lock:
             entry = self._entries.get(resource)
             if entry is not None and entry.ends_at > self.now:
@@ -59,7 +60,7 @@ class DictStore(BaseStore):
             ttl = terms.ttl.total_seconds()
             entry = Entry(terms.holder, uuid.uuid4(), self.next_token(), ttl, self.now + ttl)
             self._entries[resource] = entry
-            return Grant(
+            return Term(
                 key=resource,
                 grant_id=entry.grant_id,
                 fencing_token=entry.token,
@@ -84,7 +85,7 @@ class DictStore(BaseStore):
                     answer.renewed[resource] = Renewal(self.moment(entry), remaining)
         return answer
 
-    def give_back(self, grant: Grant) -> bool:
+    def give_back(self, grant: Term) -> bool:
         with self._lock:
             entry = self._entries[grant.key]
             if entry.is_given_back and entry.grant_id == grant.grant_id:

@@ -16,8 +16,8 @@ from django.test import override_settings
 from leasing import Leader
 from leasing.checks.stores import check_stores
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
-from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import Term
 from leasing.holding.trust import margin
 from leasing.models import ApiToken, Lease
 from leasing.stores import InvalidStore, stores
@@ -57,7 +57,7 @@ def renewals(network: InProcess) -> list[httpx.Request]:
 def test_all_holds_of_a_client_cost_one_request_in_each_third_of_their_ttl(
     store: HttpStore, network: InProcess, clocks: ManualKeeper
 ) -> None:
-    holds: list[Hold] = []
+    holds: list[Term] = []
     for number in range(10):
         holds.append(store.hold(f"crane:{number}", ttl=30).__enter__())
         clocks.advance(7)
@@ -132,18 +132,18 @@ def test_a_hold_outlives_an_absence_for_as_long_as_its_trust(
     hold.__enter__()
     clocks.advance(4 * ttl)
     network.is_away = True
-    trusted_until = hold.trusted_until
+    trusted_until = hold.term.trusted_until
     clocks.advance(30)
     network.is_away = False
     clocks.advance(ttl)
 
     if ttl == 120:
-        assert hold.valid
-        hold.release()
+        assert hold.term.valid
+        hold.term.release()
     else:
         assert lost == [pytest.approx(trusted_until, abs=0.02)]
         with pytest.raises(LeaseLost, match="not renewed in time"):
-            hold.ensure()
+            hold.term.ensure()
         store.hold("crane:1").__enter__()
 
 
@@ -172,7 +172,7 @@ def test_what_is_wrong_with_a_service_is_told_and_no_secret(
         store.current("crane:1")
     with pytest.raises(StoreError, match="denies access"):
         hold.renew()
-    hold._held.abandon()
+    hold.detach()
     assert repr(store) == f"the lease service at {URL}"
 
 
@@ -241,7 +241,7 @@ def test_a_service_that_hangs_costs_holds_of_other_stores_nothing(
     terms = Terms.check(holder="me", ttl=30)
     for store in (remote, memory):
         grant = store.acquire("crane:1", terms)
-        Hold(store, keeper=live_keeper)._begin_term(grant).keep()
+        grant.keep(live_keeper)
     row = memory.look(("leasing.Lease", "crane:1"))
     wait_for(lambda: live_keeper.draining, timeout=PATIENCE)
     before = row.renewals

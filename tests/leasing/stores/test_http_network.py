@@ -21,10 +21,11 @@ from django.test import LiveServerTestCase, override_settings
 from pytest_django.live_server_helper import LiveServer
 
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
-from leasing.holding import Hold, held_grant
+from leasing.holding import term as holding_term
 from leasing.holding.keeper import keeper
+from leasing.holding.term import Term
 from leasing.models import ApiToken, Lease
-from leasing.store import Grant, NamedStore
+from leasing.store import NamedStore
 from leasing.stores.http import HttpStore
 from leasing.testing.contract import StoreContract, StoreRaces
 from tests.brokers import free_ports
@@ -63,7 +64,7 @@ class LiveHttpStoreTest(StoreContract, StoreRaces, LiveServerTestCase):
         self.addCleanup(store.disconnect)
         return store
 
-    def forged(self, grant: Grant) -> tuple[object, object]:  # type: ignore[override]
+    def forged(self, grant: Term) -> tuple[object, object]:  # type: ignore[override]
         return type(grant.key)(grant.resource, "x" * 43), grant.grant_id
 
     def is_serving(self) -> bool:
@@ -80,7 +81,7 @@ class Rivals:
         ]
         #: The network of the latest holder.
         self.network = self.networks[0]
-        self.holds: list[Hold] = []
+        self.holds: list[Term] = []
         self.tokens: list[int] = []
         self.outcomes: Counter[str] = Counter()
         self.overlaps = 0
@@ -115,7 +116,7 @@ class Rivals:
         finally:
             connections.close_all()
 
-    def _believe(self, hold: Hold, seconds: float) -> None:
+    def _believe(self, hold: Term, seconds: float) -> None:
         ends_at = time.monotonic() + seconds
         while time.monotonic() < ends_at and hold.valid:
             for other in self.holds[-2 * RIVALS :]:
@@ -160,7 +161,7 @@ def test_beliefs_never_overlap_whatever_the_network_does(
     stopped = threading.Event()
     network = threading.Thread(target=rivals.disturb, args=(stopped, faults), daemon=True)
     if is_sabotaged:  # as if it were counted from long after the answer
-        monkeypatch.setattr(held_grant, "margin", lambda ttl: -3 * ttl)
+        monkeypatch.setattr(holding_term, "margin", lambda ttl: -3 * ttl)
     network.start()
     try:
         if is_sabotaged:

@@ -99,7 +99,7 @@ def test_what_gives_rows_stays_with_the_database() -> None:
 def test_the_setting_is_read_when_the_hold_is_made(clocks: ManualKeeper) -> None:
     hold = Lease.objects.hold("berth:1")
     with override_settings(LEASING={"ENABLED": True}), hold:
-        assert hold.valid
+        assert hold.term.valid
 
 
 @pytest.mark.django_db

@@ -14,8 +14,9 @@ from django.test import SimpleTestCase, override_settings
 from leasing import Leader, leased, once
 from leasing.checks.stores import check_stores
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, UnsupportedByStore
+from leasing.holding.term import Term
 from leasing.models import Lease
-from leasing.store import Grant, Incumbent, NamedStore, Renewals
+from leasing.store import Incumbent, NamedStore, Renewals
 from leasing.stores import InvalidStore, store_of, stores
 from leasing.stores.memory import MemoryStore, memory
 from leasing.stores.rows import RowStore
@@ -70,7 +71,7 @@ class EqualTokens(DictStore):
 
 
 class KnowsTheHolderByName(DictStore):
-    def grant(self, resource: str, terms: Any) -> Grant:
+    def grant(self, resource: str, terms: Any) -> Term:
         entry = self._entries.get(resource)
         if entry is not None and entry.holder == terms.holder:
             entry.ends_at = 0
@@ -98,7 +99,7 @@ class RefusesAllForOne(DictStore):
 
 
 class RefusesASecondRelease(DictStore):
-    def give_back(self, grant: Grant) -> bool:
+    def give_back(self, grant: Term) -> bool:
         self._entries[grant.key].is_given_back = False
         return super().give_back(grant)
 
@@ -126,7 +127,7 @@ class ShowsWhoeverHadIt(DictStore):
 
 
 class IgnoresCase(DictStore):
-    def grant(self, resource: str, terms: Any) -> Grant:
+    def grant(self, resource: str, terms: Any) -> Term:
         return super().grant(resource.lower(), terms)
 
 

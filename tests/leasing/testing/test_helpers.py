@@ -17,8 +17,8 @@ from leasing import testing
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import database_now
-from leasing.holding import Hold
 from leasing.holding.keeper import keeper as process_keeper
+from leasing.holding.term import Term
 from leasing.holding.trust import margin
 from leasing.models import Lease, LeaseEvent
 from leasing.runtime import aio, clock
@@ -130,18 +130,11 @@ def test_what_cannot_be_leased_is_refused() -> None:
     with pytest.raises(TypeError):
         expire(7)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="FakeStore"):
-        expire(adopted_by(FakeStore()))
-
-
-def adopted_by(store: Any) -> Hold:
-    hold = Hold(store)
-    with manual_keeper():
-        hold._begin_term(granted()).keep()
-    return hold
+        expire(granted(store=FakeStore()))
 
 
 def test_the_holder_of_a_hold_that_expires_hears_of_it_at_once(clocks: ManualKeeper) -> None:
-    reported: list[Hold] = []
+    reported: list[Term] = []
     with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", on_lost=reported.append) as hold:
         expire(hold)
         assert reported == [hold]
@@ -254,9 +247,9 @@ def test_who_holds_it_instead_is_named(clocks: ManualKeeper) -> None:
 def test_a_hold_that_is_not_lost_is_said_to_be_held_or_not(clocks: ManualKeeper) -> None:
     hold = Lease.objects.hold("berth:1")
     with hold, pytest.raises(AssertionError, match="berth:1 is still held"):
-        assert_lost(hold)
+        assert_lost(hold.term)
     with pytest.raises(AssertionError, match="not held, and was not lost"):
-        assert_lost(hold)
+        assert_lost(hold.term)
 
 
 def test_a_loss_for_another_reason_is_named(clocks: ManualKeeper) -> None:
@@ -336,7 +329,7 @@ def test_a_process_that_was_suspended_finds_its_loss_when_it_goes_on(
 ) -> None:
     reported: list[float] = []
 
-    def on_lost(hold: Hold) -> None:
+    def on_lost(hold: Term) -> None:
         reported.append(clocks.passed)
 
     with pytest.raises(LeaseLost), Lease.objects.hold("berth:1", ttl=5, on_lost=on_lost) as hold:
@@ -390,7 +383,7 @@ def test_a_frozen_keeper_renews_nothing_until_it_is_thawed(clocks: ManualKeeper)
 def test_each_hold_is_told_at_its_own_moment(clocks: ManualKeeper) -> None:
     reported: dict[str, float] = {}
 
-    def on_lost(hold: Hold) -> None:
+    def on_lost(hold: Term) -> None:
         reported[hold.resource] = clocks.passed
 
     with (
@@ -429,12 +422,12 @@ def test_what_was_held_before_is_renewed_again_afterwards() -> None:
         hold = Lease.objects.hold("berth:1").__enter__()
         try:
             with manual_keeper():
-                assert process_keeper.holds == [hold._held]
-            assert process_keeper.holds == [hold._held]
+                assert process_keeper.holds == [hold]
+            assert process_keeper.holds == [hold]
             names = {thread.name for thread in threading.enumerate()}
             assert "leasing-renewer" in names
         finally:
-            hold._held.abandon()
+            hold.detach()
             process_keeper.stop()
 
 

@@ -31,4 +31,4 @@ def test_trust_in_a_claim_counts_from_before_its_request_left() -> None:
     with TaskClient("http://127.0.0.1:1/api", transport=httpx.MockTransport(answer)) as tasks:
         (claimed,) = tasks.claim()
 
-    assert claimed.grant.sent_at <= arrived[0]
+    assert claimed.term.sent_at <= arrived[0]

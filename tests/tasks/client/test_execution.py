@@ -18,8 +18,8 @@ import pytest
 
 from leasing.client.calls import Proof
 from leasing.exceptions import LeaseLost
+from leasing.holding.term import Term
 from leasing.runtime.clock import clock
-from leasing.store import Grant
 from leasing.testing import ManualKeeper, manual_keeper
 from tasks.client.calls import Claimed, RemoteTask
 from tasks.client.completer import Outcome
@@ -41,7 +41,7 @@ class Attempt:
 
     def __init__(self, *, timeout: float | None = None, of_handler: float | None = None) -> None:
         task = RemoteTask(17, "jobs.echo", "default", "running", 1, 1, "", {"task_data": {}})
-        grant = Grant(
+        grant = Term(
             key=Proof("17", "key"),
             grant_id=uuid.uuid4(),
             fencing_token=7,

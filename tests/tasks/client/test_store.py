@@ -14,8 +14,8 @@ import pytest
 from leasing.client import ServiceUnavailable, calls
 from leasing.client.calls import Proof
 from leasing.client.transport import Transport
+from leasing.holding.term import Term
 from leasing.runtime.clock import clock
-from leasing.store import Grant
 from tasks.client import TaskClient, Worker
 from tasks.client import calls as client_calls
 from tasks.client import worker as client_worker
@@ -63,10 +63,12 @@ def test_what_a_long_claim_brought_is_dropped_only_if_it_was_lost(
     renewed, lost, unanswered = (claimed(number) for number in (17, 18, 19))
     monkeypatch.setattr(client_calls, "MAX_TASKS", 2)
 
+    claimed_at = renewed.term.sent_at
+
     fresh = worker._fresh([renewed, lost, unanswered])
 
     assert [each.task.id for each in fresh] == [17, 19]
-    assert fresh[0].grant.sent_at > renewed.grant.sent_at
+    assert fresh[0].term.sent_at > claimed_at
     assert fresh[1] is unanswered
 
 
@@ -74,7 +76,7 @@ def claimed(number: int) -> Claimed:
     """Return a task that was claimed a second ago."""
     task = RemoteTask(number, "jobs.echo", "default", "running", 1, 10, "", {"task_data": {}})
     proof, now = Proof(str(number), "k" * 43), datetime.now(UTC)
-    grant = Grant(proof, uuid.uuid4(), 7, "me", task.resource, 30, 30, now, clock() - 1)
+    grant = Term(proof, uuid.uuid4(), 7, "me", task.resource, 30, 30, now, clock() - 1)
     return Claimed(task, grant, None, None)
 
 

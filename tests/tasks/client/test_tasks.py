@@ -77,7 +77,7 @@ def test_tasks_are_claimed_renewed_and_completed_together(
     assert remote.complete_many([(each, {"n": 1}) for each in claimed]) == {}
     assert len(service.network.requests) == 3
     assert Task.objects.filter(status="succeeded").count() == 100
-    assert set(remote.heartbeat(claimed).lost) == {each.grant.key for each in claimed}
+    assert set(remote.heartbeat(claimed).lost) == {each.term.key for each in claimed}
 
 
 def test_a_claim_that_the_service_still_makes_is_asked_for_again(

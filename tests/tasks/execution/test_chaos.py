@@ -86,7 +86,7 @@ def test_one_task_in_ten_is_not_renewed_any_more(
         assert store.calls == []
         clock.advance(1)
         manual_keeper.declare_lost()
-        assert hold.lost.is_set()
+        assert hold.term.lost.is_set()
 
     assert crashes == []
 

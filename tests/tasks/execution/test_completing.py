@@ -11,8 +11,8 @@ from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 
 from leasing.exceptions import LeaseInTransaction, LeaseLost
-from leasing.holding.held_grant import HeldGrant
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import Term
 from tasks.exceptions import Snooze
 from tasks.execution.completing import Completing
 from tasks.execution.context import Context
@@ -208,14 +208,14 @@ def test_a_renewal_under_way_as_it_commits_tells_of_no_loss(
     reported: Reported,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    left = HeldGrant.abandon
+    left = Term.detach
 
-    def renew_then_leave(hold: HeldGrant) -> None:
+    def renew_then_leave(hold: Term) -> None:
         clock.advance(15)
         notes.renew_due()
         left(hold)
 
-    monkeypatch.setattr(HeldGrant, "abandon", renew_then_leave)
+    monkeypatch.setattr(Term, "detach", renew_then_leave)
 
     def handler(ctx: Context, **data: Any) -> None:
         with ctx.completing():

@@ -660,14 +660,14 @@ def test_a_claimed_task_is_held_from_the_moment_its_claim_was_sent() -> None:
 
     try:
         assert hold.key == task.pk
-        assert (hold.grant_id, hold.grant.fencing_token) == (task.grant_id, task.fencing_token)
-        assert hold.grant.resource == task.lease_resource
+        assert (hold.grant_id, hold.fencing_token) == (task.grant_id, task.fencing_token)
+        assert hold.resource == task.lease_resource
         # The database's clock went on between the grant and its look at it.
         remaining = (task.expires_at - task.now).total_seconds()
         assert 0 < remaining <= 30
         assert hold.trusted_until == pytest.approx(sent_at + remaining - 0.6)
     finally:
-        hold.abandon()
+        hold.detach()
 
 
 def test_connections_that_are_too_old_are_closed_before_and_after(

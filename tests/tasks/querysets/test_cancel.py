@@ -119,7 +119,7 @@ def test_a_handler_hears_of_it_with_the_next_renewal_and_at_its_next_look(
     with pytest.raises(TaskCancelled):
         context.wait(60)
     assert execution.hold.valid
-    execution.hold.abandon()
+    execution.hold.detach()
 
 
 def test_a_task_that_is_lost_while_it_is_to_be_cancelled_is_lost_for_its_own_reason(
@@ -137,7 +137,7 @@ def test_a_task_that_is_lost_while_it_is_to_be_cancelled_is_lost_for_its_own_rea
 
     with pytest.raises(LeaseLost, match="it was not renewed in time"):
         execution.context().ensure()
-    execution.hold.abandon()
+    execution.hold.detach()
 
 
 def test_the_holder_of_a_task_ends_it_as_cancelled(

@@ -47,7 +47,7 @@ def test_a_task_that_its_holder_ends_leaves_the_block(
         ended = row_of(claimed[0])
         clocks.advance(60)
         claimed.ensure()
-        assert not any(hold._held.is_lost for hold in claimed.holds)
+        assert not any(hold.is_lost for hold in claimed.holds)
 
     assert row_of(claimed[0]) == ended
     assert not any(refusals(claimed[0]))
@@ -59,9 +59,9 @@ def test_a_renewal_under_way_takes_no_end_for_a_loss(end: Callable[[Task], Any])
     make_task()
     with Task.objects.claim("ann") as claimed:
         (hold,) = claimed.holds
-        with just_before_the_update(lambda: hold._held.mark_lost("it was already processed")):
+        with just_before_the_update(lambda: hold.mark_lost("it was already processed")):
             end(claimed[0])
-        assert not hold._held.is_lost
+        assert not hold.is_lost
 
 
 def test_a_task_leaves_the_block_by_another_instance_of_its_row(clocks: ManualKeeper) -> None:
@@ -104,13 +104,13 @@ def test_an_end_that_is_rolled_back_leaves_the_task_in_the_block() -> None:
         with suppress(KeyError), transaction.atomic():
             Task.objects.complete(claimed[0], 1)
             raise KeyError
-        assert hold._held in keeper.holds
+        assert hold in keeper.holds
         claimed.ensure()
 
         with transaction.atomic():
             Task.objects.give_back(Task.objects.get(), "no paper")
             assert hold.valid, "it may still be rolled back"
-        assert hold._held not in keeper.holds
+        assert hold not in keeper.holds
 
     assert Task.objects.ready().exists()
 

@@ -159,7 +159,7 @@ def test_the_zombie_is_told_by_its_next_renewal_and_what_it_writes_is_refused(
 
     clock.advance(1500)
     notes.renew_due()
-    assert hold.loss.is_set()
+    assert hold.lost.is_set()
     with pytest.raises(LeaseLost):
         hold.ensure()
     for late in (lambda: ctx.progress(1), lambda: Task.objects.complete(task, "late")):

@@ -130,7 +130,7 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
     Task.objects.update(timeout=own and timedelta(seconds=own))
 
     execution = Execution(claimed(task, "ann"), threading.Event())
-    execution.hold.abandon()
+    execution.hold.detach()
     assert execution.interruption.deadline is None
     execution.start_timeout()
 

@@ -1,0 +1,538 @@
+"""One grant that this process was given: what its store answered, what the keeper renews, what its
+holder uses, and how it ends. It is never used twice: a hold that is entered again has another.
+
+    state       its holder                             it is
+    DETACHED    has not begun, or has ended its row    neither renewed nor released: it ends by
+                by a write of its own                  other means, or by its ttl
+    HELD        works under it                         renewed, and trusted until ``trusted_until``
+    ENDING      is ending it by a write of its own     the same; a loss is no news
+    LOST        works on, until it learns of that      over: the store says so, or no renewal was
+                                                       answered in time
+    UNRELEASED  has left it                            being released, or that failed: it can be
+                                                       tried again
+    RELEASED    has left it, or knows of its loss      over
+
+An event below is what it makes of each state; a state that it does not name it leaves as it is. So
+an answer that comes late wakes no term that is over. All that changes the state is in this one
+file, under one lock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from copy import copy
+from datetime import datetime
+from enum import StrEnum
+from functools import partial
+from typing import Any, Self, TypeVar
+
+from leasing.exceptions import LeaseLost
+from leasing.holding.interrupt import Interrupt
+from leasing.holding.keeper import Keeper, keeper
+from leasing.holding.trust import interval, margin
+from leasing.runtime.aio import in_thread
+from leasing.runtime.event_lines import log
+from leasing.runtime.events import happened
+from leasing.runtime.terminal import label
+from leasing.store import Reason, Renewal, Store, Why
+
+#: Tries of ``renew()`` while the row is locked, and the seconds between them.
+BUSY_TRIES, BUSY_PAUSE = 10, 0.05
+
+FORKED = Reason(Why.OTHER, "this process is a fork of the holder")
+
+
+class State(StrEnum):
+    """The state of a term, as its repr shows it."""
+
+    DETACHED = "detached"
+    HELD = "held"
+    ENDING = "held, about to end"
+    LOST = "lost"
+    UNRELEASED = "not released yet"
+    RELEASED = "released"
+
+
+KEEP = {State.DETACHED: State.HELD}
+EXPECT_END = {State.HELD: State.ENDING}
+LOSE = {State.HELD: State.LOST, State.ENDING: State.LOST}
+DETACH = {State.HELD: State.DETACHED, State.ENDING: State.DETACHED, State.LOST: State.RELEASED}
+RELEASE = {State.HELD: State.UNRELEASED, State.ENDING: State.UNRELEASED}
+#: The store has released it ...
+CONFIRM = {State.UNRELEASED: State.RELEASED}
+#: ... or answers that it was lost before.
+REFUSE = {State.UNRELEASED: State.LOST}
+
+#: The states in which its holder has not left it.
+KEPT = frozenset({State.HELD, State.ENDING, State.LOST})
+
+#: Held for a few assignments at a time, and for no call that could wait: one lock for all terms of
+#: the process takes less time than one for each.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may have had it.
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+class Loss(threading.Event):
+    """An event that is true once it is set, and can be used as a condition."""
+
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+
+class Term:
+    """One term of one holder, as the store granted it, and what became of it.
+
+    Args:
+        key: The key of its row in the store, together with its ``grant_id``; hashable.
+        grant_id: The proof of this term: no two have the same.
+        fencing_token: Greater than any earlier token of this resource: pass it with every write, so
+            that the target rejects lower ones.
+        holder: The name of its holder.
+        resource: The name of what is leased.
+        ttl: Seconds for which the grant and each renewal are valid.
+        remaining: Seconds that were left by the store's clock when it answered.
+        expires_at: The moment from which the store grants the lease to others, unless it is renewed
+            before.
+        sent_at: The moment on the holder's clock before the request was sent, from which they are
+            counted.
+        row: The granted row, for the store and for receivers of signals.
+        store: The store that granted it.
+    """
+
+    # A default is the class's until an attribute is set: most terms of short work end without ever
+    # being renewed, and make only what they use.
+    due_at: float = 0.0
+    #: The moment on the holder's clock at which ``valid`` ends, unless it is renewed before.
+    trusted_until: float = 0.0
+    #: The name of a requester of higher priority, for whom to finish soon; empty while there is
+    #: none.
+    yield_to: str = ""
+    state: State = State.DETACHED
+    #: Why it was lost; empty unless it was.
+    reason: str = ""
+    #: Called once with this object, on a thread of the keeper, when it is lost.
+    on_lost: Callable[[Any], object] | None = None
+    #: Called once with this object when somebody of higher priority asks for it.
+    on_yield: Callable[[Any], object] | None = None
+    #: Returns True while the thread or coroutine of the work runs; otherwise it is not renewed.
+    proof: Callable[[], bool] | None = None
+    #: True if the callbacks end at once: they do not wait behind others that hang.
+    is_prompt: bool = False
+    #: Cancels the block that it is held for.
+    interrupt: Interrupt | None = None
+    _keeper: Keeper = keeper
+    _loss: Loss | None = None
+    _is_last: bool = False
+
+    def __init__(
+        self,
+        key: Any,
+        grant_id: uuid.UUID,
+        fencing_token: int,
+        holder: str,
+        resource: str,
+        ttl: float,
+        remaining: float,
+        expires_at: datetime,
+        sent_at: float = 0.0,
+        row: Any = None,
+        store: Any = None,
+    ) -> None:
+        self.key = key
+        self.grant_id = grant_id
+        self.fencing_token = fencing_token
+        self.holder = holder
+        self.resource = resource
+        self.ttl = ttl
+        self.remaining = remaining
+        self.expires_at = expires_at
+        self.sent_at = sent_at
+        self.row = row
+        self.store: Store = store
+
+    def __repr__(self) -> str:
+        if self.valid:
+            state = f"held, {self.trusted_until - self._keeper.clock():.1f} s left"
+        elif self.is_lost or self.state in KEPT:
+            state = f"lost: {self.reason or self.overdue_reason}"
+        else:
+            state = self.state
+        who = f"holder {self.holder}, token {self.fencing_token}"
+        return f"<Term {label(self.resource)}: {who}, {state}>"
+
+    # For its holder
+
+    @property
+    def interval(self) -> float:
+        """Seconds between renewals."""
+        return interval(self.ttl)
+
+    @property
+    def valid(self) -> bool:
+        """Return True if the lease is certainly still held."""
+        return self._keeper.clock() < self.trusted_until
+
+    @property
+    def lost(self) -> Loss:
+        """An event that is set, and true, once it is lost: ``if term.lost``.
+        ``term.lost.wait(seconds)`` is a sleep that ends early."""
+        with _lock:
+            # Made on first use: an event takes as much memory as all the rest.
+            if self._loss is None:
+                self._loss = Loss()
+                if self.reason:
+                    self._loss.set()
+            return self._loss
+
+    def ensure(self) -> None:
+        """Raise LeaseLost unless the lease is certainly still held."""
+        if not self.valid:
+            self.mark_lost(self.overdue_reason)
+            raise LeaseLost(self.resource, self.reason or "it was released")
+
+    def renew(self) -> None:
+        """Renew now, without waiting for the keeper. If another transaction has locked the row,
+        this is tried for about half a second and then left to the keeper. Raises LeaseLost."""
+        keeper = self._keeper
+        for _ in range(BUSY_TRIES):
+            self.ensure()
+            sent_at = keeper.clock()
+            answer = self.store.renew({self.key: self.grant_id}, self.interval)
+            told = {"answer": answer, "sent_at": sent_at, "now": keeper.clock()}
+            happened("lease.renewals", [self], store=self.store, **told)
+            if self.key in answer.lost:
+                self.mark_lost(answer.lost[self.key])
+            elif self.key in answer.renewed:
+                self.renewed(sent_at, answer.renewed[self.key])
+                self.due_at = keeper.next_due(sent_at, self.interval, self.store)
+                self.ensure()
+                return
+            else:
+                self.lost.wait(BUSY_PAUSE)
+        self.ensure()
+
+    def still_mine(self) -> AbstractContextManager[None]:
+        """A block for your own writes: one transaction, which commits only if the lease is still
+        held at the commit, by the database's clock.
+
+        The lease's row is locked during the block. Nobody can take it and it cannot be renewed
+        either, so keep the block well below the ttl. Raises LeaseLost at the beginning or at the
+        end; nothing is written then.
+        """
+        self.ensure()
+        return self.store.proving(self.held_row)
+
+    def refused(self, verb: str, reason: str) -> None:
+        """Record that the target refused a late write under this term."""
+        self.store.refused(self.held_row, verb, reason)
+
+    def release(self) -> None:
+        """Release the lease now; the keeper stops renewing it. A second call changes nothing, or
+        tries again if the first has failed.
+
+        Raises LeaseLost if it was lost before.
+        """
+        if not self.valid:
+            self.mark_lost(self.overdue_reason)
+        leave_all([self], RELEASE)
+        if self.reason:
+            self.detach()
+            raise LeaseLost(self.resource, self.reason)
+        if self.state is not State.UNRELEASED:
+            return
+        try:
+            self.store.release(self)
+        except LeaseLost as loss:
+            self.refuse(loss.reason)
+            raise
+        self.confirm()  # and not before: after a failure a second call tries again
+
+    # Its state
+
+    def _takes(self, event: Mapping[State, State]) -> bool:
+        """Let ``event`` happen, under the lock. Return True if it changes the state."""
+        after = event.get(self.state)
+        if after is None:
+            return False
+        self.state = after
+        return True
+
+    @property
+    def is_kept(self) -> bool:
+        """Return True until its holder leaves it, also once it is lost."""
+        return self.state in KEPT
+
+    @property
+    def is_lost(self) -> bool:
+        """Return True once it is lost."""
+        return bool(self.reason)
+
+    def keep(self, keeper: Keeper = keeper) -> None:
+        """Trust it, and have it renewed by ``keeper``."""
+        keep_all([self], keeper)
+
+    def expect_end(self) -> None:
+        """Continue to renew, but do not report a loss: the holder is ending it by a write of its
+        own."""
+        with _lock:
+            self._takes(EXPECT_END)
+
+    def detach(self) -> None:
+        """Stop renewing without a release: the row is ended by other means."""
+        detach_all([self])
+
+    def resume(self, trusted_until: float) -> None:
+        """Undo ``detach``: the row was not ended after all. It is trusted as before, until
+        ``trusted_until``."""
+        with _lock:
+            if not self._takes(KEEP):
+                return
+            self.trusted_until = trusted_until
+        self._keeper.add(self)
+
+    def mark_lost(self, reason: str) -> None:
+        """Mark it lost for ``reason``. Only the first call counts."""
+        self._lose(LOSE, reason)
+
+    def _lose(self, event: Mapping[State, State], reason: str) -> None:
+        with _lock:
+            is_news = self.state is not State.ENDING
+            if not self._takes(event):
+                return
+            self.reason = reason or Reason(Why.OTHER, "its store gave no reason")
+            self.trusted_until = 0.0
+            if self._loss is not None:
+                self._loss.set()
+        self._keeper.discard(self)
+        happened("hold.lost", [self], reason=reason)
+        interrupt = self.interrupt
+        if interrupt is not None:
+            interrupt()
+        if is_news:
+            try:
+                self._keeper.call(self._tell_lost, is_prompt=self.is_prompt)
+            finally:  # without threads the callback runs here, and may raise
+                self._keeper.call(partial(self.store.lost, self, reason))
+
+    def confirm(self) -> None:
+        """Take it for released: the store has answered so."""
+        with _lock:
+            self._takes(CONFIRM)
+
+    def refuse(self, reason: str) -> None:
+        """Mark it lost by a release that the store refused for ``reason``."""
+        self._lose(REFUSE, reason)
+        self.detach()
+
+    def forget(self) -> None:
+        """Mark it lost in a forked child, which never held it, without a callback."""
+        # Without the lock, which a thread of the parent may have had.
+        self.state, self.reason, self.trusted_until = State.LOST, FORKED, 0.0
+        self._loss = self.interrupt = None
+
+    # What the keeper calls
+
+    def renewed(self, sent_at: float, renewal: Renewal) -> None:
+        """Extend trust by the answer to a renewal sent at ``sent_at``; a late answer is ignored."""
+        if self._keeper.clock() >= self.trusted_until:
+            self.mark_lost(self.overdue_reason)
+        with _lock:
+            if self.state not in LOSE:
+                return
+            believed = sent_at + renewal.remaining - margin(self.ttl)
+            self.trusted_until = max(self.trusted_until, believed)
+            self.expires_at = renewal.expires_at
+            asked = renewal.yield_to and not self.yield_to
+            self.yield_to = renewal.yield_to
+            self._is_last = renewal.is_last
+        happened("hold.renewed", [self])
+        if asked:
+            self._keeper.call(self._tell_asked, is_prompt=self.is_prompt)
+
+    def goes_on(self) -> bool:
+        """Return True unless the thread or coroutine of the work is known to have ended."""
+        proof = self.proof
+        return proof is None or proof()
+
+    @property
+    def overdue_reason(self) -> Reason:
+        """The reason of the loss when trust ends."""
+        # A request to cancel a task sets ``yield_to``, but does not end its renewals.
+        if self.yield_to and self._is_last:
+            words = f"preempted by {self.yield_to}, which has a higher priority"
+            return Reason(Why.PREEMPTED, words)
+        if self._is_last:
+            return Reason(Why.LIMIT, "its maximum hold time (max_hold) was reached")
+        return Reason(Why.OVERDUE, "it was not renewed in time")
+
+    # What may be dropped meanwhile is read once.
+
+    def _tell_asked(self) -> None:
+        on_yield = self.on_yield
+        if on_yield is not None:
+            on_yield(self)
+
+    def _tell_lost(self) -> None:
+        on_lost = self.on_lost
+        if on_lost is not None:
+            on_lost(self)
+
+    # What its block, its runner and its store call
+
+    @property
+    def granted_until(self) -> float:
+        """Return the end of the grant on the holder's clock, without the margin, if it is never
+        renewed."""
+        return self.sent_at + self.remaining
+
+    def extend(self, sent_at: float, renewal: Renewal) -> Self:
+        """Count from the answer to a renewal sent at ``sent_at``, while nobody keeps it. Returns
+        it."""
+        self.sent_at, self.remaining = sent_at, renewal.remaining
+        self.expires_at = renewal.expires_at
+        return self
+
+    @property
+    def held_row(self) -> Any:
+        """Return the row under this grant, for writes that prove it: a copy where the holder has
+        read the row again, which may be revoked or under the grant of somebody else by now."""
+        row, granted = self.row, self.grant_id
+        # Most often the same object, which takes less time to see than that two are equal.
+        is_same = row.grant_id is granted or row.grant_id == granted
+        if is_same and row.fencing_token == self.fencing_token:
+            return row
+        row = copy(row)
+        row.grant_id, row.fencing_token = granted, self.fencing_token
+        row.holder, row.expires_at = self.holder, self.expires_at
+        return row
+
+    def end(self, error: BaseException | None) -> None:
+        """Release it after work that ended with ``error``, or None. Raises LeaseLost if it was lost
+        before, unless the work failed. A release that fails is logged."""
+        try:
+            if self.is_kept:
+                self.release()
+        except LeaseLost:
+            if error is None:
+                raise
+        except Exception as failure:
+            self.note_unreleased(failure)
+
+    def leave(self, error: BaseException | None) -> None:
+        """``end`` it with its block."""
+        try:
+            self.end(error)
+        finally:
+            self.unfollow()
+
+    async def aleave(self, error: BaseException | None) -> None:
+        """``leave``, for a coroutine. One that a loss cancelled gets LeaseLost instead."""
+        interrupt, self.interrupt = self.interrupt, None
+        try:
+            if interrupt is not None and interrupt.explains(error):
+                self.detach()
+                raise LeaseLost(self.resource, self.reason) from error
+            if self.is_kept:
+                await in_thread(self.end, error)
+        finally:
+            self.unfollow()
+
+    def note_unreleased(self, failure: Exception) -> None:
+        """Log that the release failed. The work was done under the lease; it ends by its ttl, or by
+        a later ``release``."""
+        log.lease_unreleased(resource=self.resource, holder=self.holder, error=failure)
+
+    def interrupt_by(self, interrupt: Interrupt) -> None:
+        """Call ``interrupt`` when it is lost, or now if it is lost already."""
+        self.interrupt = interrupt
+        if self.is_lost:
+            interrupt()
+
+    def follow(self) -> None:
+        """Tell that its block begins, on this thread or coroutine."""
+        happened("hold.begun", [self], inside=True)
+
+    def unfollow(self) -> None:
+        """Tell that its block has ended."""
+        happened("hold.ended", [self])
+
+    def drop(self) -> None:
+        """``detach`` it for good, and drop its callbacks."""
+        drop_all([self])
+
+    def drop_callbacks(self) -> None:
+        """Tell nobody of a loss from now on."""
+        self.on_lost = self.on_yield = self.proof = None
+
+
+# Many at a time. All terms of one call have the same keeper.
+
+AnyTerm = TypeVar("AnyTerm", bound=Term)
+
+
+def keep_all(terms: Sequence[Term], keeper: Keeper = keeper) -> None:
+    """``keep`` each. All were granted at the same time and for the same ttl, the earliest first.
+
+    Raises RuntimeError if the thread that would renew them cannot be started.
+    """
+    if not terms:
+        return
+    first = terms[0]
+    distrusted = margin(first.ttl)
+    # One statement renews them all.
+    due_at = keeper.next_due(first.sent_at, first.interval, first.store)
+    with _lock:
+        kept = [term for term in terms if term._takes(KEEP)]
+        for term in kept:
+            term.trusted_until = term.granted_until - distrusted
+            term.due_at = due_at
+            term._keeper = keeper
+    try:
+        keeper.add_many(kept)
+    except RuntimeError:
+        detach_all(kept)
+        raise
+
+
+def valid_of(terms: Sequence[AnyTerm]) -> list[AnyTerm]:
+    """Return those that are ``valid``."""
+    if not terms:
+        return []
+    now = terms[0]._keeper.clock()
+    return [term for term in terms if now < term.trusted_until]
+
+
+def leave_all(terms: Sequence[Term], event: Mapping[State, State]) -> None:
+    """Take ``event``, after which nothing is renewed: DETACH or RELEASE."""
+    if not terms:
+        return
+    with _lock:
+        for term in terms:
+            term._takes(event)
+            term.trusted_until = 0.0
+    terms[0]._keeper.discard_many(terms)
+
+
+def detach_all(terms: Sequence[Term]) -> None:
+    """``detach`` each."""
+    leave_all(terms, DETACH)
+
+
+def drop_all(terms: Sequence[Term]) -> None:
+    """``drop`` each."""
+    detach_all(terms)
+    for term in terms:
+        term.drop_callbacks()
