@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,7 +11,6 @@ from django.db import connections, models
 from django.db.models import Case, IntegerField, Q, Value, When
 
 from leasing.conf import leasing_settings
-from leasing.db.statements import cached_statement
 
 COUNT_CAP = 10_000
 #: Among how many rows of a list its search counts.
@@ -69,23 +68,8 @@ def capped_count(rows: models.QuerySet[Any], cap: int = COUNT_CAP) -> Capped:
 
 def count_together(tallies: Mapping[Key, Tally]) -> dict[Key, dict[str, Capped]]:
     """Return the counts of each of ``tallies``, read by one statement."""
-    return _counted(tallies, *_compiled(tallies))
-
-
-def count_often(
-    about: Hashable, make: Callable[[], Mapping[Key, Tally]]
-) -> dict[Key, dict[str, Capped]]:
-    """``count_together`` what ``make`` returns, compiled once for all calls with an equal
-    ``about``."""
-
-    def compiled() -> tuple[Mapping[Key, Tally], str, list[Any]]:
-        tallies = make()
-        return tallies, *_compiled(tallies)
-
-    return _counted(*cached_statement((count_often, leasing_settings.DATABASE, about), compiled))
-
-
-def _compiled(tallies: Mapping[Key, Tally]) -> tuple[str, list[Any]]:
+    if not tallies:
+        return {}
     tables: list[str] = []
     params: list[Any] = []
     connection = connections[leasing_settings.DATABASE]
@@ -99,16 +83,8 @@ def _compiled(tallies: Mapping[Key, Tally]) -> tuple[str, list[Any]]:
         counts = ", ".join(["COUNT(*)", *[f"COUNT({mark})" for mark in marks]])
         tables.append(f"(SELECT {counts} FROM ({sql}) r{number}) t{number}")
         params += own
-    return f"SELECT * FROM {', '.join(tables)}", params
-
-
-def _counted(
-    tallies: Mapping[Key, Tally], sql: str, params: list[Any]
-) -> dict[Key, dict[str, Capped]]:
-    if not tallies:
-        return {}
-    with connections[leasing_settings.DATABASE].cursor() as cursor:
-        cursor.execute(sql, params)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {', '.join(tables)}", params)
         numbers = iter(cursor.fetchone())
     return {key: _counts(tally, numbers) for key, tally in tallies.items()}
 

@@ -33,9 +33,6 @@ PATIENCE = timedelta(seconds=10)
 #: More workers, or more paused schedules, than this are counted, not named.
 NAMED = 3
 
-#: The time within which recovery must find a task; later it is reported as stuck.
-SWEPT_WITHIN = timedelta(seconds=5)
-
 #: The time for which a failure is fresh; older ones come after what is paused.
 FRESH = timedelta(hours=1)
 
@@ -94,8 +91,10 @@ class Figures:
     unserved: list[QueueLine] = field(default_factory=list)
     #: Queues where something waits that only Celery workers serve, while no relay tells them.
     unpublished: list[QueueLine] = field(default_factory=list)
-    #: Waiting tasks that no worker of their queue has a handler for, by name.
+    #: Waiting tasks that no worker of their queue has a handler for, by name; where more wait than
+    #: are counted one by one, those that workers have given back.
     unknown: dict[str, Unknown] = field(default_factory=dict)
+    is_deep: bool = False
     #: Workers that were seen lately, and how many of them run recovery.
     workers: int = 0
     sweepers: int = 0
@@ -231,7 +230,7 @@ def _workers(figures: Figures, unread: Sequence[str]) -> Iterator[Need]:
             WORKERS,
         )
     if figures.unknown:
-        yield _unknown(figures.unknown)
+        yield _unknown(figures)
     if figures.deaths:
         yield _dying(figures.deaths, figures.now)
     if figures.gone:
@@ -240,8 +239,9 @@ def _workers(figures: Figures, unread: Sequence[str]) -> Iterator[Need]:
         yield _late(figures.late, figures)
 
 
-def _unknown(unknown: dict[str, Unknown]) -> Need:
-    count = Capped(sum(each.count for each in unknown.values()))
+def _unknown(figures: Figures) -> Need:
+    unknown = figures.unknown
+    count = Capped(sum(each.count for each in unknown.values()), more=figures.is_deep)
     tasks = _count(count, "task waits", "tasks wait")
     name, more = min(unknown), len(unknown) - 1
     others = f" and {plural(more, 'other name')}" if more else ""
@@ -478,7 +478,7 @@ def _named(workers: Sequence[str]) -> str:
 
 
 def _count(count: Capped, one: str, many: str) -> str:
-    return f"1 {one}" if count.value == 1 else f"{count} {many}"
+    return f"1 {one}" if str(count) == "1" else f"{count} {many}"
 
 
 def _waiting_tasks(count: Capped) -> str:

@@ -11,22 +11,23 @@ from functools import partial
 from typing import Any, Final
 
 from django.db import connections, transaction
-from django.db.models import DateTimeField, ExpressionWrapper, F, Q
+from django.db.models import F, Q
 
 from leasing.conf import leasing_settings
+from leasing.db.compiled_queries import query_instances
 from leasing.db.row_locks import RowLock, row_locks
 from leasing.diagnosis.lease import waited_for
 from leasing.functions import DbNow, after
 from leasing.humanize import Sentence
 from leasing.models import Lease, LeaseEvent
 from leasing.web.cache import SHARED_FOR, shared
-from leasing.web.counts import Capped, Tally, count_often
+from leasing.web.counts import Capped
 from tasks.dashboard import listing, troubles
 from tasks.dashboard.badges import GENERATOR_BADGES, SEVERITY_BADGES
 from tasks.dashboard.charts import Chart, series
-from tasks.dashboard.health import NAMED, SWEPT_WITHIN, Figures, assess
+from tasks.dashboard.health import NAMED, Figures, assess
 from tasks.dashboard.line_chart import trimmed
-from tasks.dashboard.queue_rows import Queues, read_queues
+from tasks.dashboard.queue_rows import LATE, Queues, read_queues
 from tasks.dashboard.schedule_status import status_of
 from tasks.dashboard.worker_rows import by_fleet, state_of, with_tasks
 from tasks.diagnosis.reasons import WAITS
@@ -34,7 +35,6 @@ from tasks.generator import GeneratorStatus, generator_status
 from tasks.log import log
 from tasks.maintenance.invariants import Unknown, unknown_by_name
 from tasks.models import Sample, Schedule, Task, Worker, WorkerRole, WorkerState
-from tasks.querysets.base import lapse
 
 #: The time for which a worker that vanished is still shown here.
 GONE_SHOWN_FOR = timedelta(minutes=10)
@@ -43,8 +43,8 @@ WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
 SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
 #: Seconds that polls share the names that no worker knows, and what lasts for minutes.
 UNKNOWN_FOR, UNUSUAL_FOR = 10, 10
-#: Paused schedules that are read; people write schedules, so they are few.
-PAUSED_READ = 100
+#: Overdue and paused schedules that are read; people write schedules, so they are few.
+SCHEDULES_READ = 100
 #: Late tasks whose rows are looked at, for locks on them.
 LATE_READ = 100
 #: Events of a lease that are read for what its terms usually last.
@@ -109,10 +109,13 @@ def _apart() -> Any:
 
 def _workers() -> list[Worker]:
     """Return the workers that were seen lately, those in trouble first."""
-    seen_lately = Worker.objects.home().filter(
-        stopped_at=None, last_seen_at__gte=DbNow() - GONE_SHOWN_FOR
-    )
-    rows = list(seen_lately.with_state().defer("handlers").order_by("-pk")[:1_000])
+
+    def seen_lately() -> Any:
+        since = DbNow() - GONE_SHOWN_FOR
+        rows = Worker.objects.home().filter(stopped_at=None, last_seen_at__gte=since)
+        return rows.with_state().defer("handlers").order_by("-pk")[:1_000]
+
+    rows = query_instances((_workers, leasing_settings.DATABASE), seen_lately, {})
     return sorted(rows, key=lambda row: state_of(row) == WorkerState.LIVE)
 
 
@@ -145,12 +148,12 @@ def _figures(
 ) -> Figures:
     present = _present(workers)
     lines = queues.lines if queues else []
-    counts = count_often("overview", _tallies)
+    unusual = partial(_unusual, queues, workers, now)
     return Figures(
-        running=counts["running"]["all"],
-        stuck=counts["running"]["stuck"],
+        running=queues.running if queues else None,
+        stuck=queues.stuck if queues else None,
+        overdue=queues.overdue if queues else None,
         failed=listing.count_of("failed", fresh=fresh),
-        overdue=counts["running"]["overdue"],
         ready=queues.ready if queues else None,
         scheduled=queues.scheduled if queues else None,
         oldest=queues.oldest if queues else None,
@@ -167,31 +170,31 @@ def _figures(
         gone=troubles.silent([w for w in workers if state_of(w) == WorkerState.GONE]),
         late=troubles.silent([w for w in workers if state_of(w) == WorkerState.LATE]),
         slots=troubles.slots_by_kind(workers),
-        **shared("unusual", partial(_unusual, workers, now), fresh=fresh, seconds=UNUSUAL_FOR),
+        **shared("unusual", unusual, fresh=fresh, seconds=UNUSUAL_FOR),
         failures=shared("failures", troubles.failed_tasks, fresh=fresh, seconds=_failures_for),
         now=now,
-        overdue_schedules=counts["schedules"]["overdue"],
-        **_paused_schedules(now),
+        **_schedules(now),
         unknown=_unknown(queues, fresh=fresh),
+        is_deep=queues is not None and queues.is_deep,
         **_desired(status, now),
     )
 
 
 def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, Unknown]:
-    """Return the waiting tasks that no worker has a handler for, by name. None are looked for
-    where too many tasks wait to be counted: recovery reports them then too."""
-    if queues is None or queues.counted_at is not None or not queues.lines:
+    """Return the waiting tasks that no worker has a handler for, by name."""
+    if queues is None or not queues.lines:
         return {}
-    return shared("unknown tasks", unknown_by_name, fresh=fresh, seconds=UNKNOWN_FOR)
+    read = partial(unknown_by_name, given_back=queues.is_deep)
+    return shared("unknown tasks", read, fresh=fresh, seconds=UNKNOWN_FOR)
 
 
-def _unusual(workers: list[Worker], now: datetime) -> dict[str, Any]:
+def _unusual(queues: Queues | None, workers: list[Worker], now: datetime) -> dict[str, Any]:
     return {
         "deaths": troubles.deaths(workers, now),
         "long_runs": troubles.long_runs(now),
         "failing": troubles.failing(now),
         "wanted": _wanted(now),
-        "locks": _locks(),
+        "locks": _locks() if queues is None or queues.late else {},
     }
 
 
@@ -201,8 +204,7 @@ def _failures_for(found: list[troubles.Failures]) -> float:
 
 
 def _locks() -> dict[RowLock, list[int]]:
-    half = ExpressionWrapper(DbNow() + F("ttl") / 2, output_field=DateTimeField())
-    late = Task.objects.home().running().filter(expires_at__lt=half).order_by()
+    late = Task.objects.home().running().filter(LATE).order_by()
     found: defaultdict[RowLock, list[int]] = defaultdict(list)
     for key, lock in row_locks(late[:LATE_READ]).items():
         found[lock].append(key)
@@ -212,32 +214,35 @@ def _locks() -> dict[RowLock, list[int]]:
 def _wanted(now: datetime) -> list[tuple[str, Sentence]]:
     """Return the named leases that somebody has waited for, the longest held first: the id, and who
     waits for whom. Campaigns, which may wait for days, are none."""
-    leases = Lease.objects.home().filter(wanted_until__gt=DbNow(), acquired_at__lt=after(-WAITS))
-    found: list[Lease] = list(leases.exclude(wanted_by="").order_by("acquired_at")[:NAMED])
+
+    def first() -> Any:
+        rows = Lease.objects.home().filter(wanted_until__gt=DbNow(), acquired_at__lt=after(-WAITS))
+        return rows.exclude(wanted_by="").order_by("acquired_at")[:NAMED]
+
+    found = query_instances((_wanted, leasing_settings.DATABASE), first, {})
     events = LeaseEvent.objects.using(leasing_settings.DATABASE).order_by("-pk")
     return [
         (each.lease_id, waited_for(each, now, events.about(each)[:TERMS_READ])) for each in found
     ]
 
 
-def _paused_schedules(now: datetime) -> dict[str, Any]:
-    rows = Schedule.objects.home().filter(paused_at__isnull=False).defer("task_data")
-    found = list(rows.order_by("-paused_at", "pk")[: PAUSED_READ + 1])
-    return {
-        "paused_schedules": [(row, status_of(row, now)) for row in found[:NAMED]],
-        "more_paused_schedules": Capped(len(found[NAMED:]), PAUSED_READ - NAMED),
-    }
+def _schedules(now: datetime) -> dict[str, Any]:
+    """Return the schedules that are overdue or paused, of the first that are: overdue ones, and
+    then those that were paused last."""
 
+    def first() -> Any:
+        some = Q(paused_at__isnull=False) | Q(next_at__lt=DbNow() - Schedule.OVERDUE_AFTER)
+        paused_last = F("paused_at").desc(nulls_first=True)
+        rows = Schedule.objects.home().filter(some).defer("task_data")
+        return rows.order_by(paused_last, "pk")[: SCHEDULES_READ + 1]
 
-def _tallies() -> dict[str, Tally]:
-    running = Task.objects.home().running().order_by()
-    too_long = Q(expires_at__lte=DbNow() - SWEPT_WITHIN)
-    schedules = Schedule.objects.home().filter(
-        paused_at=None, next_at__lt=DbNow() - Schedule.OVERDUE_AFTER
-    )
+    found = query_instances((_schedules, leasing_settings.DATABASE), first, {})
+    more = len(found) > SCHEDULES_READ
+    paused = [row for row in found[:SCHEDULES_READ] if row.paused_at is not None]
     return {
-        "running": Tally(running, {"all": Q(), "stuck": Q(lapse()), "overdue": too_long}),
-        "schedules": Tally(schedules.order_by(), {"overdue": Q()}),
+        "overdue_schedules": Capped(min(len(found), SCHEDULES_READ) - len(paused), more=more),
+        "paused_schedules": [(row, status_of(row, now)) for row in paused[:NAMED]],
+        "more_paused_schedules": Capped(len(paused[NAMED:]), more=more),
     }
 
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from django.db.models import Count, OuterRef, Subquery, Value
+from django.db.models import (
+    Count,
+    DateTimeField,
+    ExpressionWrapper,
+    F,
+    OuterRef,
+    Q,
+    Subquery,
+    Value,
+)
 from django.db.models.functions import Coalesce, Least, NullIf
 
 from leasing.conf import leasing_settings
@@ -23,13 +32,17 @@ from tasks.dashboard.listing import count_of
 from tasks.diagnosis.reasons import WAITS, Reason, reasons
 from tasks.maintenance.depths import Depth, count_depths
 from tasks.models import Queue, Sample, Task, TaskStatus, Worker
-from tasks.querysets.base import CLAIM_ORDER
+from tasks.querysets.base import CLAIM_ORDER, lapse
 from tasks.registry import KINDS
 
 #: More queues than this are not listed.
 QUEUES_SHOWN = 200
 #: Seconds that polls share why tasks wait: up to a thousand of each queue are diagnosed for it.
 REASONS_FOR = 10
+#: The time within which recovery must find a task; later it is reported as stuck.
+SWEPT_WITHIN = timedelta(seconds=5)
+#: A task whose renewal is late: less than half of its time is left.
+LATE = Q(expires_at__lt=ExpressionWrapper(DbNow() + F("ttl") / 2, output_field=DateTimeField()))
 #: Said where it is not known how many.
 MANY = Capped(COUNT_CAP + 1)
 
@@ -69,11 +82,19 @@ class QueueLine:
 
 @dataclass(frozen=True)
 class Queues:
-    """All queues, by name; ``counted_at`` is when, where that was not just now."""
+    """All queues, by name."""
 
     lines: list[QueueLine]
     ready: Capped
     scheduled: Capped
+    running: Capped
+    #: Of those that run, the ones whose lease has expired or that make no progress, those that
+    #: recovery should have found, and those whose renewal is late.
+    stuck: Capped
+    overdue: Capped
+    late: Capped
+    #: True where more tasks wait than are counted one by one; and when those of the queues were.
+    is_deep: bool = False
     counted_at: datetime | None = None
 
     @property
@@ -108,7 +129,10 @@ def read_queues(
     if workers is None:
         workers = Worker.objects.home().present().only("queues")
     serving = Counter(name for worker in workers for name in worker.queues)
-    running: dict[str, int] = dict(query_rows((_running, using), _running))
+    running = {name: counts for name, *counts in query_rows((_running, using), _running)}
+    all_running, stuck, overdue, late = (
+        Capped(sum(counts[place] for counts in running.values())) for place in range(4)
+    )
     is_deep = count_of("waiting", fresh=fresh).value > COUNT_CAP
     counted_at = None
     if is_deep:
@@ -124,16 +148,16 @@ def read_queues(
             known.get(name),
             Capped(depth.ready),
             Capped(depth.scheduled),
-            running.get(name, 0),
+            running[name][0] if name in running else 0,
             depth.due_since,
             serving[name],
         )
         for name in names
         for depth in [depths.get(name, Depth())]
     ]
-    late = (now or database_now(using)) - WAITS
-    if waiting := [name for since, name in _waiting_longest(lines) if since < late]:
-        read_reasons = partial(reasons, waiting, fresh=fresh)
+    now = now or database_now(using)
+    if waiting := [name for since, name in _waiting_longest(lines) if since < now - WAITS]:
+        read_reasons = partial(reasons, waiting, now, fresh=fresh)
         why = shared(("reasons", waiting), read_reasons, fresh=fresh, seconds=REASONS_FOR)
         lines = [replace(line, reasons=why.get(line.name, [])) for line in lines]
     return Queues(
@@ -141,12 +165,23 @@ def read_queues(
         # Too many to count, and nobody samples: more than can be counted it is.
         Capped(sum(depth.ready for depth in depths.values())) if depths or not is_deep else MANY,
         Capped(sum(depth.scheduled for depth in depths.values())),
+        all_running,
+        stuck,
+        overdue,
+        late,
+        is_deep,
         counted_at,
     )
 
 
 def _running() -> Any:
-    return Task.objects.home().running().order_by().values_list("queue").annotate(Count("pk"))
+    by_queue = Task.objects.home().running().order_by().values_list("queue")
+    return by_queue.annotate(
+        all=Count("pk"),
+        stuck=Count("pk", filter=lapse()),
+        overdue=Count("pk", filter=Q(expires_at__lte=DbNow() - SWEPT_WITHIN)),
+        late=Count("pk", filter=LATE),
+    )
 
 
 def _sampled() -> Any:

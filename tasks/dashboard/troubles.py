@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import Count, F, Max, Subquery
-from django.db.models.functions import Left
+from django.db.models import Count, F, Max, Subquery, Value
+from django.db.models.functions import Coalesce, Left
 
+from leasing.conf import leasing_settings
+from leasing.db.compiled_queries import query_rows
+from leasing.functions import EPOCH, after
 from tasks.diagnosis.handlers import LONG_AT_LEAST, HandlerUse, usual
 from tasks.models import AttemptOutcome, Task, TaskAttempt, Worker
 from tasks.querysets.recovery import LOST_WITH_WORKER, is_lost_with_worker
@@ -84,9 +87,13 @@ class Silent:
 
 def long_runs(now: datetime) -> list[LongRun]:
     """Return the handlers with tasks that run for long, the longest first."""
-    running = Task.objects.home().running().unexpired()
-    since = running.filter(acquired_at__lte=now - LONG_AT_LEAST).order_by("acquired_at", "pk")
-    rows = list(since.values_list("name", "pk", "acquired_at")[:READ])
+
+    def first() -> Any:
+        running = Task.objects.home().running().unexpired()
+        since = running.filter(acquired_at__lte=after(-LONG_AT_LEAST))
+        return since.order_by("acquired_at", "pk").values_list("name", "pk", "acquired_at")[:READ]
+
+    rows = query_rows((long_runs, leasing_settings.DATABASE), first)
     uses = usual({name for name, *_ in rows}, now)
     found: defaultdict[str, list[tuple[int, datetime]]] = defaultdict(list)
     for name, key, at in rows:
@@ -97,24 +104,26 @@ def long_runs(now: datetime) -> list[LongRun]:
 
 def failed_tasks() -> list[Failures]:
     """Return the newest failed tasks by handler and error, the latest first."""
-    failed: Any = Task.objects.home().failed().filter(processed_at__isnull=False)
-    rows = failed.order_by("-processed_at", "-pk").values_list(
-        "name", Left("last_error", ERROR_SHOWN), "pk", "queue", "processed_at"
-    )
-    return _grouped(rows[:READ])
+
+    def newest() -> Any:
+        failed: Any = Task.objects.home().failed().filter(processed_at__isnull=False)
+        last = failed.order_by("-processed_at").values("processed_at")[READ - 1 : READ]
+        since = Coalesce(Subquery(last), Value(EPOCH))
+        return _by_error(failed.filter(processed_at__gte=since), "", "last_error", "processed_at")
+
+    return _grouped(query_rows((failed_tasks, leasing_settings.DATABASE), newest))
 
 
 def failing(now: datetime) -> list[Failures]:
     """Return the handlers of whose attempts in the last minute at least half failed with one
     error, the most first."""
+
+    def newest() -> Any:
+        attempts = _newest_attempts(after(-FAILING_WITHIN)).filter(outcome=AttemptOutcome.FAILED)
+        return _by_error(attempts, "task__", "error", "ended_at")
+
+    groups = _grouped(query_rows((failing, leasing_settings.DATABASE), newest))
     since = now - FAILING_WITHIN
-    rows = (
-        _newest_attempts(since)
-        .filter(outcome=AttemptOutcome.FAILED)
-        .order_by("-pk")
-        .values_list("task__name", Left("error", ERROR_SHOWN), "task", "task__queue", "ended_at")
-    )
-    groups = _grouped(rows)
     failed = Counter[str]()
     for each in groups:
         failed[each.name] += each.count
@@ -128,20 +137,37 @@ def failing(now: datetime) -> list[Failures]:
     return sorted(found, key=lambda each: -each.count)
 
 
-def _newest_attempts(since: datetime) -> Any:
+def _newest_attempts(since: Any) -> Any:
     """Return those of the newest READ attempts that ended after ``since``."""
     attempts: Any = TaskAttempt.objects.home()
     last = Subquery(attempts.order_by("-pk").values(before=F("pk") - READ)[:1])
     return attempts.filter(pk__gt=last, ended_at__gte=since)
 
 
-def _grouped(rows: Iterable[tuple[str, str, int, str, datetime]]) -> list[Failures]:
-    """Group rows, the latest first, by their handler and error, apart from numbers in that."""
+def _by_error(rows: Any, of_task: str, error: str, ended_at: str) -> Any:
+    """Return the handlers of failures and their errors, each with the latest task, its queue, the
+    latest end and the number, the latest first.
+
+    Args:
+        rows: Tasks or attempts.
+        of_task: What stands before the columns of the task.
+        error: The column of the error.
+        ended_at: The column of the end.
+    """
+    alike = rows.order_by().values_list(f"{of_task}name", Left(error, ERROR_SHOWN))
+    counted = alike.annotate(
+        key=Max(f"{of_task}pk"), in_=Max(f"{of_task}queue"), at=Max(ended_at), count=Count("pk")
+    )
+    return counted.order_by("-at", "-key")
+
+
+def _grouped(rows: Iterable[tuple[str, str, int, str, datetime, int]]) -> list[Failures]:
+    """Return the failures of ``rows``, which are ``_by_error``, apart from numbers in errors."""
     found: dict[tuple[str, str], Failures] = {}
-    for name, error, key, queue, at in rows:
-        line = "lost with its worker" if is_lost_with_worker(error) else error.partition("\n")[0]
+    for name, text, key, queue, at, count in rows:
+        line = "lost with its worker" if is_lost_with_worker(text) else text.partition("\n")[0]
         like = (name, _NUMBER.sub("0", line))
-        found.setdefault(like, Failures(name, line, key, queue, at)).count += 1
+        found.setdefault(like, Failures(name, line, key, queue, at)).count += count
     return list(found.values())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
+
+from django.db.models import Case, Count, Min, Q, Value, When
 
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import Sentence
@@ -37,14 +39,15 @@ class Reason:
     sentence: Sentence
 
 
-def reasons(queues: Sequence[str], *, fresh: bool = True) -> dict[str, list[Reason]]:
+def reasons(queues: Sequence[str], now: datetime, *, fresh: bool = True) -> dict[str, list[Reason]]:
     """Return why tasks wait, by queue, the longest first: of EXPLAINED of ``queues``.
 
     Args:
         queues: Names of queues.
+        now: The database's clock.
         fresh: False if the workers and what they hold may be those of another poll.
     """
-    around = look_around(fresh=fresh)
+    around = look_around(now=now, fresh=fresh)
     return {name: reasons_in(name, around) for name in queues[:EXPLAINED]}
 
 
@@ -52,28 +55,36 @@ def reasons_in(queue: str, around: Surroundings) -> list[Reason]:
     """Return why the due tasks of ``queue`` wait, the longest first. One statement reads LOOKED_AT
     of them, and another the tasks that hold their keys."""
     rows: Any = Task.objects.home().filter(queue=queue, status=TaskStatus.READY)
-    columns = "name", "concurrency_key", "concurrency_limit", "scheduled_at", "created_at"
-    read = list(rows.order_by("kind", *CLAIM_ORDER).values_list(*columns)[: LOOKED_AT + 1])
-    firsts: dict[tuple[Any, ...], Task] = {}
-    counts = Counter[tuple[Any, ...]]()
-    for name, key, limit, due_at, created_at in read:
-        if due_at > around.now:
-            continue
-        group = name, key if around.keys[key] else "", limit
-        if group not in firsts:
-            terms = {"concurrency_key": key, "concurrency_limit": limit, "created_at": created_at}
-            firsts[group] = Task(name=name, queue=queue, scheduled_at=due_at, **terms)
-        firsts[group].scheduled_at = min(firsts[group].scheduled_at, due_at)
-        counts[group] += 1
-    around = replace(around, key_holders=holders_of_keys(firsts.values(), around))
+    first = rows.order_by("kind", *CLAIM_ORDER).values("pk")[: LOOKED_AT + 1]
+    held = Task.objects.home().running().exclude(concurrency_key="").values("concurrency_key")
+    key = Case(When(concurrency_key__in=held, then="concurrency_key"), default=Value(""))
+    due = Q(scheduled_at__lte=around.now)
+    groups = (
+        rows.filter(pk__in=first)
+        .values_list("name", key, "concurrency_limit")
+        .annotate(
+            count=Count("pk"),
+            due=Count("pk", filter=due),
+            due_since=Min("scheduled_at", filter=due),
+            enqueued_at=Min("created_at", filter=due),
+        )
+        .order_by("due_since", "name")
+    )
+    looked_at, tasks = 0, list[tuple[Task, int]]()
+    for name, key, limit, count, number, due_since, enqueued_at in groups:
+        looked_at += count
+        if number:
+            terms = {"concurrency_key": key, "concurrency_limit": limit, "created_at": enqueued_at}
+            tasks.append((Task(name=name, queue=queue, scheduled_at=due_since, **terms), number))
+    around = replace(around, key_holders=holders_of_keys((task for task, _ in tasks), around))
     alike: defaultdict[str, list[tuple[Diagnosis, int, datetime]]] = defaultdict(list)
-    for group, first in firsts.items():
-        diagnosis = waiting(first, around.now, around)
-        alike[diagnosis.headline].append((diagnosis, counts[group], first.scheduled_at))
+    for task, number in tasks:
+        diagnosis = waiting(task, around.now, around)
+        alike[diagnosis.headline].append((diagnosis, number, task.scheduled_at))
     found = []
-    for each in alike.values():
-        diagnosis, since = each[-1][0], min(due_at for *_, due_at in each)
-        count = Capped(sum(number for _, number, _ in each), LOOKED_AT, len(read) > LOOKED_AT)
+    for (diagnosis, number, since), *others in alike.values():
+        number += sum(more for _, more, _ in others)
+        count = Capped(number, LOOKED_AT, looked_at > LOOKED_AT)
         sentence = many(diagnosis, around.now, count, since)
         found.append(Reason(queue, diagnosis, since, sentence))
-    return sorted(found, key=lambda reason: reason.since)
+    return found

@@ -6,11 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from django.db.models import Count, Min, OuterRef, Q, Subquery
 
 from leasing.conf import leasing_settings
+from leasing.db.compiled_queries import query_instances, query_rows
 from leasing.db.row_locks import RowLock, row_locks
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS
 from leasing.functions import EPOCH, DbNow, after, database_now
@@ -169,40 +170,53 @@ def _key_waiters(tasks: Iterable[Task]) -> dict[str, Capped]:
 
 
 def _everyone() -> Surroundings:
-    present = Worker.objects.home().present().with_state().order_by("id")[:MAX_WORKERS]
-    workers = {worker.name: worker for worker in present}
-    # What a former process of the same name left occupies no slot of this one.
-    since = Worker.objects.home().filter(name=OuterRef("holder")).values("started_at")
-    own = Count("id", filter=Q(acquired_at__gte=Subquery(since)))
-    running = Task.objects.home().running()
-    rows = running.values("holder", "name", "concurrency_key", "queue").annotate(
-        tasks=Count("id"),
-        own=own,
-        valid=Count("id", filter=Q(expires_at__gt=DbNow())),
-        since=Min("acquired_at"),
-    )
+    using = leasing_settings.DATABASE
+    present = query_instances((_present, using), _present, {})
+    workers: dict[str, Worker] = {worker.name: worker for worker in present}
     held: defaultdict[str, Counter[str]] = defaultdict(Counter)
     busy: defaultdict[str, dict[str, tuple[int, datetime]]] = defaultdict(dict)
     keys: Counter[str] = Counter()
     held_queues = set()
-    for row in rows[:MAX_GROUPS]:
-        if row["valid"]:
-            held_queues.add(row["queue"])
-        if row["concurrency_key"]:
-            keys[row["concurrency_key"]] += row["tasks"]
-        if row["own"] and (worker := workers.get(row["holder"])):
-            held[worker.name][worker.kind_of(row["name"])] += row["own"]
-            others, since = busy[worker.name].get(row["name"], (0, row["since"]))
-            busy[worker.name][row["name"]] = others + row["own"], min(since, row["since"])
+    for holder, name, key, queue, tasks, own, valid, since in query_rows((_held, using), _held):
+        if valid:
+            held_queues.add(queue)
+        if key:
+            keys[key] += tasks
+        if own and (worker := workers.get(holder)):
+            held[holder][worker.kind_of(name)] += own
+            others, first = busy[holder].get(name, (0, since))
+            busy[holder][name] = others + own, min(first, since)
     return Surroundings(
         now=EPOCH,
         workers=workers,
         held=dict(held),
         busy=dict(busy),
-        paused={queue.name: queue for queue in Queue.objects.home().paused()},
+        paused={queue.name: queue for queue in query_instances((_paused, using), _paused, {})},
         keys=keys,
         held_queues=frozenset(held_queues),
     )
+
+
+def _present() -> Any:
+    return Worker.objects.home().present().with_state().order_by("id")[:MAX_WORKERS]
+
+
+def _held() -> Any:
+    """The running tasks by holder, handler, key and queue: how many, how many that this process of
+    the holder has claimed, how many whose lease lasts, and the first claim."""
+    # What a former process of the same name left occupies no slot of this one.
+    since = Worker.objects.home().filter(name=OuterRef("holder")).values("started_at")
+    running: Any = Task.objects.home().running()
+    return running.values_list("holder", "name", "concurrency_key", "queue").annotate(
+        tasks=Count("id"),
+        own=Count("id", filter=Q(acquired_at__gte=Subquery(since))),
+        valid=Count("id", filter=Q(expires_at__gt=DbNow())),
+        since=Min("acquired_at"),
+    )[:MAX_GROUPS]
+
+
+def _paused() -> Any:
+    return Queue.objects.home().paused()
 
 
 def _losses(tasks: Iterable[Task]) -> dict[int, list[tuple[str, bool]]]:

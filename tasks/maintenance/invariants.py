@@ -239,12 +239,12 @@ def _due_soon() -> TaskQuerySet:
     return _tasks().filter(status=TaskStatus.READY, scheduled_at__lte=after(UNKNOWN_DELAY))
 
 
-def _count_unknown() -> dict[str, dict[str, Unknown]]:
-    """Return these tasks by queue and name, of MAX_NAMES names. The names that tasks have are
-    compared here, for they are few: those that workers have, times their queues, may be more than
-    a statement can have parameters."""
+def _count_unknown(tasks: TaskQuerySet) -> dict[str, dict[str, Unknown]]:
+    """Return those of ``tasks`` that no worker of their queue has a handler for, by queue and name,
+    of MAX_NAMES names. The names that tasks have are compared here, for they are few: those that
+    workers have, times their queues, may be more than a statement can have parameters."""
     served = _served()
-    rows: Any = _due_soon().order_by().values_list("queue", "name")
+    rows: Any = tasks.order_by().values_list("queue", "name")
     found: dict[str, dict[str, Unknown]] = {}
     lacking = (
         row
@@ -260,16 +260,21 @@ def _count_unknown() -> dict[str, dict[str, Unknown]]:
 
 def _unknown() -> TaskQuerySet:
     unknown = Q(pk__in=[])
-    for queue, names in _count_unknown().items():
+    for queue, names in _count_unknown(_due_soon()).items():
         unknown |= Q(queue=queue, name__in=list(names))
     return _due_soon().filter(unknown)
 
 
-def unknown_by_name() -> dict[str, Unknown]:
+def unknown_by_name(*, given_back: bool = False) -> dict[str, Unknown]:
     """Return the tasks that no worker of their queue has a handler for, by name, of MAX_NAMES
-    names, the most first."""
+    names, the most first.
+
+    Args:
+        given_back: True for those alone that workers have put off: few, however many wait.
+    """
     found: dict[str, Unknown] = {}
-    for names in _count_unknown().values():
+    put_off = _tasks().filter(GIVEN_BACK, scheduled_at__gt=DbNow())
+    for names in _count_unknown(put_off if given_back else _due_soon()).values():
         for name, unknown in names.items():
             found[name] = found[name] + unknown if name in found else unknown
     return dict(sorted(found.items(), key=lambda item: -item[1].count))
