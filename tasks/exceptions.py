@@ -9,7 +9,6 @@ TaskError
 ├── KeyBusy          another transaction has locked the task that has the unique key
 ├── ClaimUnderWay    the same request to claim has not ended
 ├── ClaimAnswered    the same request to claim was answered, and holds no task any more
-├── NameTaken        a running process has the name of the worker
 ├── InvalidSchedule  it is never due, or it was declared twice
 ├── TaskFailed       a task that was waited for has failed, or was cancelled
 ├── WaitTimeout      a task that was waited for has not ended in time
@@ -26,7 +25,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from leasing.exceptions import LeaseError
-from leasing.runtime.shutdown import ExitCode
 from tasks.delays import check_delay
 
 if TYPE_CHECKING:
@@ -83,26 +81,6 @@ class ClaimAnswered(TaskError):
         super().__init__(
             "This request was answered before, and holds no task any more. Use a new key to claim "
             "tasks."
-        )
-
-
-class NameTaken(TaskError):
-    """Another running process has the name of the worker.
-
-    Args:
-        name: The name.
-        pid: The process that has it.
-        hostname: The host of that process; empty: this one.
-        option: The option that gives this process another name.
-    """
-
-    #: The exit code of a process that ends by it: to start it again is no remedy.
-    EXIT_CODE: Final = ExitCode.REFUSED
-
-    def __init__(self, name: str, pid: int, hostname: str = "", option: str = "--name") -> None:
-        super().__init__(
-            f"A running process of {hostname or 'this host'} (pid {pid}) has the name {name}: stop "
-            f"it, or give this one another name ({option})."
         )
 
 

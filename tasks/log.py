@@ -151,14 +151,6 @@ class Log:
         WARNING, "Exiting although threads that handlers left still run: %(threads)s"
     )
     worker_unseen = _worker(WARNING, "Heartbeat of %(worker)s failed; will retry: %(error)s")
-    worker_waits = _worker(
-        WARNING,
-        "Waiting for the name %(worker)s: pid %(pid)s of %(hostname)s has it, last seen "
-        "%(last_seen)s ago. Starts once that process stops or sends no heartbeat for %(limit)s",
-    )
-    worker_name_taken = _worker(
-        ERROR, "The name %(worker)s is taken by pid %(pid)s of %(hostname)s"
-    )
     migrations_unread = _worker(WARNING, "Migrations could not be read; will retry: %(error)s")
     worker_too_large = _worker(
         WARNING,

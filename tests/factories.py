@@ -187,7 +187,6 @@ class WorkerOptions(TypedDict, total=False):
     role: str
     hostname: str
     pid: int
-    process: str
     fleet: str
     fleet_index: int
     fleet_restarts: int
@@ -229,6 +228,6 @@ class WorkerFactory(DjangoModelFactory[Worker]):
         if state in age:
             row.update(last_seen_at=after(-age[state] - timedelta(seconds=1)))
         elif state == WorkerState.STOPPED:
-            row.sign_off(worker.name, process=worker.process)
+            row.sign_off(worker.name)
         worker.refresh_from_db()
         return worker

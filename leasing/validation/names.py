@@ -111,6 +111,19 @@ def default_holder() -> str:
     return _process_name[1]
 
 
+def unique_name(label: str | None = None) -> str:
+    """Return a name for one process alone: its ``label``, by default what ``default_holder`` begins
+    with, and eight random hex digits.
+
+    Raises InvalidResource.
+    """
+    if label is None:
+        label = default_holder()
+        if leasing_settings.HOLDER is None:
+            label = label.rpartition(":")[0]
+    return check_name(f"{label}:{secrets.token_hex(4)}", "name")
+
+
 def _program() -> str:
     """Return the name of the program that this process runs: "run_worker", "gunicorn"."""
     path, argument = map(Path, [*sys.argv[:2], "", ""][:2])

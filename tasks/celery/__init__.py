@@ -50,15 +50,15 @@ def connect(
         metrics_address: The address of that port.
     """
 
+    from tasks.celery import attendant
+
     def run(self: Any, key: int, queue: str) -> None:
         from tasks.celery.consuming import consume
 
-        consume(key, queue, self.request.hostname, chaos=chaos)
+        consume(key, queue, attendant.name_of(self.request.hostname), chaos=chaos)
 
     options = {"acks_late": True, "ignore_result": True, "max_retries": 0}
     app.task(name=RUN, bind=True, shared=False, lazy=False, **options)(run)
-    from tasks.celery import attendant
-
     attendant.attend(is_served=attend)
     if metrics_port is not None:
         from tasks.celery import measuring

@@ -1,22 +1,18 @@
 """Run the services of a Celery worker in its main process: recovery, schedules, samples, and the
 row that shows it. In a worker that forks, none runs in the processes that run tasks.
 
-Before the worker has a pool or consumes anything it looks for its name, as ``run_worker`` does: it
-ends with a sentence and code 2 if a running process of this host has it, and waits for one of
-another host. If another process takes the name later, it finishes its tasks and ends with code 2.
-Without the tables it ends with a sentence and code 1.
+Without the tables the worker ends with a sentence and code 1, before it has a pool.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from celery import signals
 
 if TYPE_CHECKING:
-    from tasks.exceptions import NameTaken
     from tasks.runtime.service_threads import ServiceThreads
 
 _threads: list[ServiceThreads] = []
@@ -27,7 +23,7 @@ def attend(*, is_served: bool) -> None:
     to start without our tables."""
     signals.worker_init.connect(_refuse_unmigrated, dispatch_uid="tasks.attendant.migrations")
     if is_served:
-        signals.worker_init.connect(_look_for_name, dispatch_uid="tasks.attendant")
+        signals.worker_init.connect(_choose_name, dispatch_uid="tasks.attendant")
         signals.worker_ready.connect(_begin, dispatch_uid="tasks.attendant")
         signals.worker_shutting_down.connect(_stop, dispatch_uid="tasks.attendant")
         signals.worker_shutdown.connect(_end, dispatch_uid="tasks.attendant")
@@ -40,33 +36,17 @@ def _refuse_unmigrated(**kwargs: Any) -> None:
         raise SystemExit(reason)
 
 
-def _look_for_name(sender: Any, **kwargs: Any) -> None:
-    from django.db import connections
+@cache
+def name_of(hostname: str) -> str:
+    """Return the name of this worker as a holder: Celery's name of its node and eight digits. The
+    processes of its pool inherit it."""
+    from leasing.validation.names import unique_name
 
-    from leasing.conf import leasing_settings
-    from tasks.exceptions import NameTaken
-    from tasks.models import WorkerRole
-    from tasks.worker.registration import Presence, sign_off
-
-    # What it serves is not known before its broker is there: it signs off until then.
-    registration = Presence(
-        sender.hostname, role=WorkerRole.CELERY, queues=[], handlers={}, slots={}
-    )
-    try:
-        registration.begin(threading.Event())
-        sign_off(sender.hostname)
-    except NameTaken as taken:
-        sys.stderr.write(f"{taken}\n")
-        raise SystemExit(taken.EXIT_CODE) from taken
-    finally:
-        connections[leasing_settings.DATABASE].close()  # or the pool would inherit it
+    return unique_name(hostname)
 
 
-def _lose_name(taken: NameTaken) -> None:
-    from celery.worker import state
-
-    sys.stderr.write(f"{taken}\n")
-    state.should_stop = taken.EXIT_CODE  # as a signal would: its loop looks at it
+def _choose_name(sender: Any, **kwargs: Any) -> None:
+    name_of(sender.hostname)
 
 
 def _begin(sender: Any, **kwargs: Any) -> None:
@@ -76,14 +56,13 @@ def _begin(sender: Any, **kwargs: Any) -> None:
     from tasks.maintenance import services
     from tasks.models import Worker, WorkerRole
     from tasks.runtime.service_threads import ServiceThreads
-    from tasks.worker.registration import Presence
+    from tasks.worker.registration import WorkerRegistration
 
     consuming.stopping.clear()
     # It may also serve queues with tasks of Celery's own.
     served = [q.name for q in sender.task_consumer.queues if q.name in task_settings.QUEUES]
-    registration = Presence(
-        sender.hostname,
-        on_taken=_lose_name,
+    registration = WorkerRegistration(
+        name_of(sender.hostname),
         role=WorkerRole.CELERY,
         queues=served,
         # A slot of its pool runs handlers of every kind.
@@ -91,7 +70,7 @@ def _begin(sender: Any, **kwargs: Any) -> None:
         slots={Worker.POOL: sender.controller.concurrency},
     )
     threads = ServiceThreads(threading.Event())
-    services.start(threads, registration.service())
+    services.start(threads, registration.service)
     _threads.append(threads)
 
 

@@ -29,7 +29,7 @@ from leasing.web.paging import Search, condition_of
 from tasks import registry
 from tasks.conf import retention
 from tasks.dashboard.exports import readable
-from tasks.models import Task, TaskStatus
+from tasks.models import Task, TaskStatus, Worker
 
 #: Columns that a list never loads.
 LARGE: Final = ("task_data", "task_output", "last_error", "progress", "checkpoint")
@@ -242,7 +242,8 @@ def columns_search(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
     }
     demands = [Q(**{of_task + name: value}) for name, value in looked_for.items() if value]
     if wanted["holder"]:
-        demands.append(Q(holder=wanted["holder"]))
+        named = Worker.objects.home().called(wanted["holder"]).values_list("name", flat=True)
+        demands.append(Q(holder__in=[wanted["holder"], *named]))
     return Q(*demands) if demands else None
 
 

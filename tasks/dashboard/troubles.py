@@ -188,7 +188,7 @@ def deaths(workers: Iterable[Worker], now: datetime) -> Deaths | None:
     most = list(by_task.filter(times__gte=DEATHS_AT_LEAST).order_by("-times", "task")[:READ])
     times = most[0][2] if most else 0
     return Deaths(
-        sorted({_label(worker) for worker, _ in ends}),
+        sorted({worker.label for worker, _ in ends}),
         len(ends),
         min(end.at for _, end in ends),
         [(key, name) for key, name, count in most if count == times],
@@ -207,8 +207,3 @@ def silent(workers: Sequence[Worker]) -> Silent | None:
 def slots_by_kind(workers: Iterable[Worker]) -> Counter[str]:
     """Return the numbers of the slots of ``workers`` by their kinds."""
     return sum((Counter(worker.slots) for worker in workers), Counter())
-
-
-def _label(worker: Worker) -> str:
-    """Return the name of ``worker`` without the part that each process of a parent has anew."""
-    return worker.name.rpartition(":")[0] if worker.fleet else worker.name

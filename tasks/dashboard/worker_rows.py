@@ -192,16 +192,6 @@ def url_of_holder(name: str) -> str:
     return reverse("leasing_tasks:worker", args=[pk]) if pk else ""
 
 
-def ends_before(worker: Worker) -> list[ProcessEnd]:
-    """Return the ends of the processes before that of ``worker``, the latest first: those that its
-    row has, and those of rows with its number that were killed together with their parent."""
-    ends = worker.former_ends
-    if worker.fleet is not None:
-        same = Worker.objects.home().filter(fleet=worker.fleet, fleet_index=worker.fleet_index)
-        ends += [each.end for each in same.filter(stopped_at=None, pk__lt=worker.pk)]
-    return sorted(ends, key=lambda end: end.at, reverse=True)
-
-
 def _read_handlers(workers: list[Worker]) -> None:
     """Read the column ``handlers`` of ``workers``, which lists leave out."""
     left = {worker.pk: worker for worker in workers if "handlers" in worker.get_deferred_fields()}

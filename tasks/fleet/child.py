@@ -30,8 +30,6 @@ class Stoppable(Protocol):
 
     def vitals(self) -> Mapping[str, Any]: ...
 
-    def leave_fleet(self) -> None: ...
-
 
 class StopRequests:
     """Turns orders and signals into calls of ``stop``; the second call does not wait for tasks."""
@@ -102,7 +100,6 @@ def _report(context: ChildContext, worker: Stoppable, requests: StopRequests) ->
         if not words:
             log.fleet_parent_gone(worker=context.name)
             requests.on_order(STOP)
-            worker.leave_fleet()
             return
         for word in words:
             requests.on_order(bytes([word]))

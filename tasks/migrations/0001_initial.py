@@ -83,7 +83,6 @@ class Migration(migrations.Migration):
                 ('role', models.CharField(choices=[('worker', 'Worker'), ('recovery', 'Recovery'), ('generator', 'Generator'), ('celery', 'Celery'), ('relay', 'Relay')], db_default='worker', default='worker', max_length=9)),
                 ('hostname', models.CharField(max_length=255)),
                 ('pid', models.PositiveIntegerField()),
-                ('process', models.CharField(default='', max_length=200)),
                 ('queues', models.JSONField(default=list)),
                 ('handlers', models.JSONField(default=dict)),
                 ('slots', models.JSONField(default=dict)),

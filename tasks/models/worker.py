@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from django.db import models, transaction
-from django.db.models import Case, Exists, OuterRef, Value, When
+from django.db.models import Case, Q, Value, When
+from django.db.models.functions import Length
 
 from leasing.db.dialects import take_write_lock
 from leasing.db.routing import RoutedQuerySet
@@ -42,6 +43,8 @@ class WorkerRole(models.TextChoices):
         return (cls.WORKER, cls.CELERY)
 
 
+#: The length of what a name has behind its label: a colon and eight digits.
+DIGITS: Final = 9
 #: Ends of a process that no parent has seen: it signed off, or, killed or cut off, it did not.
 _STOPPED: Final = "stopped cleanly"
 _UNSEEN: Final = "ended without signing off"
@@ -85,95 +88,78 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         """Return the workers that were seen recently and have not stopped."""
         return self.filter(stopped_at=None, last_seen_at__gte=DbNow() - Worker.GONE_AFTER)
 
-    def latest_of(self, fleet: str) -> WorkerQuerySet:
-        """Return the workers of the parent called ``fleet``, of each number the latest: one before
-        it that has not signed off was killed together with an earlier parent of that name."""
-        same = self.model._default_manager.using(self.db).filter(
-            fleet=fleet, fleet_index=OuterRef("fleet_index"), pk__gt=OuterRef("pk")
-        )
-        return self.filter(~Exists(same), fleet=fleet)
+    def labelled(self, label: str) -> WorkerQuerySet:
+        """Return the workers whose name is ``label`` and eight digits."""
+        named = self.filter(name__startswith=f"{label}:")
+        return named.alias(size=Length("name")).filter(size=len(label) + DIGITS)
 
-    def leave_fleet(self, name: str) -> None:
-        """Note that the parent of the worker called ``name`` is gone: another one of its name may
-        start, although this worker has not ended yet."""
-        self.filter(name=name).update(fleet=None, fleet_index=None, fleet_restarts=None)
+    def called(self, name: str) -> WorkerQuerySet:
+        """Return the worker called ``name``; if that is a label, its newest live process, or else
+        its newest; if it is the name of a parent, that of each number, but for those that have
+        stopped while others run."""
+        if self.filter(name=name).exists():
+            return self.filter(name=name)
+        alive = (WorkerState.LIVE, WorkerState.LATE)
+        rows: Any = self.filter(fleet=name) | self.filter(pk__in=self.labelled(name).values("pk"))
+        newest: dict[int | None, Any] = {}
+        for each in rows.with_state().order_by("pk"):
+            other = newest.get(each.fleet_index)
+            if other is None or each.state in alive or other.state not in alive:
+                newest[each.fleet_index] = each
+        found = list(newest.values())
+        running = [each for each in found if each.stopped_at is None] or found
+        return self.filter(pk__in=[each.pk for each in running])
 
-    def register(
-        self, name: str, *, process: str = "", instead_of: Worker | None = None, **what: Any
-    ) -> bool:
-        """Record that a worker called ``name`` has started, if nobody was faster. Returns True if
-        so.
+    def register(self, name: str, **what: Any) -> None:
+        """Record that a worker called ``name`` is there, where no row says so.
 
         Args:
-            name: Its name.
-            process: The identity of its process.
-            instead_of: The row of that name as it was just read, which it replaces; None: there
-                was none. A row of the same process that has not stopped keeps its start.
+            name: Its name, which no other process has.
             what: The columns to write.
         """
-        what = {"started_at": DbNow()} | what
-        what |= {"process": process, "last_seen_at": DbNow(), "stopped_at": None}
-        is_new = not (
-            instead_of and process == instead_of.process != "" and not instead_of.stopped_at
-        )
-        before = self.none()
-        if what.get("fleet"):
-            # Of a child, those that had its number: their names differ in the last part alone.
-            place = f"{name.rpartition(':')[0]}:"
-            before = self.filter(name__startswith=place, stopped_at__isnull=False)
-            before = before.exclude(name=name)
+        seen: dict[str, Any] = {"last_seen_at": DbNow(), "stopped_at": None}
         with transaction.atomic(using=self.db):
             take_write_lock(self)
-            if is_new:
-                what["ends"] = _ends_of([*([instead_of] if instead_of else []), *before])
-            else:
-                del what["started_at"]
-            if instead_of is None:
-                _, is_registered = self.get_or_create(name=name, defaults=what)
-            else:
-                same = self.filter(pk=instead_of.pk, process=instead_of.process)
-                if instead_of.process != process:  # and not a heartbeat later
-                    same = same.filter(last_seen_at=instead_of.last_seen_at)
-                is_registered = bool(same.update(**what))
-            if is_registered:
-                # Or there would be a row for each that its parent has replaced.
-                before.delete()
-        if is_registered:
-            Queue.objects.using(self.db).declare(what.get("queues", ()))
-        return is_registered
+            self.get_or_create(name=name, defaults={"started_at": DbNow(), **seen, **what})
+            self.succeed(name)
+        Queue.objects.using(self.db).declare(what.get("queues", ()))
+
+    def succeed(self, name: str) -> None:
+        """Delete the rows of the processes before the worker called ``name`` that had its label on
+        its host and have ended: its row has their ends from now on."""
+        worker = self.filter(name=name).first()
+        if worker is None:
+            return
+        before = self.labelled(worker.label).filter(hostname=worker.hostname, pk__lt=worker.pk)
+        gone = Q(last_seen_at__lt=DbNow() - Worker.GONE_AFTER)
+        ended = list(before.filter(gone | Q(stopped_at__isnull=False)))
+        if ended:
+            self.filter(name=name).update(ends=_ends_of(ended, worker.former_ends))
+            self.filter(pk__in=[each.pk for each in ended]).delete()
 
     def forget_gone(self) -> None:
         """Delete workers that have not been seen for a day."""
         self.filter(last_seen_at__lt=DbNow() - Worker.FORGOTTEN_AFTER).delete()
 
-    def seen(self, name: str, *, process: str = "", **news: Any) -> int:
-        """Record a heartbeat. Returns 0 if the worker has no row any more, or another process has
-        its name.
-
-        Args:
-            name: The name of the worker.
-            process: The identity of its process; empty for one without.
-            news: Columns that have changed.
-        """
-        mine = self.filter(name=name, process=process)
-        return mine.update(last_seen_at=DbNow(), stopped_at=None, **news)
+    def seen(self, name: str, **news: Any) -> int:
+        """Record a heartbeat of the worker called ``name`` with the columns that have changed.
+        Returns 0 if it has no row any more."""
+        return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=None, **news)
 
     def sign_off_dead(self, name: str, death: str) -> int:
         """Note that the worker called ``name`` is gone: its parent has seen its ``death``."""
         mine = self.filter(name=name, stopped_at=None)
         return mine.update(stopped_at=DbNow(), death=death[:200])
 
-    def sign_off(self, name: str, *, process: str = "") -> int:
-        """Note that the worker called ``name`` has stopped, unless another ``process`` has the
-        name."""
-        mine = self.filter(name=name, process=process)
-        return mine.update(last_seen_at=DbNow(), stopped_at=DbNow())
+    def sign_off(self, name: str) -> int:
+        """Note that the worker called ``name`` has stopped."""
+        return self.filter(name=name).update(last_seen_at=DbNow(), stopped_at=DbNow())
 
 
-def _ends_of(workers: Iterable[Worker]) -> list[ProcessEnd]:
-    """Return the ends of ``workers`` and of those before them, the latest first, for the row of
-    their successor."""
-    ends = [end for worker in workers for end in (worker.end, *worker.former_ends)]
+def _ends_of(workers: Iterable[Worker], known: Iterable[ProcessEnd]) -> list[ProcessEnd]:
+    """Return the ends of ``workers`` and of those before them, and those that are ``known``, the
+    latest first, for the row of their successor."""
+    ends = [*known, *(end for worker in workers for end in (worker.end, *worker.former_ends))]
     latest = sorted(ends, key=lambda end: end.at, reverse=True)[: Worker.ENDS_KEPT]
     return [
         end._replace(started_at=end.started_at.isoformat(), at=end.at.isoformat())  # type: ignore[arg-type]
@@ -194,15 +180,13 @@ class Worker(models.Model):
     POOL: Final = "pool"
 
     id = models.BigAutoField(primary_key=True)
-    #: The holder's name on its tasks.
+    #: The holder's name on its tasks: a label and eight random digits.
     name = models.CharField(max_length=200, unique=True)
     role = models.CharField(
         max_length=9, choices=WorkerRole, default=WorkerRole.WORKER.value, db_default="worker"
     )
     hostname = models.CharField(max_length=255)
     pid = models.PositiveIntegerField()
-    #: Tells the process from all others that had its pid: ``tasks.runtime.process_identity``.
-    process = models.CharField(max_length=200, default="")
     queues = models.JSONField(default=list)
     #: The names of the tasks that it has code for, each with the kind of slot that runs it.
     handlers = models.JSONField(default=dict)
@@ -220,8 +204,7 @@ class Worker(models.Model):
     fleet_restarts = models.PositiveIntegerField(null=True, default=None)
     #: Its death, where its parent has seen that: "was killed by signal 9".
     death = models.CharField(max_length=200, default="")
-    #: The ends of its predecessors, as ``former_ends`` reads them: a restarted worker takes the row
-    #: of the process before it, and nobody else knows that one when it was killed.
+    #: The ends of its predecessors, as ``former_ends`` reads them: its row is in place of theirs.
     ends = models.JSONField(default=list)
     started_at = models.DateTimeField(db_default=DbNow())
     last_seen_at = models.DateTimeField(db_default=DbNow())
@@ -234,6 +217,11 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def label(self) -> str:
+        """Return its name without the digits that each process has anew."""
+        return self.name.rpartition(":")[0]
 
     @property
     def concurrency(self) -> int:

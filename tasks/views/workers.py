@@ -97,7 +97,7 @@ def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
             "badge": badge_of_worker(worker),
             "next": _next(worker, state),
             "siblings": worker_rows.siblings_of(worker),
-            "ends": worker_rows.ends_before(worker),
+            "ends": worker.former_ends,
             "past": worker_rows.past_of(worker),
             "looked_through": worker_rows.LOOKED_THROUGH,
         }

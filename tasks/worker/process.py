@@ -22,7 +22,6 @@ ends with the process, and its result is refused.
 
 A worker exits, to be restarted by its supervisor, if the tasks of all its threads ended long ago
 but their handlers still run, or if it could store no result for long although the database answers.
-It also exits, and is not to be restarted, if another process has taken its name.
 
 The file is long, for one class has all that a look at the queues decides by.
 """
@@ -46,16 +45,15 @@ from leasing.holding.keeper import keeper
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
 from leasing.runtime.threads import apart
-from leasing.validation.names import default_holder
+from leasing.validation.names import unique_name
 from tasks.conf import task_settings
-from tasks.exceptions import NameTaken
 from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.outcomes import COMPLETE, Outcome
 from tasks.execution.runner import STOPPED, time_out
 from tasks.log import log
 from tasks.maintenance import services
-from tasks.models import Queue, Task, Worker
+from tasks.models import Queue, Task
 from tasks.notifier import limiter
 from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
@@ -70,7 +68,7 @@ from tasks.worker.executor_pool import ExecutorPool
 from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.health import WorkerHealth
 from tasks.worker.poller import Poller
-from tasks.worker.registration import Presence
+from tasks.worker.registration import WorkerRegistration
 from tasks.worker.timeouts import Timekeeper
 
 #: The number of tasks that one statement gives back while others may wait for them.
@@ -130,7 +128,7 @@ class WorkerProcess:
         timing: Timing = USUAL,
     ) -> None:
         self._timing = timing
-        self.name = name or default_holder()
+        self.name = name or unique_name()
         self.fleet = fleet
         #: True once it serves.
         self.is_ready = False
@@ -141,8 +139,6 @@ class WorkerProcess:
         self.stopping = threading.Event()
         #: True if it ended because it could do no more, and should be started again.
         self.failed = False
-        #: Set if it ended because another process had taken its name.
-        self.name_taken: NameTaken | None = None
         #: The moment at which its time to stop is over, once it stops.
         self.stops_by = float("-inf")
         self._tasks_left = max_tasks
@@ -183,13 +179,11 @@ class WorkerProcess:
         self.health.is_observed = fleet is not None
 
     def run(self) -> None:
-        """Work until ``stop`` is called, or the end is reached; then return when all is stored.
-        Raises NameTaken if another process of this host has its name."""
+        """Work until ``stop`` is called, or the end is reached; then return when all is stored."""
         fleet, index, restarts = self.fleet or (None, None, None)
-        registration = Presence(
+        registration = WorkerRegistration(
             self.name,
             lambda: {"blocked": self.executors.blocked},
-            self._lose_name,
             every=self._timing.seen_every,
             queues=self.queues,
             slots=self.executors.slots,
@@ -201,13 +195,17 @@ class WorkerProcess:
         hearing = limiter.heard_by(self.poller.hear)
         with handlers_limited(), ours, apart(self._threads.callbacks), hearing:
             try:
-                if registration.begin(self.stopping):
-                    self._work(registration)
+                if not self.stopping.is_set():
+                    registration.begin()
+                    self._work(registration.service)
             finally:
                 self._ended.set()
 
-    def _work(self, registration: Presence) -> None:
-        self._start_threads(registration)
+    def _work(self, heartbeats: Service) -> None:
+        self.poller.listen(self._threads)
+        self.health.lasting = {"heartbeats": heartbeats, "other threads": self._threads.watching}
+        urgent = [heartbeats, *([self.health.migrations] if self.health.is_observed else ())]
+        services.start(self._threads, *urgent, found=self.poller.wake)
         log.worker_started(
             worker=self.name, queues=", ".join(self.queues), handlers=len(own_handlers())
         )
@@ -252,10 +250,6 @@ class WorkerProcess:
         """An event that is set at its end."""
         return self._ended
 
-    def _lose_name(self, taken: NameTaken) -> None:
-        self.name_taken = taken
-        self.stop()
-
     def _give_up(self) -> None:
         self.failed = True
         self.stop()
@@ -265,14 +259,6 @@ class WorkerProcess:
         self.stop()
         self.stop()
         self._ended.wait(patience)
-
-    def leave_fleet(self) -> None:
-        """Record that its parent is gone, if the database answers."""
-        try:
-            with lasting_connection(self.stopping):
-                Worker.objects.leave_fleet(self.name)
-        except Error as error:
-            log.worker_unseen(worker=self.name, error=error)
 
     def vitals(self) -> dict[str, Any]:
         """Return what a parent is to know of it once a second."""
@@ -448,17 +434,6 @@ class WorkerProcess:
             time_out(execution, self._timing)
 
     # Threads
-
-    def _start_threads(self, registration: Presence) -> None:
-        self.poller.listen(self._threads)
-        heartbeats = registration.service()
-        self.health.lasting = {"heartbeats": heartbeats, "other threads": self._threads.watching}
-        services.start(
-            self._threads,
-            heartbeats,
-            *([self.health.migrations] if self.health.is_observed else ()),
-            found=self.poller.wake,
-        )
 
     def tend(self) -> None:
         """Start again what has ended of that which carries tasks, and give back what it carried:

@@ -44,13 +44,15 @@ def race(spawn: Spawn, verb: str, *things: object) -> dict[str, list[Any]]:
 def start_workers(
     spawn: Spawn, names: str, *options: str, ttl: float = 30, **env: str
 ) -> dict[str, Process]:
-    """Real workers called as ``names``, which are there when this returns: of one process each, to
-    be killed and suspended."""
+    """Real workers labelled as ``names``, by the names that they have, which are there when this
+    returns: of one process each, to be killed and suspended."""
     command = ["manage.py", "run_worker", "--skip-checks", "--workers", "0"]
     command += ["--ttl", str(ttl), *options]
-    workers = {name: spawn([*command, "--name", name], **env) for name in names.split()}
-    for name, worker in workers.items():
-        wait_for(Worker.objects.filter(name=name).exists, timeout=PATIENCE, process=worker)
+    started = {label: spawn([*command, "--name", label], **env) for label in names.split()}
+    workers: dict[str, Process] = {}
+    for label, worker in started.items():
+        wait_for(Worker.objects.called(label).exists, timeout=PATIENCE, process=worker)
+        workers[Worker.objects.called(label).get().name] = worker
     return workers
 
 

@@ -10,15 +10,14 @@ from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.management.base import ServiceCommand, duration
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
-from leasing.validation.names import check_name, check_ttl, default_holder
+from leasing.validation.names import check_name, check_ttl, unique_name
 from tasks.exceptions import UnknownQueue
 from tasks.generator import Generator, start_unless_asked
 from tasks.management.greeting import STOP
-from tasks.management.names import exit_if_taken
 from tasks.models import WorkerRole
 from tasks.querysets import check_queue
 from tasks.sample import LONGEST, SHORTEST
-from tasks.worker.registration import presented
+from tasks.worker.registration import registered
 
 
 class Command(ServiceCommand):
@@ -65,7 +64,7 @@ class Command(ServiceCommand):
         port.serve(options)
         if options["start"]:
             start_unless_asked()
-        name = options["name"] or default_holder()
+        name = unique_name(options["name"])
         lengths = f"{options['shortest']:.12g} to {options['longest']:.12g} s each"
         self.greet(
             options,
@@ -73,8 +72,8 @@ class Command(ServiceCommand):
             {"tasks": f"{options['rate']:.12g} per second, {lengths}", "stop": STOP},
         )
         stopping = threading.Event()
-        present = presented(name, stopping, WorkerRole.GENERATOR)
-        with exit_if_taken(), on_stop_signal(stopping.set), present:
+        present = registered(name, stopping, WorkerRole.GENERATOR)
+        with on_stop_signal(stopping.set), present:
             Generator(
                 rate=options["rate"],
                 shortest=options["shortest"],

@@ -10,12 +10,11 @@ from django.core.management.base import CommandError
 from leasing.management.base import ServiceCommand
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
-from leasing.validation.names import default_holder
+from leasing.validation.names import unique_name
 from tasks.maintenance import recovery, services
 from tasks.management.greeting import STOP
-from tasks.management.names import exit_if_taken
 from tasks.models import WorkerRole
-from tasks.worker.registration import presented
+from tasks.worker.registration import registered
 
 
 class Command(ServiceCommand):
@@ -42,10 +41,10 @@ class Command(ServiceCommand):
         if options["dry_run"] or options["json"]:
             raise CommandError("--dry-run and --json need --once.")
         port.serve(options)
-        stopping, name = threading.Event(), default_holder()
+        stopping, name = threading.Event(), unique_name()
         self.greet(options, f"recovery {name}", {"stop": STOP})
-        present = presented(name, stopping, WorkerRole.RECOVERY, sweeps=True)
-        with exit_if_taken(), on_stop_signal(stopping.set), present as threads:
+        present = registered(name, stopping, WorkerRole.RECOVERY, sweeps=True)
+        with on_stop_signal(stopping.set), present as threads:
             services.start(threads)
             stopping.wait()
 

@@ -10,13 +10,12 @@ from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.management.base import ServiceCommand, duration
 from leasing.metrics import port
 from leasing.runtime.shutdown import on_stop_signal
-from leasing.validation.names import default_holder
+from leasing.validation.names import unique_name
 from tasks.conf import outbox_publisher, task_settings
 from tasks.management.greeting import STOP
-from tasks.management.names import exit_if_taken
 from tasks.models import WorkerRole
 from tasks.outbox.relay import Relay
-from tasks.worker.registration import presented
+from tasks.worker.registration import registered
 
 
 class Command(ServiceCommand):
@@ -36,7 +35,7 @@ class Command(ServiceCommand):
         port.add_arguments(parser)
 
     def handle(self, **options: Any) -> None:
-        name = options["name"] or default_holder()
+        name = unique_name(options["name"])
         try:
             publish = outbox_publisher()
             is_over_celery = publish is None or task_settings.CELERY_QUEUES
@@ -47,8 +46,8 @@ class Command(ServiceCommand):
         port.serve(options)
         queues = ", ".join(task_settings.CELERY_QUEUES) or "none: messages of the outbox only"
         self.greet(options, f"relay {name}", {"queues": queues, "stop": STOP})
-        present = presented(name, relay.stopping, WorkerRole.RELAY)
-        with exit_if_taken(), on_stop_signal(relay.stop), present as threads:
+        present = registered(name, relay.stopping, WorkerRole.RELAY)
+        with on_stop_signal(relay.stop), present as threads:
             relay.run(threads)
 
 

@@ -25,8 +25,8 @@ from leasing.metrics import port
 from leasing.runtime.clock import clock
 from leasing.runtime.shutdown import ExitCode, on_stop_signal
 from leasing.runtime.threads import start_thread
-from leasing.validation.names import MAX_NAME, check_name, check_ttl, process_named
-from tasks.exceptions import NameTaken, UnknownQueue
+from leasing.validation.names import MAX_NAME, check_ttl, process_named, unique_name
+from tasks.exceptions import UnknownQueue
 from tasks.execution.chaos import Chaos
 from tasks.fleet import child_start
 from tasks.fleet.child import reporting
@@ -35,7 +35,6 @@ from tasks.fleet.cores import usable_cores
 from tasks.fleet.parent import Parent, Plan
 from tasks.log import log
 from tasks.management import greeting, health
-from tasks.management.names import exit_if_taken
 from tasks.management.task_lines import TaskLines
 from tasks.querysets import check_queue
 from tasks.registry import Kind
@@ -118,7 +117,10 @@ class Command(ServiceCommand):
             metavar="MIB",
             help="Finish the running tasks and exit once resident memory exceeds this many MiB",
         )
-        parser.add_argument("--name", help="Name of this worker (default: host:pid:random)")
+        parser.add_argument(
+            "--name",
+            help="Label of this worker, to which eight digits are added (default: host and pid)",
+        )
         parser.add_argument(
             "--workers",
             metavar="N|auto",
@@ -181,15 +183,13 @@ class Command(ServiceCommand):
         """Run a worker, as the child of a fleet if ``child`` is given."""
         worker = self._made(options) if child is None else _measured(options, child)
         obeying = on_stop_signal(worker.stop) if child is None else reporting(child, worker)
-        with exit_if_taken(), obeying, collected_seldom(), process_named(worker.name):
+        with obeying, collected_seldom(), process_named(worker.name):
             _run(worker)
             if worker.executions:
                 # A thread that cannot be ended must not keep the process from its end.
                 _leave(worker)
             if child is None and self._is_of_process:
                 start_thread("exit", partial(_exit_in_time, worker, options["verbosity"]))
-            if worker.name_taken:
-                raise worker.name_taken
         if worker.failed:
             raise CommandError(
                 "The worker gave up because it was stuck: its log says why.",
@@ -202,7 +202,8 @@ class Command(ServiceCommand):
         facts = greeting.facts(worker)
         if options["workers"] and not self._has_one_worker:
             facts = {"workers": f"{options['workers']}, started by this process", **facts}
-        self.greet(options, f"worker {worker.name}", facts)
+        name = options["workers"] and options["name"] or worker.name
+        self.greet(options, f"worker {name}", facts)
         if options["verbosity"] and (reason := greeting.no_handler_reason()):
             log.worker_without_handlers(worker=worker.name, reason=reason)
         return worker
@@ -250,8 +251,8 @@ def _check(options: dict[str, Any]) -> None:
         check_ttl(options["ttl"])
         if options["name"] is not None:
             # Those of its workers are longer.
-            ending = f":{options['workers']}:00000000" if options["workers"] else ""
-            check_name(options["name"] + ending, "name")
+            number = f":{options['workers']}" if options["workers"] else ""
+            unique_name(options["name"] + number)
         for queue in options["queues"] or ():
             check_queue(queue)
     except (InvalidResource, InvalidTTL, UnknownQueue) as error:
@@ -269,7 +270,7 @@ def _count(workers: Any) -> int | None:
 def _plan(options: dict[str, Any], worker: WorkerProcess, *, ends_with_worker: bool) -> Plan:
     executors = worker.executors.executors
     return Plan(
-        name=worker.name[:LONGEST_FLEET],
+        name=(options["name"] or worker.name)[:LONGEST_FLEET],
         workers=options["workers"],
         options=options,
         inside=sum(each.most_inside for each in executors.values()),
@@ -292,12 +293,11 @@ def _worker(options: dict[str, Any], child: ChildContext | None = None) -> Worke
             f"--max-memory must be more than the {size} MiB that the worker has at its start."
         )
     until = Until.ONCE if options["once"] else Until.DRAINED if options["drain"] else Until.STOPPED
-    own = {"name": options["name"]}
-    if child is not None:
-        own = {"name": child.name, "fleet": (child.fleet, child.index, child.restarts)}
+    fleet = None if child is None else (child.fleet, child.index, child.restarts)
     return WorkerProcess(
         **{name: options[name] for name in same},
-        **own,
+        name=unique_name(options["name"]) if child is None else child.name,
+        fleet=fleet,
         until=until,
         chaos=Chaos() if options["chaos"] else None,
     )
@@ -330,15 +330,8 @@ def _run(worker: WorkerProcess) -> None:
 
 def _reloaded(worker: WorkerProcess) -> None:
     atexit.register(worker.stop_now)
-    try:
-        with process_named(worker.name):
-            _run(worker)
-        if worker.name_taken:
-            raise worker.name_taken
-    except NameTaken as error:  # on a thread, whose end would not be the end of the process
-        sys.stderr.write(f"{error}\n")
-        sys.stderr.flush()
-        os._exit(error.EXIT_CODE)
+    with process_named(worker.name):
+        _run(worker)
 
 
 def _leave_with(
@@ -374,12 +367,8 @@ def _exit_in_time(worker: WorkerProcess, verbosity: int) -> None:
 
 
 def _leave(worker: WorkerProcess) -> None:
-    if worker.name_taken:
-        sys.stderr.write(f"{worker.name_taken}\n")
     keeper.stop()  # what it has noted is written
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    if worker.name_taken:
-        os._exit(worker.name_taken.EXIT_CODE)
     os._exit(ExitCode.FAILED if worker.failed else ExitCode.DONE)

@@ -25,7 +25,7 @@ class Command(SubcommandsCommand):
         add_json(listing, "array")
         check = add("check", "Exit with code 0 if a worker is live, with 1 if it is not")
         check.add_argument(
-            "name", metavar="NAME", help="Name of a worker, or of a parent (run_worker --name)"
+            "name", metavar="NAME", help="Name or label (--name) of a worker, or label of a parent"
         )
         add_json(check)
 
@@ -39,24 +39,18 @@ class Command(SubcommandsCommand):
         self.print_list(options, [_facts(each) for each in workers], table, none)
 
     def _check(self, options: dict[str, Any]) -> None:
-        rows: Any = Worker.objects.home().with_state()
-        worker = next(iter(with_tasks(rows.filter(name=options["name"]))), None)
-        if worker is None:
-            self._check_fleet(options, rows.latest_of(options["name"]).filter(stopped_at=None))
-            return
-        text = f"{plain(worker.worker.name)} is {worker.state}, seen {_seen(worker)}."
-        self.print_result(options, _facts(worker), text)
-        if not worker.is_live:
-            sys.exit(ExitCode.FAILED)
-
-    def _check_fleet(self, options: dict[str, Any], rows: Any) -> None:
-        """Check all workers of one parent."""
+        rows: Any = Worker.objects.home().called(options["name"]).with_state()
         workers = with_tasks(rows.order_by("fleet_index", "pk"))
         if not workers:
             raise CommandError(f"There is no worker {plain(options['name'])}.")
-        each = ", ".join(f"worker {row.worker.fleet_index} is {row.state}" for row in workers)
-        text = f"Of {plain(options['name'])} {each}."
-        self.print_result(options, [_facts(row) for row in workers], text)
+        if workers[0].worker.fleet == options["name"]:
+            each = ", ".join(f"worker {row.worker.fleet_index} is {row.state}" for row in workers)
+            text = f"Of {plain(options['name'])} {each}."
+            self.print_result(options, [_facts(row) for row in workers], text)
+        else:
+            (row,) = workers
+            text = f"{plain(row.worker.name)} is {row.state}, seen {_seen(row)}."
+            self.print_result(options, _facts(row), text)
         if not all(row.is_live for row in workers):
             sys.exit(ExitCode.FAILED)
 

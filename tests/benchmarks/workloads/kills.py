@@ -42,7 +42,7 @@ class Ward:
 
     def is_staffed(self) -> bool:
         """Return True if both are up."""
-        return Worker.objects.filter(name__in=self.workers).count() == 2
+        return all(Worker.objects.called(name).exists() for name in self.workers)
 
     def begin(self) -> None:
         """Give them a task that never ends."""
@@ -57,7 +57,7 @@ class Ward:
     def kill(self) -> None:
         """The one that has it."""
         assert self.task is not None
-        victim = self.workers.pop(self.task.holder)
+        victim = self.workers.pop(self.task.holder.partition(":")[0])
         self.killed_at = database_now("default")
         victim.kill()
         victim.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +15,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from tasks.celery import attendant
 from tasks.celery import connect as connect_app
 from tasks.models import Worker
-from tasks.runtime.process_identity import own_identity
-from tests.factories import make_worker
 from tests.processes import wait_for
-from tests.tasks.runtime.test_process_identity import identity_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -85,34 +81,6 @@ def test_it_is_shown_once_it_has_its_broker() -> None:
 
     wait_for(Worker.objects.present().exists)
     row = Worker.objects.get()
-    assert (row.name, row.role) == (NODE, "celery")
+    assert (row.name, row.role) == (attendant.name_of(NODE), "celery")
+    assert row.label == NODE
     assert (row.queues, row.slots) == (["default"], {"pool": 3})
-    assert (row.process, state.should_stop) == (own_identity(), None)
-
-
-def test_its_name_is_no_other_process_s(capsys: pytest.CaptureFixture[str]) -> None:
-    connect()
-    with subprocess.Popen(["sleep", "60"]) as other:
-        make_worker(name=NODE, pid=other.pid, process=identity_of(other.pid))
-        with pytest.raises(SystemExit) as ending:
-            start()
-        other.kill()
-
-    assert ending.value.code == 2
-    assert f"(pid {other.pid}) has the name {NODE}" in (said := capsys.readouterr().err)
-    assert "give this one another name (--hostname)." in said
-
-
-def test_when_its_name_is_taken_meanwhile_it_stops_as_after_a_signal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    connect()
-    start()
-    elsewhere = {"process": "another-boot:1|1|1", "hostname": "node-2", "pid": 8}
-    Worker.objects.update(**elsewhere, stopped_at=None)
-
-    ready()
-
-    wait_for(lambda: state.should_stop)
-    assert state.should_stop == 2
-    assert "A running process of node-2 (pid 8) has the name" in capsys.readouterr().err

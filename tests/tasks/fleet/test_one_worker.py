@@ -136,18 +136,3 @@ def test_a_stop_signal_lets_what_runs_end_and_a_second_one_does_not(
     row = row_of(task)
     assert (row["status"], row["attempts"]) == (TaskStatus.READY, 0)
     assert "Traceback" not in process.output
-
-
-@pytest.mark.slow
-def test_a_worker_that_cannot_start_ends_the_command_with_its_code(spawn: Spawn) -> None:
-    """As two that are to have one name."""
-    process = spawn([*COMMAND, "--name", "web"])
-    worker = the_worker(process)
-    again = spawn([*COMMAND, "--name", "web"])
-
-    assert again.wait(PATIENCE) == 2
-    assert f"A running process of this host (pid {worker.pid}) has the name web" in again.output
-    once = spawn([*COMMAND, "--name", "web", "--once"])
-    assert once.wait(PATIENCE) == 2
-    process.terminate()
-    assert process.wait(PATIENCE) == 0, process.output

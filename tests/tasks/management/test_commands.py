@@ -18,6 +18,7 @@ from django.utils import autoreload
 
 from leasing.management.base import TablesCommand
 from leasing.runtime import shutdown
+from leasing.validation.names import default_holder
 from tasks.execution.chaos import Chaos
 from tasks.generator import Generator
 from tasks.management import greeting
@@ -35,7 +36,6 @@ class Noted:
 
     name = "ann"
     failed = False
-    name_taken = None
     executions: tuple[()] = ()
 
     made: dict[str, Any] = {}
@@ -107,6 +107,7 @@ def test_a_workers_options_reach_it() -> None:
 
     chaos = Noted.made.pop("chaos")
     assert isinstance(chaos, Chaos)
+    assert Noted.made.pop("name").rpartition(":")[0] == "ann"
     assert Noted.made == {
         "queues": ["default"],
         "threads": 3,
@@ -117,13 +118,14 @@ def test_a_workers_options_reach_it() -> None:
         "until": "drained",
         "ttl": 7,
         "stop_timeout": 9,
-        "name": "ann",
+        "fleet": None,
     }
 
 
 def test_a_worker_without_options_has_the_defaults() -> None:
     call_command("run_worker")
 
+    assert Noted.made.pop("name").rpartition(":")[0] == default_holder().rpartition(":")[0]
     assert Noted.made == {
         "queues": None,
         "threads": 4,
@@ -134,7 +136,7 @@ def test_a_worker_without_options_has_the_defaults() -> None:
         "until": "stopped",
         "ttl": None,
         "stop_timeout": None,
-        "name": None,
+        "fleet": None,
         "chaos": None,
     }
 
@@ -244,13 +246,13 @@ def test_run_generator_refuses_an_option_that_is_out_of_bounds(
 def test_a_generators_options_reach_it() -> None:
     run("run_generator --rate 5 --shortest 1 --longest 2 --queue default --ttl 7 --name ann")
 
+    assert Noted.made.pop("name").rpartition(":")[0] == "ann"
     assert Noted.made == {
         "rate": 5,
         "shortest": 1,
         "longest": 2,
         "queue": "default",
         "ttl": 7,
-        "name": "ann",
     }
 
 

@@ -205,26 +205,24 @@ def test_the_page_asks_a_fixed_number_of_questions(viewer: Client) -> None:
 
 
 def test_a_worker_killed_while_idle_and_restarted_shows_its_end(viewer: Client) -> None:
-    killed = make_worker(name="dora", pid=41, process="boot:1|1|1")
-    new: dict[str, Any] = {"hostname": "host-1", "pid": 42, "process": "boot:2|1|1"}
-    assert Worker.objects.register("dora", instead_of=killed, **new)
+    killed = make_worker(name="dora:0000000a", pid=41, state="gone")
+    Worker.objects.register("dora:0000000b", hostname="host-1", pid=42)
 
-    (end,) = get(viewer, url_of(killed)).answers["before"].all("li")
+    (end,) = get(viewer, url_of(Worker.objects.get())).answers["before"].all("li")
     (row,) = get(viewer, "/ops/workers/").rows
 
     seen = killed.last_seen_at.isoformat(timespec="milliseconds")
     for shown in (end, row.cell("Worker").one("[data-crash]")):
         assert "pid 41" in shown.text and "ended without signing off" in shown.text
         assert shown.one("time")["datetime"] == seen
-    assert "after 1 h" in end.text
+    assert "after 59 min" in end.text
 
 
 def test_a_clean_restart_is_on_the_page_of_the_worker_alone(viewer: Client) -> None:
-    stopped = make_worker(name="dora", pid=41, process="boot:1|1|1", state="stopped")
-    new: dict[str, Any] = {"hostname": "host-1", "pid": 42, "process": "boot:2|1|1"}
-    assert Worker.objects.register("dora", instead_of=stopped, **new)
+    make_worker(name="dora:0000000a", pid=41, state="stopped")
+    Worker.objects.register("dora:0000000b", hostname="host-1", pid=42)
 
-    (end,) = get(viewer, url_of(stopped)).answers["before"].all("li")
+    (end,) = get(viewer, url_of(Worker.objects.get())).answers["before"].all("li")
 
     assert "pid 41 stopped cleanly" in end.text
     assert not get(viewer, "/ops/workers/").all("[data-crash]")
@@ -234,9 +232,10 @@ def test_a_child_killed_together_with_its_parent_shows_on_the_page_of_its_succes
     viewer: Client,
 ) -> None:
     fleet: Any = {"fleet": "web", "fleet_index": 1, "fleet_restarts": 0}
-    make_worker(name="web:1:a", pid=41, state="gone", **fleet)
-    make_worker(name="web:2:b", pid=43, state="gone", **{**fleet, "fleet_index": 2})
-    new = make_worker(name="web:1:c", pid=42, **fleet)
+    make_worker(name="web:1:0000000a", pid=41, state="gone", **fleet)
+    make_worker(name="web:2:0000000b", pid=43, state="gone", **{**fleet, "fleet_index": 2})
+    new = make_worker(name="web:1:0000000c", pid=42, **fleet)
+    Worker.objects.succeed(new.name)
 
     (end,) = get(viewer, url_of(new)).answers["before"].all("li")
 

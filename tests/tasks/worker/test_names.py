@@ -1,374 +1,262 @@
-"""One live process has the name of a worker."""
+"""The name of a worker is a label and eight digits; a row takes the place of those before it."""
 
 from __future__ import annotations
 
-import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.core.management.base import CommandError
-from django.utils import timezone
+from django.db import OperationalError
 
-from leasing.functions import DbNow, after
-from tasks.exceptions import NameTaken
-from tasks.models import Worker, WorkerQuerySet
-from tasks.runtime.process_identity import own_identity
-from tasks.worker.process import WorkerProcess
-from tasks.worker.registration import Presence
+from leasing.functions import after
+from leasing.validation.names import default_holder, unique_name
+from tasks.dashboard.listing import NOTHING_WANTED, columns_search
+from tasks.models import Task, Worker
+from tasks.worker.registration import WorkerRegistration
 from tests.conftest import Spawn
-from tests.factories import make_worker
+from tests.factories import make_task, make_worker
 from tests.leasing.support import FakeClock
-from tests.logs import logged
 from tests.processes import wait_for
-from tests.tasks.runtime.test_process_identity import identity_of, with_part
-from tests.tasks.support import around
-from tests.tasks.workers import ended, patient, working
+from tests.tasks.support import refusing
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Row = Callable[..., Worker]
-
 
 @pytest.fixture
-def other() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        yield process
-        process.kill()
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The host of the rows that ``make_worker`` makes."""
+    monkeypatch.setattr("socket.gethostname", lambda: "host-1")
+    yield
 
 
-@pytest.fixture
-def running(other: subprocess.Popen[bytes]) -> Row:
-    """Make the row of a process of this host that runs."""
-    columns: dict[str, Any] = {"name": "ann", "pid": other.pid, "process": identity_of(other.pid)}
-    return lambda **more: make_worker(**columns | more)
+def begun(name: str = "web:0000000b", **columns: Any) -> WorkerRegistration:
+    registration = WorkerRegistration(name, queues=["default"], slots={}, **columns)
+    registration.begin()
+    return registration
 
 
-def killed(**columns: Any) -> Worker:
-    """The row of a process of this host that was killed a moment ago."""
-    ended_process = subprocess.Popen(["true"])
-    identity = with_part(own_identity(), 1, "1")
-    ended_process.wait()
-    return worker_row(pid=ended_process.pid, process=identity, **columns)
+def names() -> set[str]:
+    return set(Worker.objects.values_list("name", flat=True))
 
 
-def elsewhere(**columns: Any) -> Worker:
-    """The row of a process of another host."""
-    return worker_row(process="another-boot:1|1|1", **columns)
+# The name
 
 
-def worker_row(**columns: Any) -> Worker:
-    worker = make_worker(**{"name": "ann"} | columns)
-    return worker
+def test_a_name_is_a_label_and_eight_digits_anew() -> None:
+    one, other = unique_name("web"), unique_name("web")
+
+    assert one != other
+    label, digits = one.split(":")
+    assert (label, len(digits), int(digits, 16) >= 0) == ("web", 8, True)
+    assert unique_name().rpartition(":")[0] == default_holder().rpartition(":")[0]
 
 
-class Stopping(threading.Event):
-    """Calls ``happens`` when it is waited for, in place of the time that would pass."""
+def test_a_name_of_a_project_of_its_own_is_a_label(settings: Any) -> None:
+    settings.LEASING = {"HOLDER": lambda: "crane:driver"}
 
-    def __init__(self, happens: Callable[[], object] = lambda: pytest.fail("it waits")) -> None:
-        super().__init__()
-        self._happens = happens
-        self.waits = 0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waits += 1
-        assert self.waits < 10
-        self._happens()
-        return self.is_set()
+    assert unique_name().rpartition(":")[0] == "crane:driver"
 
 
-def begin(stopping: threading.Event | None = None) -> bool:
-    return Presence("ann", queues=["default"], slots={}).begin(stopping or Stopping())
+def test_two_workers_with_one_label_work_beside_each_other(spawn: Spawn) -> None:
+    arguments = ["manage.py", "run_worker", "--workers", "0", "--name", "ann"]
+    processes = [spawn(arguments) for _ in range(2)]
+
+    wait_for(lambda: Worker.objects.present().count() == 2, timeout=60)
+    for process in processes:
+        process.terminate()
+    assert [process.wait(60) for process in processes] == [0, 0]
+    assert {name.rpartition(":")[0] for name in names()} == {"ann"}
 
 
-def begin_below(fleet: str, stopping: threading.Event | None = None) -> bool:
-    """Register as the first worker of a parent."""
-    columns: dict[str, Any] = {"fleet": fleet, "fleet_index": 1, "fleet_restarts": 0}
-    named = Presence(f"{fleet}:1:new", queues=["default"], slots={}, **columns)
-    return named.begin(stopping or Stopping())
-
-
-def has_it() -> bool:
-    row = Worker.objects.get()
-    return row.process == own_identity() and row.stopped_at is None
-
-
-@pytest.mark.parametrize("state", ["live", "late", "gone"])
-def test_a_process_of_this_host_that_runs_keeps_its_name(running: Row, state: str) -> None:
-    row = running(state=state)
-    before = Worker.objects.values().get()
-
-    with pytest.raises(NameTaken) as refusal:
-        begin()
-
-    assert str(refusal.value) == (
-        f"A running process of this host (pid {row.pid}) has the name ann: stop it, or give this "
-        "one another name (--name)."
-    )
-    assert Worker.objects.values().get() == before
+# What a label means
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("states", "meant"),
     [
-        killed,
-        lambda: elsewhere(state="gone"),
-        lambda: elsewhere(state="stopped"),
-        lambda: worker_row(state="gone"),
-        lambda: worker_row(process=own_identity()),
-        lambda: None,
+        (["live", "live"], [1]),
+        (["live", "gone"], [0]),
+        (["late", "stopped"], [0]),
+        (["gone", "gone"], [1]),
+        (["stopped", "stopped"], [1]),
     ],
-    ids=["killed", "gone", "stopped", "unknown and gone", "own", "new"],
 )
-def test_a_name_that_nobody_uses_is_taken_at_once(make: Callable[[], object]) -> None:
-    make()
-
-    assert begin() and has_it()
-
-
-def test_the_name_of_a_process_elsewhere_is_waited_for_until_that_is_gone(caplog: Any) -> None:
-    """A pod that moves to another node keeps its name."""
-    elsewhere(pid=7, hostname="node-1")
-    ages = iter([timedelta(seconds=14), timedelta(seconds=29), timedelta(seconds=31)])
-    stopping = Stopping(lambda: Worker.objects.update(last_seen_at=after(-next(ages))))
-
-    assert begin(stopping) and has_it()
-
-    assert stopping.waits == 3
-    assert logged(caplog, pid=7, hostname="node-1") == ["worker.waits"]
-
-
-def test_a_stop_ends_the_wait() -> None:
-    elsewhere()
-    before = Worker.objects.values().get()
-    stopping = Stopping(lambda: stopping.set())
-
-    assert not begin(stopping)
-    assert Worker.objects.values().get() == before
-
-
-@pytest.mark.parametrize("make", [killed, lambda: None], ids=["killed", "new"])
-def test_of_two_that_start_at_the_same_time_one_has_the_name(
-    make: Callable[[], object], other: subprocess.Popen[bytes]
+def test_a_label_means_its_newest_live_process_or_else_its_newest(
+    states: list[str], meant: list[int]
 ) -> None:
-    make()
-    starts: list[str] = []
+    made = [
+        make_worker(name=f"web:{number:08}", state=state) for number, state in enumerate(states)
+    ]
+    make_worker(name="web:1:00000000")
+    make_worker(name="web-2:00000000")
+    make_worker(name="other")
 
-    def after_another(register: Callable[..., bool], name: str, **what: Any) -> bool:
-        """The other has looked at the same row, and is faster."""
-        if not starts:
-            starts.append(name)
-            faster = {"pid": other.pid, "process": identity_of(other.pid)}
-            assert register(name, **what | faster)
-        return register(name, **what)
-
-    with around("register", after_another, of=WorkerQuerySet), pytest.raises(NameTaken):
-        begin()
-    assert Worker.objects.get().pid == other.pid
+    assert list(Worker.objects.called("web")) == [made[number] for number in meant]
+    assert list(Worker.objects.called(made[0].name)) == [made[0]]
+    assert not Worker.objects.called("we").exists()
 
 
-def test_who_has_lost_the_name_writes_nothing_to_the_row() -> None:
-    elsewhere(state="late")
-    before = Worker.objects.values().get()
+def test_the_label_of_a_parent_means_a_worker_of_each_number() -> None:
+    rows = {
+        name: make_worker(name=f"web:{name}", fleet="web", fleet_index=int(name[0]), state=state).pk
+        for name, state in {
+            "1:0000000a": "gone",
+            "1:0000000b": "live",
+            "2:0000000c": "live",
+            "3:0000000d": "stopped",
+        }.items()
+    }
 
-    assert Worker.objects.seen("ann", process=own_identity(), blocked={"thread": 1}) == 0
-    assert Worker.objects.sign_off("ann", process=own_identity()) == 0
-    assert Worker.objects.values().get() == before
-
-
-def test_a_worker_whose_name_another_took_while_it_was_silent_stops(caplog: Any) -> None:
-    """It was suspended, or could not reach the database, for longer than it counts as present."""
-    with working(name="ann", timing=patient(seen_every=0.02)) as worker:
-        wait_for(Worker.objects.filter(name="ann", stopped_at=None).exists)
-        Worker.objects.update(process="another-boot:1|1|1", hostname="node-2", pid=8)
-        wait_for(ended(worker))
-
-    assert str(worker.name_taken).startswith("A running process of node-2 (pid 8) has the name ann")
-    assert "worker.name_taken" in logged(caplog)
-    row = Worker.objects.get()
-    assert (row.hostname, row.stopped_at) == ("node-2", None)
+    found = set(Worker.objects.called("web").values_list("pk", flat=True))
+    assert found == {rows["1:0000000b"], rows["2:0000000c"]}
+    assert [each.pk for each in Worker.objects.called("web:1")] == [rows["1:0000000b"]]
+    Worker.objects.update(stopped_at=after(timedelta(0)))
+    assert len(Worker.objects.called("web")) == 3
 
 
-@pytest.mark.parametrize("command", ["run_worker", "run_generator"])
-def test_a_command_whose_name_is_taken_meanwhile_exits_with_code_2(command: str) -> None:
-    """A process that was silent for long, and one elsewhere that started under its name."""
+def test_tasks_are_found_by_the_label_of_their_worker() -> None:
+    make_worker(name="web:0000000a")
+    found = make_task(state="running", holder="web:0000000a")
+    make_task(state="running", holder="web:0000000b")
 
-    def after_another(seen: Callable[..., int], *args: Any, **news: Any) -> int:
-        Worker.objects.update(process="another-boot:1|1|1", hostname="node-2", pid=8)
-        return seen(*args, **news)
-
-    taken = pytest.raises(CommandError, match=r"node-2 \(pid 8\) has the name ann")
-    with around("seen", after_another, of=WorkerQuerySet), taken as refusal:
-        call_command(command, "--name", "ann", verbosity=0)
-
-    assert refusal.value.returncode == 2
-    assert Worker.objects.get().stopped_at is None
+    for holder in ("web", "web:0000000a"):
+        wanted = columns_search({**NOTHING_WANTED, "holder": holder})
+        assert list(Task.objects.filter(wanted)) == [found]
 
 
-def test_a_process_whose_row_was_deleted_keeps_its_start(holder_clock: FakeClock) -> None:
-    presence = Presence("ann")
-    assert presence.begin(Stopping())
+# The row
+
+
+def test_a_row_that_was_deleted_comes_back_with_its_start(holder_clock: FakeClock) -> None:
+    registration = begun()
     started_at = Worker.objects.get().started_at
     Worker.objects.all().delete()
     holder_clock.advance(3600)
 
-    presence.service().step()
+    registration.service.step()
 
     again = Worker.objects.get()
     assert started_at - timedelta(hours=1, seconds=1) < again.started_at < started_at
 
 
-def test_a_process_that_registers_again_keeps_its_start() -> None:
-    """Workers of one process share their row."""
-    for _ in range(2):
-        assert Presence("ann").begin(Stopping())
-        Worker.objects.update(started_at=after(timedelta(hours=-1)))
-    assert Presence("ann").begin(Stopping())
-    assert Worker.objects.get().started_at < timezone.now() - timedelta(minutes=59)
+def test_a_heartbeat_writes_the_news_and_the_end_is_noted() -> None:
+    news = {"blocked": {"thread": 0}}
+    registration = WorkerRegistration("ann", lambda: news, queues=[], slots={})
+    registration.begin()
+    news["blocked"] = {"thread": 1}
+    Worker.objects.update(last_seen_at=after(timedelta(hours=-1)))
 
-    Worker.objects.sign_off("ann", process=own_identity())
-    assert Presence("ann").begin(Stopping())
-    assert Worker.objects.get().started_at > timezone.now() - timedelta(minutes=1)
+    assert registration.service.step() == 6.0
+    row = Worker.objects.get()
+    assert row.blocked == {"thread": 1} and Worker.objects.present().exists()
 
-
-def test_workers_of_one_process_share_a_name() -> None:
-    one, two = Presence("ann"), Presence("ann")
-    assert one.begin(Stopping()) and two.begin(Stopping())
-    for each in (one, two):
-        each.service().step()
-    close = one.service().close
-    assert close is not None
-    close()
-    two.service().step()
-
-    assert has_it()
+    assert registration.service.close is not None
+    registration.service.close()
+    assert Worker.objects.get().stopped_at is not None
 
 
-@pytest.mark.parametrize("command", ["run_worker", "run_generator"])
-def test_a_command_whose_name_is_taken_exits_with_code_2(running: Row, command: str) -> None:
-    running()
+def test_a_database_that_is_away_is_no_hindrance() -> None:
+    with refusing(OperationalError("away"), lambda sql, params: True):
+        registration = begun()
+    assert not Worker.objects.exists()
 
-    with pytest.raises(CommandError, match="has the name ann") as refusal:
-        call_command(command, "--name", "ann", stderr=StringIO())
+    registration.service.step()
 
-    assert refusal.value.returncode == 2
-
-
-def test_a_worker_that_was_killed_starts_again_at_once(spawn: Spawn) -> None:
-    arguments = ["manage.py", "run_worker", "--workers", "0", "--name", "ann"]
-    first = spawn(arguments)
-    wait_for(Worker.objects.filter(name="ann").exists, process=first)
-    second = spawn(arguments)
-    assert second.wait(60) == 2
-    assert f"pid {first.pid}" in second.output and "Traceback" not in second.output
-
-    first.kill()
-    first.wait()
-    third = spawn(arguments)
-    wait_for(Worker.objects.filter(name="ann", pid=third.pid).exists, process=third)
+    assert Worker.objects.present().exists()
 
 
-def test_a_parent_whose_name_another_one_has_is_refused(
-    running: Row, other: subprocess.Popen[bytes]
-) -> None:
-    running(name="web:1:old", fleet="web", fleet_index=1)
+def test_what_was_not_seen_for_a_day_is_forgotten() -> None:
+    make_worker(name="old")
+    make_worker(name="new", state="gone")
+    Worker.objects.filter(name="old").update(last_seen_at=after(timedelta(hours=-25)))
 
-    with pytest.raises(NameTaken, match=rf"\(pid {other.pid}\) has the name web: stop it"):
-        begin_below("web")
+    begun()
 
-    assert Worker.objects.count() == 1
+    assert names() == {"new", "web:0000000b"}
 
 
+# Those before it
+
+
+@pytest.mark.usefixtures("host")
+@pytest.mark.parametrize(
+    ("state", "how"), [("gone", "ended without signing off"), ("stopped", "stopped cleanly")]
+)
+def test_a_row_is_in_place_of_those_that_had_its_label_on_its_host(state: str, how: str) -> None:
+    before = make_worker(name="web:0000000a", state=state)
+
+    begun()
+
+    row = Worker.objects.get()
+    (end,) = row.former_ends
+    assert (row.name, end.pid, end.started_at) == ("web:0000000b", before.pid, before.started_at)
+    assert (end.how, end.at) == (how, before.stopped_at or before.last_seen_at)
+
+
+@pytest.mark.usefixtures("host")
 @pytest.mark.parametrize(
     "columns",
     [
-        {"fleet": "web", "fleet_index": 2},
-        {"fleet": "mail", "fleet_index": 1},
-        {"fleet": "web", "fleet_index": 1, "state": "stopped"},
-        {},
+        {"name": "web:0000000a", "state": "live"},
+        {"name": "web:0000000a", "state": "late"},
+        {"name": "web:0000000a", "state": "gone", "hostname": "host-2"},
+        {"name": "web:1:0000000a", "state": "gone"},
+        {"name": "mail:0000000a", "state": "gone"},
     ],
 )
-def test_the_name_of_a_parent_is_free_unless_a_worker_of_that_number_lives(
-    running: Row, columns: dict[str, Any]
+def test_others_keep_their_rows(columns: dict[str, Any]) -> None:
+    make_worker(**columns)
+
+    begun()
+
+    assert names() == {columns["name"], "web:0000000b"}
+
+
+@pytest.mark.usefixtures("host")
+def test_one_that_is_gone_only_later_goes_then_and_a_successor_s_row_stays(
+    holder_clock: FakeClock, django_assert_num_queries: Any
 ) -> None:
-    running(name="web:1:old", **columns)
+    make_worker(name="web:0000000a")
+    registration = begun()
+    make_worker(name="web:0000000c", state="gone")
+    Worker.objects.filter(name="web:0000000a").update(last_seen_at=after(timedelta(seconds=-31)))
 
-    assert begin_below("web")
+    registration.service.step()
 
-
-def test_a_parent_waits_for_the_workers_of_another_host_until_they_stop() -> None:
-    row = elsewhere(name="web:1:old", fleet="web", fleet_index=1)
-    stopping = Stopping(lambda: Worker.objects.sign_off(row.name, process=row.process))
-
-    assert begin_below("web", stopping)
-    assert stopping.waits == 1
-
-
-def test_a_worker_whose_parent_is_gone_frees_its_name(running: Row) -> None:
-    running(name="web:1:old", fleet="web", fleet_index=1)
-
-    beside = running(name="web:2:old", fleet="web", fleet_index=2)
-
-    WorkerProcess(name="web:1:old").leave_fleet()
-
-    assert begin_below("web")
-    beside.refresh_from_db()
-    assert (beside.fleet, beside.fleet_index) == ("web", 2)
+    assert names() == {"web:0000000b", "web:0000000c"}
+    assert len(Worker.objects.get(name="web:0000000b").former_ends) == 1
+    # Whoever was there before it and is not gone by now is at work.
+    holder_clock.advance(43)
+    with django_assert_num_queries(1):
+        registration.service.step()
 
 
-# What a successor knows of the processes before it
-
-
-@pytest.mark.parametrize(
-    ("make", "how"),
-    [
-        (killed, "ended without signing off"),
-        (lambda: elsewhere(state="gone"), "ended without signing off"),
-        (lambda: elsewhere(state="stopped"), "stopped cleanly"),
-    ],
-    ids=["killed", "gone", "stopped"],
-)
-def test_a_restarted_worker_knows_the_end_of_the_process_before_it(
-    make: Callable[[], Worker], how: str
-) -> None:
-    before = make()
-
-    assert begin()
-
-    (end,) = Worker.objects.get().former_ends
-    assert (end.pid, end.started_at, end.how) == (before.pid, before.started_at, how)
-    assert end.at == (before.stopped_at or before.last_seen_at)
-
-
-def test_the_latest_ends_of_a_name_are_known() -> None:
-    killed()
-    pids = []
+@pytest.mark.usefixtures("host")
+def test_the_latest_ends_of_a_label_are_known() -> None:
     for number in range(Worker.ENDS_KEPT + 2):
-        assert begin()
-        pids.append(number)
-        Worker.objects.update(pid=number, process=f"boot:{number}|1|1", stopped_at=DbNow())
+        begun(f"web:{number:08}", pid=number)
+        # SQLite's clock has milliseconds: two ends in one of them would be in no order.
+        moment = after(timedelta(seconds=number - 60))
+        Worker.objects.filter(name=f"web:{number:08}").update(stopped_at=moment)
 
-    assert begin()
+    begun("web:ffffffff")
 
-    assert [end.pid for end in Worker.objects.get().former_ends] == pids[:1:-1]
+    pids = [end.pid for end in Worker.objects.get().former_ends]
+    assert pids == list(range(Worker.ENDS_KEPT + 1, 1, -1))
 
 
+@pytest.mark.usefixtures("host")
 def test_a_child_knows_the_ends_of_those_that_had_its_number_also_below_an_earlier_parent() -> None:
-    for name in ("web:1:a", "web:1:b", "web:2:c"):
+    for name in ("web:1:0000000a", "web:1:0000000b", "web:2:0000000c"):
         index = int(name.split(":")[1])
         make_worker(name=name, fleet="web", fleet_index=index, fleet_restarts=0)
-    Worker.objects.sign_off_dead("web:1:a", "was killed by signal 9")
-    # SQLite's clock has milliseconds: two ends in one of them would be in no order.
-    Worker.objects.filter(name="web:1:a").update(stopped_at=after(-timedelta(seconds=1)))
-    Worker.objects.leave_fleet("web:1:b")
-    Worker.objects.sign_off("web:1:b")
+    Worker.objects.sign_off_dead("web:1:0000000a", "was killed by signal 9")
+    Worker.objects.filter(name="web:1:0000000a").update(stopped_at=after(-timedelta(seconds=1)))
+    Worker.objects.sign_off("web:1:0000000b")
 
-    assert begin_below("web")
+    begun("web:1:0000000d", fleet="web", fleet_index=1, fleet_restarts=2)
 
-    ends = Worker.objects.get(name="web:1:new").former_ends
+    ends = Worker.objects.get(name="web:1:0000000d").former_ends
     assert [end.how for end in ends] == ["stopped cleanly", "was killed by signal 9"]
-    assert set(Worker.objects.values_list("name", flat=True)) == {"web:1:new", "web:2:c"}
+    assert names() == {"web:1:0000000d", "web:2:0000000c"}
