@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from leasing.client.exceptions import InvalidAnswer, RequestRefused, ServiceError
 from leasing.client.messages import (
@@ -33,6 +33,8 @@ from leasing.waiting.waiter import Rest, pauses
 
 #: Seconds for which one request waits for a lease, at most; a longer wait is several requests.
 LONG_POLL: Final = 5.0
+#: Leases on one page of a list, at most.
+LONGEST_PAGE: Final = 1000
 #: A grant that took longer than this share of its ttl to arrive is renewed at once: trust counts
 #: from before its request was sent.
 STALE_AFTER: Final = 0.25
@@ -222,6 +224,23 @@ class LeaseCalls:
         if answer.status != 200:
             raise RequestRefused(answer.status, answer.message)
         return answer.data
+
+    def active(self) -> Steps[list[Any]]:
+        """Return the leases on names that are held, as the API shows them."""
+        found: list[Any] = []
+        following: Any = ""
+        while following is not None:
+            page = urlencode({"limit": LONGEST_PAGE, "cursor": following})
+            answer: Answer = yield from self.transport.sending(
+                Request("GET", f"/leases/active?{page}")
+            )
+            if answer.status != 200:
+                raise RequestRefused(answer.status, answer.message)
+            for each in answer.value("leases", list):
+                if isinstance(checked_field(each, "id", int, str), int):  # others are of rows
+                    found.append(each)
+            following = answer.data.get("next")
+        return found
 
     def revoke(self, resource: str, reason: str) -> Steps[bool]:
         """Take the lease of ``resource`` from its holder, as an operator. Returns False if nobody

@@ -5,20 +5,19 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from leasing.client.calls import LeaseCalls, Proof
 from leasing.client.exceptions import ServiceUnavailable
 from leasing.exceptions import LeaseError
+from leasing.holding.errand import RenewsApart
 from leasing.holding.term import Term
 from leasing.runtime.aio import Steps, drive
-from leasing.runtime.errand import Errand
 from leasing.runtime.event_lines import log
 from leasing.store import Renewals
 
 
-class ServiceStore:
+class ServiceStore(RenewsApart):
     """Renews and releases grants of one service, for holds and the keeper. Its keys are
     ``leasing.client.calls.Proof``.
 
@@ -30,16 +29,12 @@ class ServiceStore:
 
     def __init__(self, calls: LeaseCalls) -> None:
         self._calls = calls
-        self._errand = Errand()
-        #: Connections are closed with the client.
-        self.open, self.close = self._errand.open, self._errand.close
 
-    def abort(self) -> None:
-        """Give up the request under way. Its own thread ends by its timeout."""
-        self._errand.give_up(ServiceUnavailable("No answer in time."))
+    def late(self) -> Exception:
+        return ServiceUnavailable("No answer in time.")
 
-    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        return self._errand.run(partial(drive, self.renewing(list(grants), timeout)))
+    def renew_here(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        return drive(self.renewing(list(grants), timeout))
 
     def renewing(self, proofs: Sequence[Proof], timeout: float) -> Steps[Renewals]:
         """Return the steps that renew all ``proofs``, within ``timeout`` seconds."""

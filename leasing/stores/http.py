@@ -32,10 +32,10 @@ from typing import Any
 from leasing.client.calls import LeaseCalls, moment_of
 from leasing.client.exceptions import ServiceError
 from leasing.client.messages import checked_field
-from leasing.client.store import ServiceStore
 from leasing.client.transport import Token, Transport
 from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.exceptions import StoreError
+from leasing.holding.errand import RenewsApart
 from leasing.holding.term import Term
 from leasing.runtime.aio import Steps, drive
 from leasing.store import Incumbent, Renewals
@@ -47,7 +47,7 @@ from leasing.validation.terms import Terms
 NO_REASON, LONGEST_REASON = "no reason given", 500
 
 
-class HttpStore(BaseStore):
+class HttpStore(RenewsApart, BaseStore):
     """Keeps leases in a lease service. One for all threads of a process.
 
     Args:
@@ -77,30 +77,18 @@ class HttpStore(BaseStore):
         options = {"timeout": timeout, "patience": patience, "verify": verify}
         self._transport = Transport(url, token, transport=transport, **options)
         self._calls = LeaseCalls(self._transport)
-        self._service = ServiceStore(self._calls)
 
     def __repr__(self) -> str:
         return f"the lease service at {self._transport.url}"
 
-    # For the keeper
-
-    def open(self) -> None:
-        self._service.open()
-
-    def close(self) -> None:
-        self._service.close()
-
-    def abort(self) -> None:
-        self._service.abort()
-
     def disconnect(self) -> None:
         self._transport.close()
 
-    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        with _store_errors():
-            return self._service.renew(grants, timeout)
-
     # The verbs
+
+    def renew_here(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        with _store_errors():
+            return drive(self._calls.renew_many(list(grants), timeout))
 
     def acquiring(
         self,
@@ -150,6 +138,14 @@ class HttpStore(BaseStore):
             if shown is None or checked_field(shown, "state", str) != "active":
                 return None
             return _incumbent(shown)
+
+    def held(self) -> dict[str, Incumbent]:
+        """Return who holds what, by name, of the leases that the token may see."""
+        with _store_errors():
+            return {
+                checked_field(each, "resource", str): _incumbent(each)
+                for each in drive(self._calls.active())
+            }
 
 
 def _incumbent(shown: Any) -> Incumbent:

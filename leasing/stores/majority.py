@@ -36,9 +36,9 @@ from itertools import chain
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from leasing.exceptions import LeaseError, LeaseHeld, LeaseLost, StoreError
+from leasing.holding.errand import RenewsApart, send
 from leasing.holding.term import Term
 from leasing.runtime.clock import system_clock
-from leasing.runtime.errand import Errand, send
 from leasing.store import Incumbent, Renewal, Renewals
 from leasing.stores.base import BaseStore
 from leasing.stores.redis import Answer, RedisStore, moment
@@ -61,7 +61,7 @@ class Member(RedisStore):
 Call: TypeAlias = Callable[[Member], Result]
 
 
-class MajorityStore(BaseStore):
+class MajorityStore(RenewsApart, BaseStore):
     """Keeps leases in an odd number of Redis servers. One for all threads of a process.
 
     Args:
@@ -83,42 +83,28 @@ class MajorityStore(BaseStore):
             self.member_class(url=url, prefix=prefix, timeout=timeout) for url in members
         ]
         addresses = [each.address for each in self.members]
-        for address in addresses:
-            if addresses.count(address) > 1:
-                raise ValueError(f"MEMBERS has {address} twice.")
+        if twice := [each for each in addresses if addresses.count(each) > 1]:
+            raise ValueError(f"MEMBERS has {twice[0]} twice.")
         self.timeout = timeout
         #: The number of members that decide.
         self.majority = len(members) // 2 + 1
         self._left_out: dict[Member, float] = {}
-        self._errand = Errand()
 
     def __repr__(self) -> str:
         return f"the majority of Redis at {', '.join(each.address for each in self.members)}"
-
-    # For the keeper
-
-    def open(self) -> None:
-        self._errand.open()
-
-    def close(self) -> None:
-        self._errand.close()
-
-    def abort(self) -> None:
-        self._errand.give_up(StoreError(f"{self} does not answer in time."))
 
     def disconnect(self) -> None:
         for each in self.members:
             each.disconnect()
 
-    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        return self._errand.run(partial(self._renew, grants, timeout))
+    # The verbs
 
-    def _renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        answers = self._answers(lambda member: member.renew_here(grants), timeout).values()
+    def renew_here(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        answers = self._answers(lambda member: member.renew_here(grants, timeout), timeout)
         found = Renewals()
         for key in grants:
-            renewed = [each.renewed[key] for each in answers if key in each.renewed]
-            lost = [each.lost[key] for each in answers if key in each.lost]
+            renewed = [each.renewed[key] for each in answers.values() if key in each.renewed]
+            lost = [each.lost[key] for each in answers.values() if key in each.lost]
             if len(renewed) >= self.majority:
                 found.renewed[key] = Renewal(
                     self._agreed(each.expires_at for each in renewed),
@@ -128,19 +114,18 @@ class MajorityStore(BaseStore):
                 found.lost[key] = lost[0]
         return found
 
-    # The verbs
-
     def grant(self, resource: str, terms: Terms) -> Term:
         known = self._read(resource)
         if sum(not each.grant for each in known.values()) < self.majority:
-            raise self._held(resource, known.values())
+            held = self._incumbent(known.values())
+            raise LeaseHeld(resource, *((held.holder, held.expires_at) if held else ()))
         last = max(each.token for each in known.values())
         token = max(last, self._agreed(each.now for each in known.values())) + 1
-        asked = uuid.uuid4(), resource, terms, token
+        asked = resource, terms, uuid.uuid4(), token
         granted: list[Term] = []
         refusals: list[LeaseError] = []
         for member in known:
-            answer = self._ask(lambda each: each.grant_as(*asked), [member], self.timeout)[member]
+            answer = self._ask(lambda each: each.grant(*asked), [member])[member]
             if isinstance(answer, Term):
                 granted.append(answer)
             else:
@@ -153,14 +138,14 @@ class MajorityStore(BaseStore):
             term.expires_at = self._agreed(each.expires_at for each in granted)
             return term
         # Also of those whose answers did not arrive.
-        self._ask(lambda each: each.end(resource, asked[0]), known, self.timeout)
+        self._ask(lambda each: each.end(resource, asked[2]), known)
         raise next(
             (each for each in refusals if isinstance(each, LeaseHeld)), self._too_few(refusals)
         )
 
     def give_back(self, term: Term) -> bool:
         call = partial(Member.end, resource=term.key, grant_id=term.grant_id)
-        answers = list(self._ask(call, self.members, self.timeout).values())
+        answers = list(self._ask(call, self.members).values())
         lost = [each for each in answers if isinstance(each, LeaseLost)]
         if len(lost) >= self.majority:
             raise lost[0]
@@ -169,7 +154,7 @@ class MajorityStore(BaseStore):
         return True
 
     def take_back(self, resource: str, reason: str, by: str) -> Incumbent | None:
-        answers = self._answers(lambda member: member.revoke_here(resource), self.timeout)
+        answers = self._answers(lambda member: member.revoke_here(resource))
         held = self._incumbent(answers.values())
         token = max(each.token for each in answers.values())
         return held and Incumbent(held.holder, token, held.expires_at)
@@ -182,7 +167,7 @@ class MajorityStore(BaseStore):
     def held(self) -> dict[str, Incumbent]:
         """Return who holds what, by name."""
         known: dict[str, list[Answer]] = defaultdict(list)
-        for answers in self._answers(lambda member: dict(member.leases()), self.timeout).values():
+        for answers in self._answers(lambda member: dict(member.leases())).values():
             for name, each in answers.items():
                 known[name].append(each)
         held = ((name, self._incumbent(each)) for name, each in known.items())
@@ -198,7 +183,7 @@ class MajorityStore(BaseStore):
         sure: list[Member] = []
         forgetful: list[Member] = []
         for member in self.members:
-            until = self._ask(Member.remembers_from, [member], self.timeout)[member]
+            until = self._ask(Member.remembers_from, [member])[member]
             if not isinstance(until, LeaseError):
                 (sure if until is None else forgetful).append(member)
         if forgetful and len(sure) < self.majority and not is_nothing_held:
@@ -214,9 +199,9 @@ class MajorityStore(BaseStore):
     # Asking
 
     def _read(self, resource: str) -> Mapping[Member, Answer]:
-        return self._answers(lambda member: member.read([resource])[resource], self.timeout)
+        return self._answers(lambda member: member.read([resource])[resource])
 
-    def _answers(self, call: Call[Result], timeout: float) -> dict[Member, Result]:
+    def _answers(self, call: Call[Result], timeout: float = 0) -> dict[Member, Result]:
         """Return what ``call`` returns for each member that answers. Raises StoreError if these are
         too few."""
         now = system_clock()
@@ -235,12 +220,14 @@ class MajorityStore(BaseStore):
         return found
 
     def _ask(
-        self, call: Call[Result], members: Iterable[Member], timeout: float
+        self, call: Call[Result], members: Iterable[Member], timeout: float = 0
     ) -> dict[Member, Result | LeaseError]:
         """Return what ``call`` returns or raises for each of ``members``, which are asked at once.
-        Those that have not answered soon after a majority are left behind."""
+        Those that have not answered soon after a majority are left behind, all after ``timeout``
+        seconds (0: the TIMEOUT)."""
         sent = {send(partial(_tried, call, member)): member for member in members}
-        late, ends, answers = set(sent), system_clock() + timeout, dict[Member, Any]()
+        late, answers = set(sent), dict[Member, Any]()
+        ends = system_clock() + (timeout or self.timeout)
         while late and (left := ends - system_clock()) > 0:
             done, late = wait(late, left, FIRST_COMPLETED)
             answers |= {sent[each]: each.result() for each in done}
@@ -269,12 +256,6 @@ class MajorityStore(BaseStore):
                 ends = self._agreed(each.ends for each in found)
                 return Incumbent(found[0].holder, token, moment(ends))
         return None
-
-    def _held(self, resource: str, answers: Iterable[Answer]) -> LeaseHeld:
-        incumbent = self._incumbent(answers)
-        if incumbent is None:
-            return LeaseHeld(resource)
-        return LeaseHeld(resource, incumbent.holder, incumbent.expires_at)
 
     def _too_few(self, errors: Iterable[object]) -> StoreError:
         words = " ".join(sorted(str(each) for each in errors if isinstance(each, LeaseError)))

@@ -241,6 +241,12 @@ class MemoryStore(BaseStore):
                 return None
             return Incumbent(row.holder, row.fencing_token, row.expires_at)
 
+    def held(self) -> dict[str, Incumbent]:
+        """Return who holds what, by name."""
+        with self._lock:
+            found = [(name, self.current(name)) for kind, name in self._rows if kind == NAMED]
+        return {name: each for name, each in found if each}
+
     def take_back(self, resource: str, reason: str, by: str) -> Incumbent | None:
         row = self._take_back((NAMED, resource), reason, by)
         return None if row is None else Incumbent(row.holder, row.fencing_token, row.expires_at)

@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import cache, partial
+from functools import cache
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
@@ -41,8 +41,8 @@ from redis.retry import Retry
 
 from leasing.conf import is_number, leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
+from leasing.holding.errand import RenewsApart
 from leasing.holding.term import Term
-from leasing.runtime.errand import Errand
 from leasing.store import Incumbent, Reason, Renewal, Renewals, Why
 from leasing.stores import redis_scripts as scripts
 from leasing.stores.base import BaseStore
@@ -75,10 +75,8 @@ class WrongServer(errors.RedisError):
 SENTENCES: Final[tuple[tuple[type[Exception], str], ...]] = (
     (WrongServer, "{}"),
     (errors.AuthenticationError, "refuses the user or the password of its URL."),
-    (errors.BusyLoadingError, "is still loading its data, and answers once it has them."),
     (errors.ReadOnlyError, "is a read-only replica. Its URL must be that of the primary."),
     (errors.OutOfMemoryError, "is full: it has reached its maxmemory."),
-    (errors.NoPermissionError, "does not permit this to the user of its URL: {}"),
     (errors.ConnectionError, "does not answer: {}"),
     (errors.TimeoutError, "does not answer: {}"),
     (errors.RedisError, "refuses the request: {}"),
@@ -101,7 +99,7 @@ class Answer(NamedTuple):
         return Incumbent(self.holder, self.token, moment(self.ends)) if self.grant else None
 
 
-class RedisStore(BaseStore):
+class RedisStore(RenewsApart, BaseStore):
     """Keeps leases in one Redis, or one Valkey. One for all threads of a process.
 
     Args:
@@ -133,7 +131,6 @@ class RedisStore(BaseStore):
         )
         self._client: Any = redis.Redis(connection_pool=self._pool)
         self._script = cache(self._client.register_script)  # which computes its checksum
-        self._errand = Errand()
 
     def __repr__(self) -> str:
         return f"Redis at {self.address}"
@@ -145,27 +142,13 @@ class RedisStore(BaseStore):
         where = of.get("path") or f"{of.get('host', 'localhost')}:{of.get('port', 6379)}"
         return f"{where}/{of.get('db', 0)}"
 
-    # For the keeper
-
-    def open(self) -> None:
-        self._errand.open()
-
-    def close(self) -> None:
-        self._errand.close()
-
-    def abort(self) -> None:
-        self._errand.give_up(StoreError(f"{self} does not answer in time."))
-
     def disconnect(self) -> None:
         self._pool.disconnect()
 
-    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        return self._errand.run(partial(self.renew_here, grants))
+    # The verbs
 
-    def renew_here(self, grants: Mapping[Any, uuid.UUID]) -> Renewals:
-        """Renew ``grants`` as ``renew`` does, on this thread."""
-        keys = [self._mark, *map(self._key, grants)]
-        now, *answers = self.run(scripts.RENEW, keys, *self._memory, *map(str, grants.values()))
+    def renew_here(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        now, *answers = self.run(scripts.RENEW, grants, *map(str, grants.values()))
         found = Renewals()
         for resource, answer, ends in zip(grants, answers[::2], answers[1::2], strict=True):
             if answer == "renewed":
@@ -174,24 +157,21 @@ class RedisStore(BaseStore):
                 found.lost[resource] = OVER[answer]
         return found
 
-    # The verbs
-
-    def grant(self, resource: str, terms: Terms) -> Term:
-        return self.grant_as(uuid.uuid4(), resource, terms)
-
-    def grant_as(self, grant_id: uuid.UUID, resource: str, terms: Terms, token: int = 0) -> Term:
-        """Grant ``resource`` under the id and the token that are given. Raises LeaseHeld, also if
-        the token is not greater than its last: somebody else is acquiring it.
+    def grant(
+        self, resource: str, terms: Terms, grant_id: uuid.UUID | None = None, token: int = 0
+    ) -> Term:
+        """Grant ``resource``. Raises LeaseHeld, also if the token is not greater than its last:
+        somebody else is acquiring it.
 
         Args:
-            grant_id: The id of the grant. If it was made already, it is found.
             resource: The name of the resource.
             terms: The terms of the grant.
+            grant_id: The id of the grant; None: a new one. If it was made already, it is found.
             token: Its token; 0: the next one.
         """
-        keys = [self._mark, self._key(resource)]
+        grant_id = grant_id or uuid.uuid4()
         asked = str(grant_id), terms.holder, terms.ttl // MICROSECOND, token
-        match self.run(scripts.GRANT, keys, *self._memory, *asked):
+        match self.run(scripts.GRANT, [resource], *asked):
             case "granted", granted, ends, now:
                 return Term(
                     key=resource,
@@ -221,7 +201,7 @@ class RedisStore(BaseStore):
 
     def end(self, resource: str, grant_id: uuid.UUID) -> bool:
         """End that grant of ``resource``. Return True. Raises LeaseLost."""
-        over = self.run(scripts.RELEASE, [self._key(resource)], str(grant_id))
+        over = self.run(scripts.RELEASE, [resource], str(grant_id))
         if over not in ("", "released"):
             raise LeaseLost(resource, OVER[over])
         return True  # the answer to an earlier request may have been lost
@@ -231,14 +211,14 @@ class RedisStore(BaseStore):
 
     def revoke_here(self, resource: str) -> Answer:
         """End the grant of ``resource`` and raise its token. Return both as they are then."""
-        return Answer(*self.run(scripts.REVOKE, [self._key(resource)], self._keep))
+        return Answer(*self.run(scripts.REVOKE, [resource]))
 
     def current(self, resource: str) -> Incumbent | None:
         return self.read([resource])[resource].incumbent
 
     def read(self, resources: Sequence[str]) -> dict[str, Answer]:
         """Return what the server knows of each."""
-        answers = self.run(scripts.READ, map(self._key, resources))
+        answers = self.run(scripts.READ, resources)
         return {name: Answer(*each) for name, each in zip(resources, answers, strict=True)}
 
     # For operators
@@ -246,10 +226,12 @@ class RedisStore(BaseStore):
     def leases(self) -> Iterator[tuple[str, Answer]]:
         """Yield the names that the server remembers, in no order, with what it knows of each. Those
         that change meanwhile may be missing."""
-        pattern = self._key("").translate(ESCAPED) + "*"
-        found = self._scan(pattern)
-        while names := list(islice(found, PAGE)):
-            yield from self.read(names).items()
+        beginning = self._key("")
+        with self._errors():
+            keys = self._client.scan_iter(f"{beginning.translate(ESCAPED)}*", PAGE)
+            names = (key.removeprefix(beginning) for key in keys)
+            while page := list(islice(names, PAGE)):
+                yield from self.read(page).items()
 
     def held(self) -> dict[str, Incumbent]:
         """Return who holds what, by name."""
@@ -258,7 +240,7 @@ class RedisStore(BaseStore):
     def remembers_from(self) -> datetime | None:
         """Return the moment until which the server grants nothing, since it may have forgotten
         leases; None if it has not."""
-        now, since = self.run(scripts.MEMORY, [self._mark], *self._memory)
+        now, since = self.run(scripts.MEMORY)
         return moment(since) if since > now else None
 
     def admit(self, is_nothing_held: bool) -> list[str]:
@@ -280,49 +262,25 @@ class RedisStore(BaseStore):
 
     def learn(self, known: Mapping[str, Answer]) -> None:
         """Have the server grant from now on, with what other servers know."""
-        names = iter(known.items())
-        while page := list(islice(names, PAGE)):
-            facts = [
+        found = iter(known.items())
+        while page := dict(islice(found, PAGE)):
+            facts = (
                 (each.token, each.grant, each.holder, each.ttl, max(each.ends - each.now, 0))
-                for _, each in page
-            ]
-            keys = [self._key(name) for name, _ in page]
-            self.run(scripts.COPY, keys, self._keep, *chain.from_iterable(facts))
-        self.run(scripts.ADMIT, [self._mark])
-
-    def _scan(self, pattern: str) -> Iterator[str]:
-        cursor, keys = 0, list[Any]()
-        while True:
-            with self._errors():
-                cursor, keys = self._client.scan(cursor, pattern, PAGE)
-            yield from (key.removeprefix(self._key("")) for key in keys)
-            if not cursor:
-                return
-
-    # Keys and arguments
-
-    @property
-    def _mark(self) -> str:
-        return f"{self.prefix}mark"
+                for each in page.values()
+            )
+            self.run(scripts.COPY, page, *chain.from_iterable(facts))
+        self.run(scripts.ADMIT)
 
     def _key(self, resource: str) -> str:
         return f"{self.prefix}lease:{resource}"
 
-    @property
-    def _keep(self) -> int:
-        # Longer than MAX_TTL after the end, which is MAX_TTL after the last renewal at most.
-        return int(leasing_settings.MAX_TTL * 2000) + 1
-
-    @property
-    def _memory(self) -> tuple[int, str, int]:
-        """The arguments of scripts that ask if the server may have forgotten something."""
+    def run(self, script: str, resources: Iterable[str] = (), *args: Any) -> Any:
+        """Return what ``script`` answers about ``resources``. Raises StoreError."""
+        keys = [f"{self.prefix}mark", *map(self._key, resources)]
         restarts = "remembers" if self.remembers_restarts else "forgets"
-        return int(leasing_settings.MAX_TTL * 1e6), restarts, self._keep
-
-    def run(self, script: str, keys: Iterable[str], *args: Any) -> Any:
-        """Return what ``script`` answers. Raises StoreError."""
+        longest = int(leasing_settings.MAX_TTL * 1e6)
         with self._errors():
-            return self._script(script)(list(keys), args)
+            return self._script(script)(keys, [longest, restarts, *args])
 
     # The server
 

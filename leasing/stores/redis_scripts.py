@@ -15,7 +15,10 @@ from __future__ import annotations
 
 from typing import Final
 
-_RECORD: Final = """
+#: What all scripts begin with. Keys: the mark; then the leases. Arguments: microseconds of the
+#: longest ttl, what restarts do; then those of the script.
+_COMMON: Final = """
+local mark, longest = KEYS[1], tonumber(ARGV[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
@@ -27,6 +30,12 @@ local function record(key)
     }
 end
 
+-- It is kept for longer than the longest ttl after its end, which is as far away at most.
+local function write(key, ...)
+    redis.call('HSET', key, ...)
+    redis.call('PEXPIRE', key, math.floor(longest / 500) + 1)
+end
+
 local function why_over(it, grant)
     if it.grant == '' then return 'gone' end
     if it.grant ~= grant then return 'taken' end
@@ -34,17 +43,17 @@ local function why_over(it, grant)
     if it.ends <= now then return 'expired' end
     return ''
 end
-"""
 
-#: ``remembers`` is the moment from which on nothing forgotten can be held any more.
-_MEMORY: Final = """
-local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local function run_id()
+    return string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+end
 
-local function remembers(mark, longest, restarts)
-    local known = redis.call('HMGET', mark, 'run', 'since')
+-- The moment from which on nothing forgotten can be held any more.
+local function remembers()
+    local known, run = redis.call('HMGET', mark, 'run', 'since'), run_id()
     local since = tonumber(known[2] or 0)
     if known[1] ~= run then
-        local keeps = known[1] and restarts == 'remembers'
+        local keeps = known[1] and ARGV[2] == 'remembers'
             and string.find(redis.call('INFO', 'persistence'), 'aof_enabled:1', 1, true)
         if not keeps then since = now end
         redis.call('HSET', mark, 'run', run, 'since', since)
@@ -53,14 +62,11 @@ local function remembers(mark, longest, restarts)
 end
 """
 
-#: Keys: mark, lease. Arguments: microseconds of the longest ttl, what restarts do, milliseconds to
-#: keep the hash, grant, holder, ttl, token (0: the next one).
+#: Key: lease. Arguments: grant, holder, ttl, token (0: the next one).
 GRANT: Final = (
-    _RECORD
-    + _MEMORY
+    _COMMON
     + """
-local key, longest, restarts, keep, grant, holder = KEYS[2], unpack(ARGV)
-local ttl, token = tonumber(ARGV[6]), tonumber(ARGV[7])
+local key, grant, ttl, token = KEYS[2], ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[6])
 local it = record(key)
 if it.grant == grant then
     local over = why_over(it, grant)
@@ -68,32 +74,28 @@ if it.grant == grant then
     return {'granted', it.token, it.ends, now}
 end
 if it.ends > now then return {'held', it.holder, it.ends, now} end
-local from = remembers(KEYS[1], longest, restarts)
+local from = remembers()
 if from > now then return {'forgetful', from} end
 if token == 0 then token = math.max(it.token + 1, now) end
 if token <= it.token then return {'behind'} end
-redis.call('HSET', key, 'token', token, 'grant', grant, 'holder', holder, 'ttl', ttl,
-    'ends', now + ttl, 'over', '')
-redis.call('PEXPIRE', key, keep)
+write(key, 'token', token, 'grant', grant, 'holder', ARGV[4], 'ttl', ttl, 'ends', now + ttl,
+    'over', '')
 return {'granted', token, now + ttl, now}
 """
 )
 
-#: Keys: mark, leases. Arguments: the first three of GRANT, and the grant of each lease.
+#: Keys: leases. Arguments: the grant of each.
 RENEW: Final = (
-    _RECORD
-    + _MEMORY
+    _COMMON
     + """
-local is_sure = remembers(KEYS[1], ARGV[1], ARGV[2]) <= now
+local is_sure = remembers() <= now
 local answers = {now}
 for place = 2, #KEYS do
-    local key, grant = KEYS[place], ARGV[place + 2]
-    local it = record(key)
-    local answer = why_over(it, grant)
+    local it = record(KEYS[place])
+    local answer = why_over(it, ARGV[place + 1])
     if answer == '' then
         it.ends = math.max(it.ends, now + it.ttl)
-        redis.call('HSET', key, 'ends', it.ends)
-        redis.call('PEXPIRE', key, ARGV[3])
+        write(KEYS[place], 'ends', it.ends)
         answer = is_sure and 'renewed' or 'forgetful'
     end
     table.insert(answers, answer)
@@ -105,63 +107,59 @@ return answers
 
 #: Key: lease. Argument: the grant.
 RELEASE: Final = (
-    _RECORD
+    _COMMON
     + """
-local it = record(KEYS[1])
-local over = why_over(it, ARGV[1])
-if over == '' then redis.call('HSET', KEYS[1], 'ends', 0, 'over', 'released') end
+local over = why_over(record(KEYS[2]), ARGV[3])
+if over == '' then write(KEYS[2], 'ends', 0, 'over', 'released') end
 return over
 """
 )
 
-#: Key: lease. Argument: milliseconds to keep the hash.
+#: Key: lease.
 REVOKE: Final = (
-    _RECORD
+    _COMMON
     + """
-local it = record(KEYS[1])
+local it = record(KEYS[2])
 if it.ends <= now then return {now, it.token, '', '', 0, 0} end
 local token = math.max(it.token + 1, now)
-redis.call('HSET', KEYS[1], 'token', token, 'ends', 0, 'over', 'revoked')
-redis.call('PEXPIRE', KEYS[1], ARGV[1])
+write(KEYS[2], 'token', token, 'ends', 0, 'over', 'revoked')
 return {now, token, it.grant, it.holder, it.ttl, now}
 """
 )
 
 #: Keys: leases.
 READ: Final = (
-    _RECORD
+    _COMMON
     + """
 local answers = {}
-for place, key in ipairs(KEYS) do
-    local it = record(key)
+for place = 2, #KEYS do
+    local it = record(KEYS[place])
     if it.ends <= now then it = {token = it.token, grant = '', holder = '', ttl = 0, ends = 0} end
-    answers[place] = {now, it.token, it.grant, it.holder, it.ttl, it.ends}
+    answers[place - 1] = {now, it.token, it.grant, it.holder, it.ttl, it.ends}
 end
 return answers
 """
 )
 
-#: Key: mark. Arguments: the first two of GRANT.
-MEMORY: Final = _RECORD + _MEMORY + "return {now, remembers(KEYS[1], ARGV[1], ARGV[2])}"
+MEMORY: Final = _COMMON + "return {now, remembers()}"
 
-#: Key: mark. From now on the server counts as one that has forgotten nothing.
-ADMIT: Final = _RECORD + _MEMORY + "redis.call('HSET', KEYS[1], 'run', run, 'since', 0)"
+#: From now on the server counts as one that has forgotten nothing.
+ADMIT: Final = _COMMON + "redis.call('HSET', mark, 'run', run_id(), 'since', 0)"
 
-#: Keys: leases, as another server has them. Arguments: milliseconds to keep the hashes; then for
-#: each its token, grant, holder, ttl, and the microseconds for which it is held.
+#: Keys: leases, as another server has them. Arguments: for each its token, grant, holder, ttl, and
+#: the microseconds for which it is held.
 COPY: Final = (
-    _RECORD
+    _COMMON
     + """
-for place, key in ipairs(KEYS) do
-    local it = record(key)
-    local token, grant, holder, ttl, left = unpack(ARGV, place * 5 - 3, place * 5 + 1)
+for place = 2, #KEYS do
+    local it = record(KEYS[place])
+    local token, grant, holder, ttl, left = unpack(ARGV, place * 5 - 7, place * 5 - 3)
     if tonumber(token) > it.token then
-        redis.call('HSET', key, 'token', token)
+        write(KEYS[place], 'token', token)
         if it.ends <= now + left then
-            redis.call('HSET', key, 'grant', grant, 'holder', holder, 'ttl', ttl,
-                'ends', now + left, 'over', '')
+            write(KEYS[place], 'grant', grant, 'holder', holder, 'ttl', ttl, 'ends', now + left,
+                'over', '')
         end
-        redis.call('PEXPIRE', key, ARGV[1])
     end
 end
 """

@@ -285,6 +285,18 @@ class StoreContract(_StoreTests):
 
     # Waiting
 
+    def test_what_is_held_is_listed_if_anything_is(self) -> None:
+        held = getattr(self.store, "held", None)
+        if held is None:
+            self.skipTest("the store lists nothing")
+        kept, given_back = self.acquire(), self.acquire(self.name("2"))
+        self.store.release(given_back)
+        short = self.acquire(self.name("3"), ttl=SHORT)
+        self.pass_time(SHORT)
+        names = {kept.resource, given_back.resource, short.resource}
+        listed = {name: each for name, each in held().items() if name in names}
+        self.assertEqual(listed, {kept.resource: self.store.current(kept.resource)})
+
     def test_a_waiter_gets_what_a_dead_holder_leaves(self) -> None:
         dead = self.acquire(holder="dead", ttl=SHORT)
         with self.store.hold(self.name(), ttl=LONG, wait=PATIENCE) as hold:

@@ -100,11 +100,11 @@ class TokenCases(RedisCases):
 
     def test_a_token_that_is_not_above_the_last_is_refused(self) -> None:
         ahead = self.now() + HOUR
-        grant = self.store.grant_as(uuid.uuid4(), "crane", terms(), ahead)
+        grant = self.store.grant("crane", terms(), uuid.uuid4(), ahead)
         self.assertEqual(grant.fencing_token, ahead)
         self.store.give_back(grant)
         with self.assertRaisesRegex(LeaseHeld, "being acquired by someone else"):
-            self.store.grant_as(uuid.uuid4(), "crane", terms(), ahead)
+            self.store.grant("crane", terms(), uuid.uuid4(), ahead)
         self.assertIsNone(self.store.current("crane"))
 
     def test_what_was_granted_is_remembered_longer_than_the_longest_ttl(self) -> None:
@@ -152,9 +152,9 @@ class AnswerCases(RedisCases):
 
     def test_a_grant_that_has_ended_is_not_made_again(self) -> None:
         grant_id = uuid.uuid4()
-        self.store.give_back(self.store.grant_as(grant_id, "crane", terms()))
+        self.store.give_back(self.store.grant("crane", terms(), grant_id))
         with self.assertRaisesRegex(StoreError, "came too late: it was released before"):
-            self.store.grant_as(grant_id, "crane", terms())
+            self.store.grant("crane", terms(), grant_id)
         self.assertIsNone(self.store.current("crane"))
 
     def test_a_request_that_nobody_answers_is_an_error_and_not_a_refusal(self) -> None:

@@ -40,10 +40,10 @@ class SkewedMember(Member):
 
     CLOCK = "local now = time[1] * 1000000 + time[2]"
 
-    def run(self, script: str, keys: Iterable[str], *args: Any) -> Any:
+    def run(self, script: str, resources: Iterable[str] = (), *args: Any) -> Any:
         assert self.CLOCK in script
         skewed = f"{self.CLOCK} + tonumber(redis.call('GET', 'skew') or 0)"
-        return super().run(script.replace(self.CLOCK, skewed), keys, *args)
+        return super().run(script.replace(self.CLOCK, skewed), resources, *args)
 
 
 class SkewedStore(MajorityStore):

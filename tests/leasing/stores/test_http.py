@@ -26,6 +26,7 @@ from leasing.stores.memory import MemoryStore
 from leasing.testing.keeper import ManualKeeper
 from leasing.validation.names import MAX_BODY
 from leasing.validation.terms import Terms
+from tests.factories import make_task
 from tests.leasing.stores.served import InProcess, store_of_api
 from tests.leasing.support import OFTEN, PATIENCE
 from tests.processes import wait_for
@@ -93,6 +94,31 @@ def test_a_thousand_holds_are_renewed_by_one_request(
     assert len(network.requests[0].content) > MAX_BODY
     assert set(answer.renewed) == {grant.key for grant in grants}
     assert len(answer.lost) == 997
+
+
+def test_all_pages_of_what_is_held_are_listed_and_only_leases_on_names(
+    store: HttpStore, network: InProcess
+) -> None:
+    make_task(state="running")
+    grant = store.acquire("crane:1", Terms.check(holder="me", ttl=30))
+    network.requests.clear()
+    network.faults = [answered(200, b'{"leases": [], "next": ""}')]
+
+    held = store.held()
+
+    assert [(name, each.fencing_token) for name, each in held.items()] == [
+        ("crane:1", grant.fencing_token)
+    ]
+    assert len(network.requests) == 2
+
+
+@pytest.mark.parametrize("lease", ["{}", "7", '{"id": 1}', '{"id": 1, "resource": "crane:1"}'])
+def test_a_list_that_is_none_of_leases_is_an_error(
+    store: HttpStore, network: InProcess, lease: str
+) -> None:
+    network.faults = [answered(200, f'{{"leases": [{lease}]}}'.encode())]
+    with pytest.raises(StoreError, match="has no valid field"):
+        store.held()
 
 
 # Failures

@@ -130,7 +130,7 @@ def test_a_token_is_above_every_last_one(store: MajorityStore) -> None:
     store.release(first)
     ahead = first.fencing_token + 3_600_000_000
     member = store.members[2]
-    member.give_back(member.grant_as(uuid.uuid4(), "crane", terms(1), ahead))
+    member.give_back(member.grant("crane", terms(1), uuid.uuid4(), ahead))
     assert store.acquire("crane", terms(1)).fencing_token == ahead + 1
 
 

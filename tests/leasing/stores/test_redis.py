@@ -152,7 +152,7 @@ def test_a_server_that_loads_its_data_is_an_error() -> None:
         loading.start()
         with redis.Redis(port=broker.port) as other:
             wait_for(lambda: other.info("persistence")["loading"])
-        assert refusal(broker.url) == "is still loading its data, and answers once it has them."
+        assert refusal(broker.url) == "does not answer: Redis is loading the dataset in memory"
         loading.join()
 
 

@@ -27,9 +27,8 @@ MEMORY, SNAPSHOTS, COPIES = "MemoryCases", "SnapshotCases", "CopyCases"
 HOLDING = "if it.ends > now then return {'held', it.holder, it.ends, now} end"
 FREE = "if it.ends <= now then return {now, it.token, '', '', 0, 0} end"
 SHOWN_FREE = "if it.ends <= now then it ="
-KEPT = "redis.call('PEXPIRE', key, keep)"
-COPIED = "redis.call('PEXPIRE', key, ARGV[1])"
-KEEPS = "known[1] and restarts == 'remembers'\n            and string.find("
+KEPT = "redis.call('PEXPIRE', key, math.floor(longest / 500) + 1)"
+KEEPS = "known[1] and ARGV[2] == 'remembers'\n            and string.find("
 
 CONDITIONS = [
     ("if it.grant == '' then return 'gone' end", "", MEMORY, "an_emptied_server_grants_nothing"),
@@ -49,29 +48,30 @@ CONDITIONS = [
     ("if token <= it.token then", "if token < it.token then")
     + (TOKENS, "a_token_that_is_not_above_the_last"),
     (KEPT, "", TOKENS, "what_was_granted_is_remembered"),
-    ("redis.call('PEXPIRE', key, ARGV[3])", "", TOKENS, "what_was_granted_is_remembered"),
-    ("redis.call('PEXPIRE', KEYS[1], ARGV[1])", "", TOKENS, "what_was_granted_is_remembered"),
+    (KEPT, KEPT.replace("/ 500", "/ 1000"), TOKENS, "what_was_granted_is_remembered"),
+    ("local since = tonumber(known[2] or 0)", "local since = 0", MEMORY)
+    + ("an_emptied_server_grants_nothing",),
     ("math.max(it.ends, now + it.ttl)", "now + it.ttl", TOKENS, "a_renewal_never_brings"),
     ("math.max(it.ends, now + it.ttl)", "it.ends", CONTRACT, "a_renewal_moves_the_deadline"),
     ("if answer == '' then", "if true then", CONTRACT, "many_are_renewed_at_once"),
     ("is_sure and 'renewed' or 'forgetful'", "'renewed'", SNAPSHOTS, "after_a_restart_it_confirms"),
-    ("if over == '' then redis", "if true then redis", CONTRACT, "a_release_under_an_older_grant"),
+    ("if over == '' then write", "if true then write", CONTRACT, "a_release_under_an_older_grant"),
     (FREE, "", CONTRACT, "what_is_free_cannot_be_revoked"),
     (
-        "local token = math.max(it.token + 1, now)\nredis",
-        "local token = it.token + 1\nredis",
+        "local token = math.max(it.token + 1, now)\nwrite",
+        "local token = it.token + 1\nwrite",
         TOKENS,
         "a_revocation_raises_the_token",
     ),
     (
-        "local token = math.max(it.token + 1, now)\nredis",
-        "local token = now\nredis",
+        "local token = math.max(it.token + 1, now)\nwrite",
+        "local token = now\nwrite",
         TOKENS,
         "a_revocation_raises_the_token",
     ),
     (SHOWN_FREE, "if false then it =", CONTRACT, "a_free_name_is_granted"),
     ("if known[1] ~= run then", "if not known[1] then", MEMORY, "a_member_of_a_majority_is_not"),
-    ("known[1] and restarts", "restarts", MEMORY, "an_emptied_server_grants_nothing"),
+    ("known[1] and ARGV[2]", "ARGV[2]", MEMORY, "an_emptied_server_grants_nothing"),
     (KEEPS, "known[1] and string.find(", MEMORY, "a_member_of_a_majority_is_not"),
     ("aof_enabled:1", "aof_enabled", SNAPSHOTS, "after_a_restart_it_confirms"),
     ("if not keeps then since = now end", "since = now", MEMORY, "a_restart_with_its_file"),
@@ -79,7 +79,6 @@ CONDITIONS = [
     ("if tonumber(token) > it.token then", "if true then", COPIES, "what_is_newer_or_held_here"),
     ("if it.ends <= now + left then", "if true then", COPIES, "what_is_newer_or_held_here"),
     ("if it.ends <= now + left then", "if it.ends <= now then", COPIES, "what_is_held_there"),
-    (COPIED, "", COPIES, "a_copied_lease_is_held_here_too"),
 ]
 
 
@@ -100,8 +99,8 @@ def test_without_its_condition_a_script_fails_a_test(
     assert any(before in text for text in SCRIPTS)
 
     class Broken(RedisStore):
-        def run(self, script: str, keys: Iterable[str], *args: Any) -> Any:
-            return super().run(script.replace(before, after), keys, *args)
+        def run(self, script: str, resources: Iterable[str] = (), *args: Any) -> Any:
+            return super().run(script.replace(before, after), resources, *args)
 
     result = run(case, [name], Broken)
     assert result.testsRun == 1

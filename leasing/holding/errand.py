@@ -1,55 +1,65 @@
-"""A call that the thread which waits for it can leave behind."""
+"""A request that the thread which waits for it can leave behind."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from leasing.exceptions import StoreError
 from leasing.runtime.threads import start_thread
+from leasing.store import Renewals
 
 Result = TypeVar("Result")
 
 
-class Errand:
-    """The request of the renewing thread, which renews the holds of every store.
+class RenewsApart:
+    """The part of a store that the renewing thread uses, which renews the holds of every store.
 
     A socket that another thread closes does not wake who reads from it, and nothing ends the
-    resolution of a name: so a request is sent by a thread of its own.
+    resolution of a name: so a renewal is sent by a thread of its own.
     """
 
-    def __init__(self) -> None:
-        self._under_way: Future[Any] | None = None
-        self._renewer = 0
+    _renewer = 0
+    _under_way: Future[Renewals] | None = None
+
+    @abstractmethod
+    def renew_here(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        """Renew ``grants`` on this thread: see ``leasing.store.Store.renew``."""
+
+    def late(self) -> Exception:
+        """Return the error of a renewal that was left behind."""
+        return StoreError(f"{self} does not answer in time.")
 
     def open(self) -> None:
-        """Have the calls of this thread, the renewing one, made so that they can be given up."""
+        """Have the renewals of this thread, the renewing one, made so that they can be left."""
         self._renewer = threading.get_ident()
 
     def close(self) -> None:
         """Forget the thread: another may get its number."""
         self._renewer = 0
 
-    def run(self, call: Callable[[], Result]) -> Result:
-        """Return what ``call`` does, or raise what it raises; on the renewing thread the error of
-        ``give_up`` too, and RuntimeError if no thread can be started."""
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        """See ``leasing.store.Store``. Raises RuntimeError if no thread can be started."""
         if threading.get_ident() != self._renewer:
-            return call()
-        self._under_way = future = send(call)
+            return self.renew_here(grants, timeout)
+        self._under_way = future = send(partial(self.renew_here, grants, timeout))
         try:
             return future.result()
         finally:
             self._under_way = None
 
-    def give_up(self, error: Exception) -> None:
-        """End the wait of ``run`` with ``error``, from another thread."""
+    def abort(self) -> None:
+        """Leave the renewal under way behind. Its own thread ends by its time-out."""
         future = self._under_way
         if future is not None:
             with suppress(InvalidStateError):  # it has just been answered
-                future.set_exception(error)
+                future.set_exception(self.late())
 
 
 def send(call: Callable[[], Result]) -> Future[Result]:
