@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib.auth.views import LogoutView
 from django.urls import path, re_path
 
-from leasing.views import audit, lease, lists, metrics
+from leasing.views import audit, lease, lists, metrics, stores
 from leasing.views.login import Login
 from leasing.web import navigation
 
@@ -19,7 +19,7 @@ navigation.add(
         "Leases",
         "key",
         "leasing.view_lease",
-        ("leasing:detail", "leasing:revoke", "leasing:settle"),
+        ("leasing:detail", "leasing:revoke", "leasing:settle", "leasing:stores"),
     ),
 )
 
@@ -31,6 +31,7 @@ urlpatterns = [
     re_path(r"^audit\.(?P<form>csv|json)$", audit.audit_export, name="export_audit"),
     path("leases/", lists.lease_list, name="list"),
     re_path(r"^leases\.(?P<form>csv|json)$", lists.lease_export, name="export"),
+    path("stores/", stores.store_list, name="stores"),
     path("leases/<str:lease_id>/events.<str:form>", lease.event_export, name="export_events"),
     path("leases/<str:lease_id>/", lease.lease_detail, name="detail"),
     path("leases/<str:lease_id>/revoke/", lease.revoke, name="revoke"),

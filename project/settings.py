@@ -170,7 +170,6 @@ if lease_redis := env.str("LEASE_REDIS_URL", default=""):
     LEASING["STORES"] = {
         "central": {"BACKEND": "leasing.stores.redis.RedisStore", "URL": lease_redis}
     }
-    TASK_QUEUE["GENERATOR_STORE"] = "central"
 if lease_service := env.str("LEASE_SERVICE_URL", default=""):
     LEASING["STORES"] = {
         "central": {
@@ -181,6 +180,7 @@ if lease_service := env.str("LEASE_SERVICE_URL", default=""):
             "PATIENCE": 5,
         }
     }
+if "STORES" in LEASING:
     TASK_QUEUE["GENERATOR_STORE"] = "central"
     TASK_QUEUE["GENERATOR_LEASE"] = env.str("GENERATOR_LEASE", default="demo.generator")
 

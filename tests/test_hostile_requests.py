@@ -44,6 +44,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "leasing_tasks:workers": ("state", "at"),
     "leasing:list": LEASES,
     "leasing:export": LEASES,
+    "leasing:stores": ("store", "q"),
     "leasing:audit": AUDIT,
     "leasing:export_audit": AUDIT,
 }

@@ -8,7 +8,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from leasing.admin.base import ReadOnlyAdmin
@@ -17,6 +17,7 @@ from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_column, column, json_column, related, short_column, site_url
 from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ForceReleaseForm
+from leasing.dashboard.lease_lists import other_stores
 from leasing.dashboard.operator_actions import Keys, OperatorAction, Said, counted
 from leasing.dashboard.settlement import SETTLE
 from leasing.diagnosis.base import Diagnosis
@@ -115,6 +116,13 @@ class LeaseAdmin(LeasableAdmin):
         ("Yielding", {"fields": [("grace", "ends_at"), ("yield_to", "wanted_until")]}),
     )
     acts = (REVOKE_LEASES,)
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        # Leases of other stores are no rows of a model: the operator's page lists them.
+        page = site_url("leasing:stores") if other_stores() else None
+        return super().changelist_view(request, {"stores_page": page, **(extra_context or {})})
 
     name = short_column("resource", ordering="resource")
     shown_metadata = json_column("metadata")

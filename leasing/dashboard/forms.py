@@ -83,6 +83,13 @@ class LeaseFilter(forms.Form):
         return cleaned
 
 
+class StoreFilter(forms.Form):
+    """Choose the store whose leases to list, and the beginning of their names."""
+
+    store = forms.CharField(max_length=200, required=False)
+    q = forms.CharField(max_length=200, required=False, label="Name")
+
+
 class EventsFilter(forms.Form):
     """Choose the events of a lease to list."""
 

@@ -7,6 +7,7 @@ other property is: among REACH rows at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -17,6 +18,8 @@ from leasing.conf import leasing_settings
 from leasing.db.compiled_queries import query_scalars
 from leasing.models import Leasable, Lease, LeaseState, OnceKey, leasable_models
 from leasing.models.kinds import is_large, listed, matching
+from leasing.stores import InvalidStore, stores
+from leasing.stores.rows import RowStore
 from leasing.web.counts import Capped, Tally, count_together
 from leasing.web.cursors import Cursor, Order
 from leasing.web.fingerprint import LEASE_READ
@@ -43,6 +46,18 @@ class Section:
     title: str
     page: Page[Any]
     note: str = ""
+
+
+def other_stores() -> list[str]:
+    """Return the aliases of the stores whose leases are no rows, as far as the settings tell."""
+    found = []
+    with suppress(InvalidStore):  # leasing.E031 says why
+        for alias in stores:
+            with suppress(InvalidStore):
+                if issubclass(stores.kind_of(alias), RowStore):
+                    continue
+            found.append(alias)
+    return found
 
 
 def is_internal(row: Leasable) -> bool:

@@ -31,6 +31,7 @@ def lease_list(request: HttpRequest) -> HttpResponse:
             "filter": wanted,
             "address": urlencode(_asked_for(wanted)),
             "renewed": "1" if wanted["renewed"] else None,
+            "stores": lease_lists.other_stores(),
         }
 
     def count() -> dict[str, Any]:

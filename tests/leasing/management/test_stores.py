@@ -71,13 +71,17 @@ def test_a_new_server_is_admitted_once_the_operator_confirms(
 
 
 def test_leases_of_a_store_are_counted_for_metrics(server: Broker) -> None:
-    (figure,) = [each for each in figures() if each.name == "stores"]
     entry = {"BACKEND": "leasing.stores.redis.RedisStore", "URL": server.url, "PREFIX": "metrics:"}
     with override_settings(LEASING={"STORES": {"here": entry}}):
         stores["here"].admit(is_nothing_held=True)  # type: ignore[attr-defined]
+        figures.cache_clear()
+        (figure, none) = [each for each in figures() if each.name.startswith("store ")][::-1]
         with stores["here"].hold("crane"), stores["here"].hold("ship"):
             (family,) = figure.get()
-    assert (figure.up, family.name) == (1, "leasing_store_leases")
+        assert (none.name, none.get()[0].samples) == ("store default", [])
+    figures.cache_clear()
+    assert (figure.name, figure.up) == ("store here", 1)
+    assert family.name == "leasing_store_leases"
     assert [(each.labels, each.value) for each in family.samples] == [({"store": "here"}, 2)]
 
 
