@@ -2,7 +2,7 @@
 
     lease      since its term and its grace ended
     once key   since its window and its lease ended
-    event      since the end of its term: see ``leasing.querysets.events``
+    event      since the end of its term: see ``leasing.models.event``
     audit      entries older than LEASING["AUDIT_RETENTION"]; a given age does not apply
 
 If a deleted name is leased again, its new row's tokens begin at the database's clock. So a row is

@@ -45,7 +45,7 @@ from leasing.runtime.event_lines import log
 if TYPE_CHECKING:
     from leasing.holding import Term
     from leasing.leader import Leader
-    from leasing.querysets.beats import BeatEntry
+    from leasing.models.beat import BeatEntry
 
 #: Seconds between checks of a standby whether it leads now.
 CHECK_EVERY = 0.25

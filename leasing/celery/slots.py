@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from celery.schedules import schedule
 
 if TYPE_CHECKING:
-    from leasing.querysets.beats import BeatEntry
+    from leasing.models.beat import BeatEntry
 
 
 def slot_of(entry: Any, last: datetime, catch_up: float) -> datetime:

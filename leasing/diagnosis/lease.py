@@ -19,7 +19,7 @@ from typing import Final
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS, Action, Diagnosis, is_skewed
 from leasing.humanize import Moment, Sentence, brief, span, stamp, until
 from leasing.models import EventKind, Leasable, Lease, LeaseEvent, LeaseState, OnceKey
-from leasing.querysets.events import lengths_of
+from leasing.models.event import lengths_of
 from leasing.web.badges import LATE, UNKNOWN, Badge, badge_of_lease
 
 #: The permission to revoke a lease.

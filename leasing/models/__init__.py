@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from leasing.models.api_token import ApiToken
 from leasing.models.audit import AuditEntry
+from leasing.models.beat import BeatEntry
 from leasing.models.event import MAX_KEY, MAX_LABEL, EventKind, LeaseEvent
-from leasing.models.guarded import Ledger
 from leasing.models.leasable import Leasable, leasable_models, lease_kinds
 from leasing.models.lease import Lease
+from leasing.models.ledger import Ledger
 from leasing.models.once import OnceKey
-from leasing.querysets.beats import BeatEntry
 from leasing.querysets.states import LeaseState
 
 __all__ = [

@@ -12,8 +12,7 @@ from leasing.db.deletion import delete_all
 from leasing.db.routing import RoutedManager
 from leasing.functions import DbNow, after
 from leasing.models.event import MAX_KEY, MAX_LABEL
-from leasing.models.guarded import Ledger
-from leasing.querysets.ledger import LedgerQuerySet
+from leasing.models.ledger import Ledger, LedgerQuerySet
 
 
 class AuditEntryQuerySet(LedgerQuerySet["AuditEntry"]):

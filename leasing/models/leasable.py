@@ -16,7 +16,7 @@ from leasing.conf import DEFAULT, Wait
 from leasing.db.routing import is_ours, kept_rows
 from leasing.functions import EPOCH
 from leasing.holding import Hold, Term
-from leasing.models.guarded import Guarded
+from leasing.models.ledger import Guarded
 from leasing.querysets.leasable import LeasableQuerySet, verbs_of
 from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
 from leasing.querysets.states import LeaseState

@@ -10,7 +10,7 @@ from django.db.models import Q
 from leasing.db.routing import RoutedManager
 from leasing.functions import DbNow
 from leasing.models import Ledger
-from leasing.querysets.ledger import LedgerQuerySet
+from leasing.models.ledger import LedgerQuerySet
 from tasks.models.task import Task
 
 

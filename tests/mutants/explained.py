@@ -142,7 +142,7 @@ EXPLAINED: dict[str, str] = {
     "CONFIRMED_EVERY for declared_at__lt=DbNow() - CONFIRMED_EVERY": (
         "A declaration is confirmed a microsecond sooner."
     ),
-    "leasing.querysets.beats.BeatEntryQuerySet.confirm: without pk=row.pk in .filter": (
+    "leasing.models.beat.BeatEntryQuerySet.confirm: without pk=row.pk in .filter": (
         "An id is of one message: the key is for the index."
     ),
     "tasks.querysets.ends._end_together: len(items) > 1 for failure is not None and "
@@ -194,7 +194,7 @@ EXPLAINED: dict[str, str] = {
     "tasks.querysets.worker._claimed_before: without .running()": (
         "What has ended has no deadline ahead: this is for the index."
     ),
-    "leasing.querysets.api_tokens.ApiTokenQuerySet.expired:"
+    "leasing.models.api_token.ApiTokenQuerySet.expired:"
     " expires_at__lt=DbNow() for expires_at__lte=DbNow()": (
         "A token is listed as expired a microsecond later; what is refused is judged elsewhere."
     ),

@@ -15,7 +15,7 @@ FILES = (
         f"leasing/querysets/{name}.py"
         for name in ("saving", "states", "holder", "granting", "leasable", "lease", "once")
     ),
-    *(f"leasing/querysets/{name}.py" for name in ("beats", "api_tokens")),
+    *(f"leasing/models/{name}.py" for name in ("beat", "api_token")),
     "leasing/db/sql.py",
     "leasing/fencing.py",
     "leasing/functions.py",

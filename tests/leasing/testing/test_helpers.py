@@ -29,7 +29,6 @@ from leasing.testing import (
     assert_lost,
     events_of,
     expire,
-    helpers,
     hold_elsewhere,
     in_memory,
     revoke,
@@ -459,8 +458,8 @@ def test_coroutines_see_the_rows_of_the_test(clocks: ManualKeeper) -> None:
             await Lease.objects.aacquire("berth:1")
         await clocks.aadvance(20)
         async with Lease.objects.hold("berth:1") as hold:
-            await helpers.aassert_held("berth:1", by=hold)
-            await helpers.arevoke("berth:1")
+            await testing.aassert_held("berth:1", by=hold)
+            await testing.arevoke("berth:1")
             await clocks.astep()
             assert hold.valid
             await clocks.arenew()
@@ -484,7 +483,7 @@ def test_waiting_for_what_this_process_holds_is_in_earnest(clocks: ManualKeeper)
 # Unittest
 
 
-class Case(helpers.LeasingTestCase):
+class Case(testing.LeasingTestCase):
     """Run by the tests below, and by pytest itself."""
 
     def setUp(self) -> None:
@@ -501,7 +500,7 @@ class Case(helpers.LeasingTestCase):
     async def test_coroutines_of_a_test_case_lose_their_holds(self) -> None:
         with self.assertRaises(LeaseLost):
             async with Lease.objects.hold("berth:1") as hold:
-                await helpers.aexpire(hold)
+                await testing.aexpire(hold)
                 raise AssertionError("it was not cancelled")
 
     def test_its_work_is_rolled_back(self) -> None:
@@ -509,7 +508,7 @@ class Case(helpers.LeasingTestCase):
 
 
 def test_the_mixin_gives_time_back_whatever_the_case_does() -> None:
-    class Rude(helpers.LeasingTestMixin, unittest.TestCase):
+    class Rude(testing.LeasingTestMixin, unittest.TestCase):
         def setUp(self) -> None:
             assert clock.stand_in is self.lease_keeper
 
