@@ -16,7 +16,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, run_checks
 from django.db import connection, connections
 
-from leasing.checks import api, deploy, stores
+from leasing.checks import deploy, stores
 from leasing.models import ApiToken
 from tasks.checks import deploy as task_checks
 from tests.plugin import ENVIRONMENT, ROOT
@@ -84,20 +84,20 @@ ROWS: list[Row] = [
     (deploy.check_times, leasing(MARGIN=None), ""),
     (deploy.check_times, leasing(MARGIN=0.1), ""),
     (deploy.check_enabled, leasing(ENABLED=False), "leasing.W007"),
-    (api.check_proxies, proxies("10.0.0.5", "unix:", "10.0.1.0/24", "fd00::1"), ""),
-    (api.check_proxies, proxies("10.0.0.0/8"), "leasing.W109"),
-    (api.check_proxies, proxies("10.0.0.5", "::/0"), "leasing.W109"),
-    (api.check_proxies, proxies("no network"), ""),
-    (api.check_proxies, proxies(), ""),
-    (api.check_proxies, proxies("10.0.0.0/8", access="closed"), ""),
-    (api.check_proxies, behind_tls(), "leasing.W110"),
-    (api.check_proxies, behind_tls(CSRF_COOKIE_SECURE=False), ""),
+    (deploy.check_proxies, proxies("10.0.0.5", "unix:", "10.0.1.0/24", "fd00::1"), ""),
+    (deploy.check_proxies, proxies("10.0.0.0/8"), "leasing.W109"),
+    (deploy.check_proxies, proxies("10.0.0.5", "::/0"), "leasing.W109"),
+    (deploy.check_proxies, proxies("no network"), ""),
+    (deploy.check_proxies, proxies(), ""),
+    (deploy.check_proxies, proxies("10.0.0.0/8", access="closed"), ""),
+    (deploy.check_proxies, behind_tls(), "leasing.W110"),
+    (deploy.check_proxies, behind_tls(CSRF_COOKIE_SECURE=False), ""),
     (
-        api.check_proxies,
+        deploy.check_proxies,
         behind_tls(SECURE_PROXY_SSL_HEADER=("HTTP_X_FORWARDED_PROTO", "https")),
         "",
     ),
-    (api.check_proxies, behind_tls(CSRF_TRUSTED_ORIGINS=["https://a.example"]), ""),
+    (deploy.check_proxies, behind_tls(CSRF_TRUSTED_ORIGINS=["https://a.example"]), ""),
     (stores.check_addresses, central("http://leases.example.com/api", **SECRET), "leasing.W112"),
     (stores.check_addresses, central("http://10.0.0.5:8000/api", **SECRET), "leasing.W112"),
     (stores.check_addresses, central("http://127.0.0.2:8000/api", **SECRET), ""),
@@ -140,15 +140,15 @@ def test_what_is_unsafe_in_settings_is_found_and_what_is_safe_is_not(
 def test_tokens_that_never_expire_are_warned_of() -> None:
     soon = datetime(2099, 1, 1, tzinfo=UTC)
     ApiToken.objects.issue("ends", scopes=["leasing.view_lease"], expires_at=soon)
-    assert ids(api.check_tokens(databases=["default"])) == []
+    assert ids(deploy.check_tokens(databases=["default"])) == []
     for number in range(6):
         ApiToken.objects.issue(f"ci-{number}", scopes=["leasing.view_lease"])
-    (warning,) = api.check_tokens(databases=["default"])
+    (warning,) = deploy.check_tokens(databases=["default"])
     assert warning.id == "leasing.W111"
     assert warning.msg.endswith("ci-5, ci-4, ci-3, ci-2, ci-1 and others.")
-    assert ids(api.check_tokens()) == []
+    assert ids(deploy.check_tokens()) == []
     ApiToken.objects.revoke()
-    assert ids(api.check_tokens(databases=["default"])) == []
+    assert ids(deploy.check_tokens(databases=["default"])) == []
 
 
 # Connections

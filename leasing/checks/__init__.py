@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from leasing.checks import api, deploy, login, settings, stores  # noqa: F401
+from leasing.checks import deploy, login, settings, stores  # noqa: F401
 from leasing.checks.queue_module import refuse_missing_apps, refuse_missing_backends
 
 __all__ = ["refuse_missing_apps", "refuse_missing_backends"]

@@ -6,15 +6,15 @@ too.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.db import connections
+from django.db import DatabaseError, connections
 
-from leasing.checks.settings import postgresql_of
+from leasing.checks.settings import network_of, postgresql_of
 from leasing.conf import leasing_settings
 from leasing.waiting.listener import notifications_arrive
 
@@ -23,6 +23,8 @@ from leasing.waiting.listener import notifications_arrive
 SHORTEST_TTL = 5
 #: Characters of a token that nobody guesses: 128 bits in hexadecimal digits.
 SHORTEST_TOKEN = 32
+#: Names that a message has, at most.
+NAMED = 5
 
 
 @register(Tags.security, deploy=True)
@@ -48,11 +50,9 @@ def check_strangers(**kwargs: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _is_public(network: str) -> bool:
-    try:
-        return not ipaddress.ip_network(network).is_private
-    except ValueError:
-        return False  # leasing.E008 says so
+def _is_public(text: str) -> bool:
+    network = network_of(text)
+    return network is not None and not network.is_private
 
 
 @register(Tags.security, deploy=True)
@@ -139,7 +139,61 @@ def _check_patience(database: dict[str, Any]) -> Iterator[CheckMessage]:
     )
 
 
+@register(Tags.security, deploy=True)
+def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
+    """Report trusted networks that are too wide, and sessions that a TLS-terminating proxy
+    breaks."""
+    trusted = leasing_settings.API_TRUSTED_PROXIES
+    if not trusted:
+        return
+    crowds = [each for each in trusted if _is_crowd(each)]
+    if crowds and leasing_settings.API_ACCESS == "compatible":
+        yield Warning(
+            "Clients without credentials can claim any address in X-Forwarded-For if they are in "
+            f"{', '.join(crowds)}.",
+            hint="List the addresses of the proxies in LEASING['API_TRUSTED_PROXIES'], not a "
+            "network that has other hosts too.",
+            id="leasing.W109",
+        )
+    is_told = settings.SECURE_PROXY_SSL_HEADER or settings.CSRF_TRUSTED_ORIGINS
+    if settings.CSRF_COOKIE_SECURE and not is_told:
+        yield Warning(
+            "Behind a proxy that terminates TLS, Django treats requests as plain HTTP and refuses "
+            "changes by signed-in users over the API.",
+            hint='Set SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if the proxy '
+            "sets that header itself, or name the site in CSRF_TRUSTED_ORIGINS.",
+            id="leasing.W110",
+        )
+
+
+def _is_crowd(text: str) -> bool:
+    network = network_of(text)
+    return network is not None and network.num_addresses > 256
+
+
 # What the database says
+
+
+@register(Tags.database, deploy=True)
+def check_tokens(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Report tokens that never expire, if the database of leases is checked."""
+    if leasing_settings.DATABASE not in (databases or ()):
+        return
+    tokens: Any = apps.get_model("leasing", "ApiToken")._default_manager
+    endless = tokens.home().usable().filter(expires_at=None)
+    try:
+        names = list(endless.values_list("name", flat=True)[: NAMED + 1])
+    except DatabaseError:
+        return  # before the first migration
+    if not names:
+        return
+    listed = ", ".join(names[:NAMED]) + (" and others" if len(names) > NAMED else "")
+    yield Warning(
+        f"These API tokens never expire: {listed}.",
+        hint="A leaked token works until someone revokes it. Replace it by one that expires: "
+        "manage.py api_tokens create.",
+        id="leasing.W111",
+    )
 
 
 @register(Tags.database, deploy=True)
