@@ -120,11 +120,10 @@ def record(
 
 
 def _finish(act: Act, error: str = "") -> None:
-    said = act.changed + sum(act.skipped.values())
-    asked = said if act.asked is None else act.asked
-    unsaid = asked - said
-    if unsaid > 0 and not error:
-        act.skipped[OTHER_STATE] = act.skipped.get(OTHER_STATE, 0) + unsaid
+    told = act.changed + sum(act.skipped.values())
+    asked = told if act.asked is None else act.asked
+    if asked > told and not error:
+        act.skipped[OTHER_STATE] = act.skipped.get(OTHER_STATE, 0) + asked - told
     # Once: an outcome that is there stays.
     AuditEntry.objects.using(act.entry._state.db).filter(pk=act.entry.pk, finished_at=None)._note(
         asked=asked,

@@ -60,50 +60,46 @@ def leased(
         refuse_generators(function)
         signature = inspect.signature(function)
         check_template("resource", resource, function, signature)
-        wants_hold = "hold" in signature.parameters
 
-        def call_of(args: Any, kwargs: Any) -> inspect.BoundArguments:
+        def hold_for(args: Any, kwargs: Any) -> Hold:
             bound = signature.bind_partial(*args, **kwargs)
             bound.apply_defaults()
-            return bound
+            return store_of(store).hold(resource.format(**arguments_of(bound)), **options)
 
-        def hold_for(call: inspect.BoundArguments) -> Hold:
-            return store_of(store).hold(resource.format(**arguments_of(call)), **options)
+        def call(args: Any, kwargs: Any, term: Term) -> Any:
+            given = {**kwargs, "hold": term} if "hold" in signature.parameters else kwargs
+            return function(*args, **given)
 
-        def given(kwargs: dict[str, Any], term: Term) -> dict[str, Any]:
-            return {**kwargs, "hold": term} if wants_hold else kwargs
+        # Of the hold alone, and not of what the body acquires.
+        def refuse(args: Any, kwargs: Any, held: LeaseHeld) -> Any:
+            if on_held is None:
+                return _refuse(signature.bind_partial(*args, **kwargs), held)
+            return on_held(*args, **kwargs, held=held)
 
         if iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def run_async(*args: Any, **kwargs: Any) -> Any:
-                call = call_of(args, kwargs)
-                hold = hold_for(call)
                 async with AsyncExitStack() as block:
-                    # Answer 409 for this refusal only, not for one that the body raises.
+                    hold = hold_for(args, kwargs)
                     try:
                         term = await block.enter_async_context(hold)
                     except LeaseHeld as held:
-                        if on_held is None:
-                            return _refuse(call, held)
-                        answer = on_held(*args, **kwargs, held=held)
+                        answer = refuse(args, kwargs, held)
                         return await answer if inspect.isawaitable(answer) else answer
-                    return await function(*args, **given(kwargs, term))
+                    return await call(args, kwargs, term)
 
             return _with_signature(run_async, signature)  # type: ignore[no-any-return]
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            call = call_of(args, kwargs)
-            hold = hold_for(call)
             with ExitStack() as block:
+                hold = hold_for(args, kwargs)
                 try:
                     term = block.enter_context(hold)
                 except LeaseHeld as held:
-                    if on_held is None:
-                        return _refuse(call, held)
-                    return on_held(*args, **kwargs, held=held)
-                return function(*args, **given(kwargs, term))
+                    return refuse(args, kwargs, held)
+                return call(args, kwargs, term)
 
         return _with_signature(run, signature)  # type: ignore[no-any-return]
 
@@ -161,7 +157,7 @@ def arguments_of(call: inspect.BoundArguments) -> dict[str, Any]:
 
 def _refuse(call: inspect.BoundArguments, held: LeaseHeld) -> JsonResponse:
     # The first argument of a function, the second of a method.
-    if any(_is_request(value) for value in [*call.args[:2], call.kwargs.get("request")]):
+    if any(map(_is_request, [*call.args[:2], call.kwargs.get("request")])):
         return JsonResponse(
             {"error": "busy"}, status=409, headers={"Retry-After": str(_seconds_until_free(held))}
         )

@@ -107,19 +107,6 @@ class WatchedConnection:
     """A connection of psycopg's to the database ``using``, and since when it waits for an answer.
     None: its server is never asked if it is at work."""
 
-    __slots__ = (
-        "__weakref__",
-        "_heard_at",
-        "_idle",
-        "_is_unlimited",
-        "_limit",
-        "_opened_at",
-        "_raw",
-        "_setting",
-        "_using",
-        "_waits_since",
-    )
-
     def __init__(self, raw: Any, limit: Limit, setting: str, using: str | None) -> None:
         # The connection refers to this, which must not keep it open: nobody else closes it.
         self._raw = ref(raw)

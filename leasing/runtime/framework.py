@@ -45,23 +45,19 @@ def django_setting(name: str) -> Any:
 
 def close_connections() -> None:
     """Close the database connections of this thread."""
-    if (database := _database()) is not None:
-        database.connections.close_all()
+    if (connections := open_connections()) is not None:
+        connections.close_all()
 
 
 def close_old_connections() -> None:
     """Close the database connections of this thread that are too old or unusable."""
-    if (database := _database()) is not None:
-        database.close_old_connections()
+    if (connections := open_connections()) is not None:
+        for connection in connections.all(initialized_only=True):
+            connection.close_if_unusable_or_obsolete()
 
 
 def open_connections() -> Any:
     """Return Django's connections; None if this program has none."""
-    database = _database()
-    return None if database is None else database.connections
-
-
-def _database() -> Any:
     # Not imported: a program that never did has no connections, and does not wait for it.
-    database = sys.modules.get("django.db")
-    return database if database is not None and settings.configured else None
+    database: Any = sys.modules.get("django.db")
+    return database.connections if database is not None and settings.configured else None

@@ -22,7 +22,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from leasing.runtime.clock import clock, system_clock
 from leasing.runtime.event_lines import log
@@ -274,57 +275,51 @@ class Outage:
     def forget(self) -> None:
         """Begin again. In a forked child: the services are the parent's."""
         self._lock = threading.Lock()
-        self._spells: list[_Spell] = []
+        #: The spell of each service that fails. Weak: one that ended while it failed keeps none
+        #: from being over.
+        self._spells: WeakKeyDictionary[Streak, _Spell] = WeakKeyDictionary()
 
     def failed(self, service: Streak, error: BaseException) -> bool:
         """Note a failure. Return True if nothing of its kind failed in this outage before."""
         kind = _kind(error)
         with self._lock:
-            spell = self._spell_of(service) or self._latest() or self._begin()
-            is_news = kind not in spell.kinds
-            spell.failing.add(service)
-            spell.kinds.add(kind)
+            if service not in self._spells:
+                self._spells[service] = self._current()
+            kinds = self._spells[service].kinds
+            is_news = kind not in kinds
+            kinds.add(kind)
             return is_news
 
     def succeeded(self, service: Streak) -> None:
         """Note a success after failures."""
         with self._lock:
-            spell = self._spell_of(service)
+            spell = self._spells.pop(service, None)
             if spell is None:  # the failures were the parent's, before a fork
                 return
-            spell.failing.discard(service)
             spell.is_closed = True
-            if spell.failing:
+            if spell in self._spells.values():
                 return
             lasted = self._clock() - spell.since
         log.outage_ended(seconds=lasted)
 
-    def _spell_of(self, service: Streak) -> _Spell | None:
-        return next((each for each in self._spells if service in each.failing), None)
-
-    def _latest(self) -> _Spell | None:
-        """The one that a service which begins to fail has part in."""
-        self._spells = [each for each in self._spells if each.failing]
-        latest = self._spells[-1] if self._spells else None
-        if latest is None or latest.is_closed or self._clock() - latest.since >= TOGETHER:
-            return None
+    def _current(self) -> _Spell:
+        """Return the spell of a service that begins to fail: the latest, or a new one."""
+        now = self._clock()
+        latest = max(self._spells.values(), key=lambda spell: spell.since, default=None)
+        if latest is None or latest.is_closed or now - latest.since >= TOGETHER:
+            return _Spell(now)
         return latest
 
-    def _begin(self) -> _Spell:
-        self._spells.append(_Spell(self._clock()))
-        return self._spells[-1]
 
-
+@dataclass(eq=False)
 class _Spell:
     """One outage, while it lasts."""
 
-    def __init__(self, since: float) -> None:
-        self.since = since
-        # Weak: a service that ended while it failed keeps none from being over.
-        self.failing: WeakSet[Streak] = WeakSet()
-        self.kinds: set[str] = set()
-        #: True if a service has succeeded again.
-        self.is_closed = False
+    since: float
+    #: The kinds of its failures.
+    kinds: set[str] = field(default_factory=set)
+    #: True if a service has succeeded again.
+    is_closed: bool = False
 
 
 #: The outage of this process.

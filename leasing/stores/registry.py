@@ -30,19 +30,17 @@ class Stores:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Taken again by a store that is made of others.
+        self._lock = threading.RLock()
         self._made: dict[tuple[str, bool], NamedStore] = {}
 
     def __getitem__(self, alias: str) -> NamedStore:
         """Return the store with ``alias``. Raises InvalidStore."""
         key = alias, leasing_settings.ENABLED
-        made = self._made.get(key)
-        if made is None:
-            with self._lock:
-                made = self._made.get(key)
-                if made is None:
-                    made = self._made[key] = self._make(*key)
-        return made
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = self._make(*key)
+            return self._made[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(_entries())
@@ -67,9 +65,7 @@ class Stores:
         with self._lock:
             made, self._made = self._made, {}
         for store in made.values():
-            disconnect = getattr(store, "disconnect", None)
-            if disconnect is not None:
-                disconnect()
+            getattr(store, "disconnect", lambda: None)()
 
     def _make(self, alias: str, is_enabled: bool) -> NamedStore:
         backend, options = _entry(alias)

@@ -66,20 +66,21 @@ def listening(using: str, channel: str) -> Iterator[Any]:
             raw.execute(f"LISTEN {channel}")
             yield raw
         return
-    connection = _private_connection(using)
-    try:
-        connection.set_autocommit(True)
+    with _private_connection(using) as connection:
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {channel}")
         yield connection.connection
-    finally:
-        connection.close()
 
 
-def _private_connection(using: str) -> BaseDatabaseWrapper:
+@contextmanager
+def _private_connection(using: str) -> Iterator[BaseDatabaseWrapper]:
     connection = private_connection(using, PATIENCE)
     watch_answers(connection, _limit, LIMITED_BY)
-    return connection
+    try:
+        connection.set_autocommit(True)
+        yield connection
+    finally:
+        connection.close()
 
 
 def _limit() -> float:
@@ -119,13 +120,8 @@ def notify_trial(using: str, channel: str) -> str:
     """Notify ``channel`` of something that begins with a space, as nothing else does, and return
     it. Over another connection: one's own arrive where those of others do not."""
     trial = f" {uuid.uuid4()}"
-    connection = _private_connection(using)
-    try:
-        connection.set_autocommit(True)
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, %s)", [channel, trial])
-    finally:
-        connection.close()
+    with _private_connection(using) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", [channel, trial])
     return trial
 
 
@@ -181,13 +177,9 @@ class Listener:
         """Listen from now on, where that is possible. To be called under the lock."""
         if self._thread is not None and self._thread.is_alive():
             return
-        if self._hears and can_listen(self.using):
+        if clock.system_clock() >= self._deaf_until and can_listen(self.using):
             with suppress(RuntimeError):  # there can be no thread more: waiters poll
                 self._thread = start_thread("leasing-listener", self._listen)
-
-    @property
-    def _hears(self) -> bool:
-        return clock.system_clock() >= self._deaf_until
 
     def _listen(self) -> None:
         while self._goes_on():
@@ -209,26 +201,20 @@ class Listener:
                 for payload in notes.within(CHECK_EVERY):
                     if payload == trial:
                         arrives_by, self.arrives = math.inf, True
-                        self._go_on_hearing()
+                        if self._deaf_until:
+                            log.notifications_arrive()
+                        self._deaf_until = 0.0
                     self._hear(payload)
                 if clock.system_clock() > arrives_by:
-                    self._give_up()
+                    if not self._deaf_until:
+                        log.notifications_swallowed()
+                    self._deaf_until = clock.system_clock() + DEAFNESS
                     break
         return 0.0
 
-    def _give_up(self) -> None:
-        if not self._deaf_until:
-            log.notifications_swallowed()
-        self._deaf_until = clock.system_clock() + DEAFNESS
-
-    def _go_on_hearing(self) -> None:
-        if self._deaf_until:
-            log.notifications_arrive()
-        self._deaf_until = 0.0
-
     def _goes_on(self, end: bool = True) -> bool:
         with self._lock:
-            wanted = self._is_wanted() and self._hears
+            wanted = self._is_wanted() and clock.system_clock() >= self._deaf_until
             if not wanted and end:
                 self._thread = None
             return wanted

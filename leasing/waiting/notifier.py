@@ -75,16 +75,11 @@ class Notifier:
 
 
 _notifiers: dict[str, Notifier] = {}
-_notifiers_lock = threading.Lock()
 
 
 def notifier(using: str) -> Notifier:
     """The notifier of the database ``using``."""
-    known = _notifiers.get(using)
-    if known is not None:
-        return known
-    with _notifiers_lock:
-        return _notifiers.setdefault(using, Notifier(using))
+    return _notifiers.get(using) or _notifiers.setdefault(using, Notifier(using))
 
 
 @contextmanager
@@ -105,23 +100,21 @@ def waiting(
         stopping: event that ends each pause.
         is_announced: True if each release of the resource, in any process, is notified for.
     """
-    waiter = Waiter(until, stopping, resource)
+    waiter, waiters = Waiter(until, stopping, resource), notifier(using)
     if is_announced:
-        waiter.ahead = partial(notifier(using).ahead_of, waiter)
-    notifier(using).add(resource, waiter)
+        waiter.ahead = partial(waiters.ahead_of, waiter)
+    waiters.add(resource, waiter)
     try:
         yield waiter
     except BaseException:
-        notifier(using).remove(resource, waiter)
+        waiters.remove(resource, waiter)
         # It may have been notified and then not have come: let the next one look.
-        notifier(using).notify(resource)
+        waiters.notify(resource)
         raise
-    notifier(using).remove(resource, waiter)
+    waiters.remove(resource, waiter)
 
 
 def _forget() -> None:
-    global _notifiers_lock
-    _notifiers_lock = threading.Lock()
     for known in _notifiers.values():
         known.forget()
 
