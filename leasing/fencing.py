@@ -76,28 +76,22 @@ class FencedRows:
     def __init__(self, rows: models.QuerySet[Any], proof: Proof, strictly: bool) -> None:
         self._rows = rows
         self._proof = proof
-        self._token = token_of(proof)
         self._strictly = strictly
-        self._accepting = {"fence__lt" if strictly else "fence__lte": self._token}
-        self._seen = "an equal or higher one" if strictly else "a higher one"
+        self.token = proof if isinstance(proof, int) else proof.fencing_token
         self.using: str = rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]
 
     def update(self, **values: Any) -> int:
         """Update the rows as a queryset does, and raise the fence of each to the token. Returns how
         many rows were written. Raises StaleToken, and writes none, if one saw a greater token."""
-        return self._write(values)
+        return self.write(values)
 
     def advance(self) -> int:
         """Raise the fence, and write nothing else. Raises StaleToken."""
-        return self._write({})
+        return self.write({})
 
-    def save(self, row: FencedModel, fields: Iterable[str] | None) -> int:
-        """Save ``row``, the only one of these. Returns 0 if it is gone. Raises StaleToken."""
-        # Raising the fence has locked the row: nobody can write in between.
-        save = partial(row.save, using=self.using, update_fields=fields, force_update=True)
-        return self._write({}, save)
-
-    def _write(self, values: dict[str, Any], also: Callable[[], object] | None = None) -> int:
+    def write(self, values: dict[str, Any], then: Callable[[], object] = lambda: None) -> int:
+        """``update`` with ``values``, and what is done ``then``, while the rows that were written
+        are locked. Not called where none is there."""
         everything: models.QuerySet[Any] = models.QuerySet(self._rows.model, using=self.using)
         with transaction.atomic(using=self.using):
             chosen = self._rows.using(self.using)
@@ -106,33 +100,33 @@ class FencedRows:
             locked = lock(chosen.order_by("pk"))
             fences = dict(locked.values_list("pk", "fence"))
             keys = list(fences)
-            accepting = everything.filter(pk__in=keys, **self._accepting)
-            written = accepting.update(fence=self._token, **values)
+            below = {"fence__lt" if self._strictly else "fence__lte": self.token}
+            written = everything.filter(pk__in=keys, **below).update(fence=self.token, **values)
             if written == len(keys):
-                if written and also is not None:
-                    also()
+                if written:
+                    then()
                 return written
             transaction.set_rollback(True, using=self.using)
         # Without row locks the fences may have been raised since: then name any row.
-        refusing = [key for key, fence in fences.items() if not self._accepts(fence)] or keys
-        raise self._refuse(len(keys) - written, refusing[0])
-
-    def _accepts(self, fence: int) -> bool:
-        return fence < self._token or (fence == self._token and not self._strictly)
+        refusing = [
+            key for key, fence in fences.items() if fence >= self.token + (not self._strictly)
+        ]
+        raise self._refuse(len(keys) - written, (refusing or keys)[0])
 
     def _refuse(self, count: int, first: Any) -> StaleToken:
         """Record that ``count`` rows, ``first`` among them, were not written."""
-        meta = self._rows.model._meta
-        rows = "a row" if count == 1 else f"{count} rows"
-        seen = f"{'has' if count == 1 else 'have'} seen {self._seen}"
-        reason = f"{rows} of {meta.label} refused the token {self._token} and {seen}"
-        bearer: Term | Leasable | BareToken
-        if isinstance(self._proof, int):
-            bearer = BareToken(self._proof, meta.label_lower, str(first))
-        else:
-            bearer = self._proof
-        resource = note_refused(bearer, reason)
-        return StaleToken(resource, reason)
+        meta, proof = self._rows.model._meta, self._proof
+        rows, have = ("a row", "has") if count == 1 else (f"{count} rows", "have")
+        seen = "an equal or higher one" if self._strictly else "a higher one"
+        reason = f"{rows} of {meta.label} refused the token {self.token} and {have} seen {seen}"
+        if isinstance(proof, int):
+            BareToken(proof, meta.label_lower, str(first)).note(reason)
+            return StaleToken(f"the lease with token {proof}", reason)
+        if isinstance(proof, Term):
+            proof.refused(GUARDED, reason)
+            return StaleToken(proof.resource, reason)
+        RowStore(type(proof), database_of(proof)).refused(proof, GUARDED, reason)
+        return StaleToken(proof.lease_resource, reason)
 
 
 class FencedModel(models.Model):
@@ -169,19 +163,16 @@ class FencedModel(models.Model):
 
         Raises StaleToken, LeaseLost, and DoesNotExist if the row is gone.
         """
-        if not self._fenced(proof).save(self, update_fields):
+        rows = self._fenced(proof)
+        save = partial(self.save, using=rows.using, update_fields=update_fields, force_update=True)
+        if not rows.write({}, save):
             raise type(self).DoesNotExist("The row to save no longer exists.")
-        self.fence = token_of(proof)
+        self.fence = rows.token
         return self
 
     def _fenced(self, proof: Proof) -> FencedRows:
         using = router.db_for_write(type(self), instance=self)
         return FencedQuerySet(type(self), using=using).filter(pk=self.pk).fenced(proof)
-
-
-def token_of(proof: Proof) -> int:
-    """The fencing token of a hold or a leased row; a number stands for itself."""
-    return proof if isinstance(proof, int) else proof.fencing_token
 
 
 @dataclass(frozen=True)
@@ -214,15 +205,3 @@ class BareToken:
         using = leasing_settings.DATABASE
         write_apart(using, partial(event.save, using=using, force_insert=True))
         happened("lease.refused", [self], verb=GUARDED, reason=reason)
-
-
-def note_refused(bearer: Term | Leasable | BareToken, reason: str) -> str:
-    """Record and signal a refused late write. Returns the name of its resource."""
-    if isinstance(bearer, Term):
-        bearer.refused(GUARDED, reason)
-        return bearer.resource
-    if isinstance(bearer, BareToken):
-        bearer.note(reason)
-        return f"the lease with token {bearer.fencing_token}"
-    RowStore(type(bearer), database_of(bearer)).refused(bearer, GUARDED, reason)
-    return bearer.lease_resource
