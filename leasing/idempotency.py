@@ -85,11 +85,10 @@ class once:
             return row.result
         term = self._keep(row)
         try:
-            result = body()
+            return self._finish(row, term, body())
         except BaseException as error:
             term.end(error)
             raise
-        return self._finish(row, term, result)
 
     async def arun(self, body: Callable[[], Awaitable[Any]]) -> Any:
         """``run``, for async code. A loss of the lease does not cancel the body, but its result is
@@ -99,11 +98,10 @@ class once:
             return row.result
         term = self._keep(row)
         try:
-            result = await body()
+            return await in_thread(self._finish, row, term, await body())
         except BaseException as error:
             await in_thread(term.end, error)
             raise
-        return await in_thread(self._finish, row, term, result)
 
     def __call__(self, function: Function) -> Function:
         """Decorate ``function``. The key is a format string over the call's arguments, which are
@@ -158,14 +156,11 @@ class once:
 
     def _finish(self, row: OnceKey, term: Term, result: Any) -> Any:
         term.expect_end()
+        check_json(result, "result")
         try:
-            check_json(result, "result")
             OnceKey.objects.using(database_of(row)).finish(row, result)
         except LeaseLost:
             term.detach()  # there is nothing to release, and the loss was recorded
-            raise
-        except BaseException as error:
-            term.end(error)
             raise
         term.detach()
         return result

@@ -289,7 +289,7 @@ class Leader:
             hold = self.candidacy(stopping)
             try:
                 yield close_old_connections
-                term = yield from _entering(hold, stopping)
+                term = yield from _apart(hold.store, hold.entering(), stopping)
             except LeaseHeld:
                 continue  # asked to stop
             except AWAY as error:
@@ -318,16 +318,18 @@ class Leader:
     def _ending(self, term: Term) -> Steps[None]:
         """Steps that release ``term``."""
         self._leave()
-        with _beside(term) as run:
-            try:
-                yield partial(run, partial(term.end, None))
-            except LeaseLost as loss:
-                log.leader_term_lost(resource=term.resource, holder=term.holder, reason=loss.reason)
-            except AWAY as error:
-                log.lease_unreleased(resource=term.resource, holder=term.holder, error=error)
-            if self._resigned:
-                with suppress(*AWAY):
-                    yield partial(run, partial(self._give_back, term))
+        yield from _apart(term.store, self._releasing(term))
+
+    def _releasing(self, term: Term) -> Steps[None]:
+        try:
+            yield partial(term.end, None)
+        except LeaseLost as loss:
+            log.leader_term_lost(resource=term.resource, holder=term.holder, reason=loss.reason)
+        except AWAY as error:
+            log.lease_unreleased(resource=term.resource, holder=term.holder, error=error)
+        if self._resigned:
+            with suppress(*AWAY):
+                yield partial(self._give_back, term)
 
     def _give_back(self, term: Term) -> None:
         """Release a term that ended by ``resign``, which the store does not know of yet."""
@@ -355,31 +357,19 @@ def leaders() -> list[Leader]:
         return list(_leaders)
 
 
-def _entering(hold: Hold, stopping: threading.Event) -> Steps[Term]:
-    """Steps that enter ``hold``. They do not hang if the network drops the database's answers, and
-    end soon after ``stopping`` is set."""
-    using = _apart_in(hold.store)
-    steps = hold.entering()
-    return steps if using is None else moved(SideConnection(using, stopping=stopping), steps)
+def _apart(
+    store: Store, steps: Steps[Result], stopping: threading.Event | None = None
+) -> Steps[Result]:
+    """The same ``steps``, which do not hang if the network drops the database's answers, and end
+    soon after ``stopping`` is set: over another connection, on another thread.
 
-
-@contextmanager
-def _beside(term: Term) -> Iterator[Callable[[Callable[[], object]], object]]:
-    """Return a function that runs the release of ``term`` without hanging on a dead connection."""
-    using = _apart_in(term.store)
-    if using is None:
-        yield lambda call: call()
-        return
-    with SideConnection(using) as side_connection:
-        yield side_connection.run
-
-
-def _apart_in(store: Store) -> str | None:
-    """Return the database that another thread is to query, since its connection may hang.
-
-    None for a lease in memory, for a test without threads, and in a transaction: that is refused,
-    or it is the test's own.
+    As they are for a lease in memory, for a test without threads, and in a transaction: that is
+    refused, or it is the test's own.
     """
-    if not isinstance(store, RowStore) or aio.on_callers_thread:
-        return None
-    return None if connections[store.using].in_atomic_block else store.using
+    if (
+        not isinstance(store, RowStore)
+        or aio.on_callers_thread
+        or connections[store.using].in_atomic_block
+    ):
+        return steps
+    return moved(SideConnection(store.using, stopping=stopping), steps)
