@@ -101,12 +101,12 @@ def leases_in(request: HttpRequest, state: str, cursor: str, limit: int) -> Leas
 def source_of(rows: Any, state: str) -> Source[Leasable]:
     """Return those of ``rows``, of one model, in ``state``, in the order that an index has."""
     model: type[Leasable] = rows.model
-    order = Order(model.leases_listed_by, parts=model.leases_listed_in)
+    order = Order(model.listing.by, parts=model.listing.parts)
     if state == "all":
         return Source(rows, order)
     if state == "renewed":
         return Source(rows, order, Q(renewals__gt=0))
-    if state == LeaseState.ACTIVE and model.held_is_indexed:
+    if state == LeaseState.ACTIVE and model.listing.parts:
         rows = rows.holding()
     return Source(rows.with_state(), order, Q(state=state))
 

@@ -95,7 +95,7 @@ def _any_of(model: type[Leasable]) -> Iterator[tuple[str, Exists]]:
 
 
 def _parts(model: type[Leasable], rows: Any) -> list[Any]:
-    return [rows.filter(part) for part in model.leases_listed_in or (Q(),)]
+    return [rows.filter(part) for part in model.listing.parts or (Q(),)]
 
 
 def section(model: type[Leasable], wanted: Mapping[str, Any], cursor: Cursor | None) -> Section:
@@ -149,8 +149,7 @@ def _listed(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:
 
 def _columns(model: type[Leasable]) -> tuple[str, ...]:
     """Return the columns that a list of leases of ``model`` shows or derives the state from."""
-    named_by = model.columns_of_lease_names
-    if named_by is None:
+    if (named_by := model.listing.named_by) is None:
         return tuple(field.name for field in model._meta.concrete_fields if not is_large(field))
     return tuple(sorted({model._meta.pk.name, "holder", "acquired_at", *LEASE_READ, *named_by}))
 
@@ -168,7 +167,7 @@ def _held(model: type[Leasable], rows: Any) -> Any:
 
 
 def _order(model: type[Leasable]) -> Order:
-    return Order(model.leases_listed_by, parts=model.leases_listed_in)
+    return Order(model.listing.by, parts=model.listing.parts)
 
 
 def _search(wanted: Mapping[str, Any]) -> Q | None:

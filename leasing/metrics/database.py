@@ -7,16 +7,16 @@ read is shown again for ten seconds. No statement of one runs longer than LIMIT.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import Any
+from typing import Any, Self
 
 from django.db import connections, models, transaction
+from prometheus_client.core import Metric
 
 from leasing.conf import leasing_settings
 from leasing.db.dialects import limit_waiting
-from leasing.metrics.family import Family
 from leasing.runtime.clock import system_clock
 from leasing.runtime.event_lines import log
 
@@ -26,6 +26,32 @@ SHOWN_FOR = 100
 LIMIT = 5.0
 #: Rows that are looked at, at most, where no index helps.
 MAX_ROWS = 100_000
+
+
+class Family(Metric):
+    """The samples of one metric.
+
+    Args:
+        name: Its name, with the ending _total if it is a counter.
+        help: Its description.
+        labels: The names of its labels.
+    """
+
+    def __init__(self, name: str, help: str, *labels: str) -> None:
+        kind = "counter" if name.endswith("_total") else "gauge"
+        super().__init__(name.removesuffix("_total"), help, kind)
+        self._sample, self._labels = name, labels
+
+    def add(self, value: float, *labels: str) -> Self:
+        """Add a sample, and return the family."""
+        self.add_sample(self._sample, dict(zip(self._labels, labels, strict=True)), float(value))
+        return self
+
+    def add_all(self, values: Mapping[str, float]) -> Self:
+        """Add a sample for each value of the one label, and return the family."""
+        for label, value in list(values.items()):  # other threads may add to it meanwhile
+            self.add(value, label)
+        return self
 
 
 class TooMany(Exception):

@@ -11,8 +11,7 @@ from django.db.models import Count, Q
 
 from leasing.conf import leasing_settings
 from leasing.functions import DbNow
-from leasing.metrics.database import Figure, refuse_many
-from leasing.metrics.family import Family
+from leasing.metrics.database import Family, Figure, refuse_many
 from leasing.models import Leasable, Lease, LeaseState, leasable_models
 from leasing.models.kinds import rows_of
 from leasing.stores import stores
@@ -47,7 +46,7 @@ def _count(model: type[Leasable]) -> list[Family]:
     )
     label = model._meta.label_lower
     past = Q(expires_at__lte=DbNow())
-    if model.held_is_indexed:
+    if model.listing.parts:
         # What is held has an index of its own; what is not is too much to count.
         held = rows_of(model).holding()
         counts = held.aggregate(

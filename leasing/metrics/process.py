@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from leasing.exceptions import LeaseHeld, LeaseTimeout
 from leasing.holding.keeper import keeper
 from leasing.leader import leaders
-from leasing.metrics.family import Family
+from leasing.metrics.database import Family
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import Subscriber, subscribe, unsubscribe
 from leasing.runtime.threads import replaced

@@ -6,7 +6,7 @@ from leasing.models.api_token import ApiToken
 from leasing.models.audit import AuditEntry
 from leasing.models.beat import BeatEntry
 from leasing.models.event import MAX_KEY, MAX_LABEL, EventKind, LeaseEvent
-from leasing.models.leasable import Leasable, leasable_models, lease_kinds
+from leasing.models.leasable import Leasable, Listing, leasable_models, lease_kinds
 from leasing.models.lease import Lease
 from leasing.models.ledger import Ledger
 from leasing.models.once import OnceKey
@@ -24,6 +24,7 @@ __all__ = [
     "LeaseEvent",
     "LeaseState",
     "Ledger",
+    "Listing",
     "OnceKey",
     "leasable_models",
     "lease_kinds",

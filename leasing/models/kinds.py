@@ -54,7 +54,7 @@ def listed(model: type[Leasable]) -> Any:
         # One says as much as the other; an index may have either as its condition. One by moments
         # of grants knows without the row that there was a grant.
         rows = rows.filter(acquired_at__isnull=False)
-        if not model.leases_listed_by:
+        if not model.listing.by:
             rows = rows.filter(grants__gt=0)
     return rows.defer(*[field.name for field in model._meta.concrete_fields if is_large(field)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from django.apps import apps
 from django.core.signals import setting_changed
@@ -21,6 +21,19 @@ from leasing.querysets.leasable import LeasableQuerySet, verbs_of
 from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
 from leasing.querysets.states import LeaseState
 from leasing.store import Renewal
+
+
+class Listing(NamedTuple):
+    """How pages and the API read the leases of a model, of the rows that were held."""
+
+    #: The indexed column in whose order they are listed, the latest first; "" is the key.
+    by: str = ""
+    #: Conditions of which each row meets one, and which have an index each, or are met by few: they
+    #: are read apart, and what they find is merged. The first is met by all that are held.
+    parts: tuple[Q, ...] = ()
+    #: Further columns that ``lease_id`` and ``lease_resource`` read: lists load no others. None:
+    #: they may read any.
+    named_by: frozenset[str] | None = None
 
 
 class Leasable(Guarded):
@@ -68,19 +81,8 @@ class Leasable(Guarded):
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
     #: Columns by which it is judged, and told, why a row that is held cannot be acquired.
     refusal_columns: ClassVar[frozenset[str]] = frozenset({"holder", "expires_at"})
-    #: The indexed column by which pages list the leases of rows that were held, the latest first;
-    #: "" is the key.
-    leases_listed_by: ClassVar[str] = ""
-    #: Conditions of which each row meets one, if those that meet one have an index of their own, or
-    #: are few: lists read them apart, and merge what they find.
-    leases_listed_in: ClassVar[tuple[Q, ...]] = ()
-    #: True if an index finds the rows of ``holding``: then pages count them, however many others
-    #: there are.
-    held_is_indexed: ClassVar[bool] = False
-
-    #: Further columns that ``lease_id`` and ``lease_resource`` read: pages that list leases load no
-    #: others. None: they may read any column.
-    columns_of_lease_names: ClassVar[frozenset[str] | None] = None
+    #: How lists of its leases are read.
+    listing: ClassVar[Listing] = Listing()
 
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()
 

@@ -9,7 +9,7 @@ from django.db import models
 
 from leasing.functions import DbNow
 from leasing.holding import Hold
-from leasing.models.leasable import Leasable
+from leasing.models.leasable import Leasable, Listing
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
 from leasing.store import HoldOptions, Renewal
@@ -49,7 +49,7 @@ class Lease(Leasable):
     }
 
     granted_columns = GRANTED_FIELDS | {"metadata", "priority", "grace"}
-    columns_of_lease_names = frozenset({"resource"})
+    listing = Listing(named_by=frozenset({"resource"}))
     audit_name = "resource"
 
     objects: ClassVar = LeaseQuerySet.as_manager()

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 
 from leasing.functions import EPOCH
-from leasing.models.leasable import Leasable
+from leasing.models.leasable import Leasable, Listing
 from leasing.querysets.once import OnceQuerySet
 from leasing.querysets.saving import LEASE_FIELDS
 
@@ -32,7 +32,7 @@ class OnceKey(Leasable):
     verb_columns = LEASE_FIELDS | {
         *("payload_hash", "result", "finished_at", "window_ends_at", "attempts", "settled_by")
     }
-    columns_of_lease_names = frozenset({"key"})
+    listing = Listing(named_by=frozenset({"key"}))
     audit_name = "key"
 
     objects: ClassVar = OnceQuerySet.as_manager()

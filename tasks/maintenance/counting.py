@@ -152,7 +152,7 @@ def _activity() -> dict[str, Any]:
         "noted": _first(events, "at"),
         **{
             f"claimed {number}": _latest(tasks.filter(part), "acquired_at")
-            for number, part in enumerate(Task.leases_listed_in)
+            for number, part in enumerate(Task.listing.parts)
         },
         **{end: _latest(tasks.filter(status=end), "processed_at") for end in ENDS},
         "ready": Exists(tasks.filter(status=TaskStatus.READY)),
@@ -192,7 +192,7 @@ def _claimed_in(slot: Slot, read: Callable[[Any], Any]) -> Any:
     """Return what ``read`` selects of the tasks whose latest claim was in ``slot``: of parts that
     have an index each, in one statement, or it would have a task that ends meanwhile twice."""
     tasks = Task.objects.home().filter(slot.holds("acquired_at")).order_by()
-    first, *others = [read(tasks.filter(part)) for part in Task.leases_listed_in]
+    first, *others = [read(tasks.filter(part)) for part in Task.listing.parts]
     return first.union(*others, all=True)
 
 

@@ -11,8 +11,7 @@ from django.db.models import Count, F, Min, Q
 from django.db.models.functions import Coalesce
 
 from leasing.functions import DbNow, database_now
-from leasing.metrics.database import Figure
-from leasing.metrics.family import Family
+from leasing.metrics.database import Family, Figure
 from tasks.conf import task_settings
 from tasks.maintenance.depths import Depth, count_depths
 from tasks.models import (

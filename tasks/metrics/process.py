@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import REGISTRY, Counter, Histogram
 from prometheus_client.core import Metric
 
-from leasing.metrics.family import Family
+from leasing.metrics.database import Family
 from leasing.metrics.process import EXPIRATIONS, TERMS, label_of
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import Subscriber, subscribe, unsubscribe

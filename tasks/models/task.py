@@ -12,7 +12,7 @@ from django.db.models import F, Q
 from django.db.models.expressions import RawSQL
 
 from leasing.functions import DbNow
-from leasing.models import Leasable
+from leasing.models import Leasable, Listing
 from leasing.querysets.leasable import LEASE_FIELDS
 from leasing.store import Renewal
 from tasks.querysets import TaskQuerySet, TaskStatus, UniqueFor
@@ -107,10 +107,7 @@ class Task(Leasable):
     published_at = models.DateTimeField(null=True, default=None)
 
     # By id, a million tasks that were never claimed may come before one that was.
-    leases_listed_by = "acquired_at"
-    leases_listed_in = (Q(status=_RUNNING), ~Q(status=_RUNNING))
-    held_is_indexed = True
-    columns_of_lease_names = frozenset[str]()
+    listing = Listing("acquired_at", (Q(status=_RUNNING), ~Q(status=_RUNNING)), frozenset())
     renewal_columns = frozenset(
         {"grant_id", "expires_at", "cancel_requested_at", "cancel_requested_by"}
     )

@@ -15,8 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
 from leasing.metrics import database, leases, registry
-from leasing.metrics.database import Figure, TooMany, read_all
-from leasing.metrics.family import Family
+from leasing.metrics.database import Family, Figure, TooMany, read_all
 from leasing.models import LeaseState
 from tasks.metrics import database as task_figures
 from tests.factories import make_lease, make_task

@@ -119,7 +119,7 @@ def test_a_row_that_goes_from_one_part_of_a_list_to_the_next_meanwhile_is_listed
     search: Q | None,
 ) -> None:
     task = make_task(state="running")
-    order = Order("acquired_at", parts=Task.leases_listed_in)
+    order = Order("acquired_at", parts=Task.listing.parts)
     running = [task]
 
     def as_it_ends(execute: Any, *statement: Any) -> Any:
