@@ -204,6 +204,7 @@ def _check_model(model: type[Leasable]) -> Iterator[CheckMessage]:
             obj=model,
             id="leasing.E018",
         )
+        return
     if taken := sorted({field.name for field in model._meta.get_fields()} & SET_ON_ROWS):
         yield Error(
             f"{model._meta.label} has fields with names that verbs set on its rows: "
