@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from leasing.humanize import ago, stamp
+from leasing.humanize import Moment, Sentence, stamp
 from leasing.web.badges import Badge
 from leasing.web.counts import Capped
 from tasks import registry
@@ -51,11 +51,9 @@ def status_of(schedule: Schedule, now: datetime) -> ScheduleStatus:
         by = f" by {schedule.paused_by}" if schedule.paused_by else ""
         reason = f": “{schedule.reason.rstrip('.')}”" if schedule.reason else ""
         so_far = f": {skipped} so far" if skipped else ""
-        why = (
-            f"Paused{by} {ago(schedule.paused_at, now)}{reason}. "
-            f"Due times until it is resumed are skipped{so_far}."
-        )
-        return ScheduleStatus(PAUSED, why, str(rule), skipped=skipped)
+        then = f"{reason}. Due times until it is resumed are skipped{so_far}."
+        paused = Sentence(now, f"Paused{by} ", Moment(schedule.paused_at), then)
+        return ScheduleStatus(PAUSED, paused, str(rule), skipped=skipped)
     badge, why = _state(schedule, now)
     if badge is ACTIVE or badge is OVERDUE:
         begin = schedule.next_at or rule.first(now)
