@@ -113,7 +113,7 @@ def _expired(row: Leasable, now: datetime, badge: Badge) -> Explanation:
     )
 
 
-def waited_for(lease: Lease, now: datetime, events: Iterable[LeaseEvent]) -> Sentence:
+def waited_for(lease: Lease, now: datetime, events: Iterable[LeaseEvent] = ()) -> Sentence:
     """Return who waits for ``lease``, and who has held it for how long."""
     who = f"{lease.wanted_by} waits for the lease {lease.resource}, held by "
     return Sentence(now, who, *_holding(lease, events), ".")

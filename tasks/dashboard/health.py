@@ -79,8 +79,9 @@ class Figures:
     deaths: Deaths | None = None
     #: The database's clock.
     now: datetime = field(default=EPOCH, compare=False)
-    #: Named leases that somebody waits for: the id, and who waits for whom.
-    wanted: list[tuple[str, Sentence]] = field(default_factory=list)
+    #: Named leases that somebody waits for: the id, who waits for whom, and the ids and names of
+    #: the tasks that the one who waits runs.
+    wanted: list[tuple[str, Sentence, list[tuple[int, str]]]] = field(default_factory=list)
     #: Why tasks wait that have been due for longer than WAITS, the longest first.
     reasons: list[Reason] = field(default_factory=list)
     #: Since when the task has been due that has waited longest where nothing is paused, and its
@@ -289,7 +290,9 @@ def _late(late: Silent, figures: Figures) -> Need:
         held = plural(late.held, "task that stands still", "tasks that stand still")
         until = timezone.localtime(late.until).strftime(TIME)
         headline += f" and {hold} {held}, until {until} at most"
-    severity = "warning" if late.held and figures.ready else "info"
+    if late.lost:
+        headline += f"; {plural(late.lost, 'task was', 'tasks were')} taken back"
+    severity = "warning" if late.lost or late.held and figures.ready else "info"
     detail = f"A heartbeat is overdue. {_frozen(late, figures)}"
     return Need("late", severity, f"{headline}.", detail, WORKERS)
 
@@ -377,11 +380,13 @@ def _failed(figures: Figures) -> Iterator[Need]:
 def _waiting(figures: Figures) -> Iterator[Need]:
     detail = (
         "The waiting program goes on when the holder releases the lease or loses it: end the "
-        "holder's program, or revoke the lease on its page."
+        "holder’s program, or revoke the lease on its page."
     )
-    for lease_id, sentence in figures.wanted:
+    for lease_id, sentence, tasks in figures.wanted:
         place = Place("leasing:detail", "Lease", key=lease_id)
-        yield Need("lease_wanted", "warning", sentence, detail, place)
+        runs = ", ".join(f"task:{key} {name}" for key, name in tasks)
+        what = f"It runs {runs}. {detail}" if runs else detail
+        yield Need("lease_wanted", "warning", sentence, what, place)
     if figures.oldest is None or figures.now - figures.oldest[0] <= WAITS:
         return
     # Those without a handler are named apart.

@@ -211,9 +211,9 @@ def _locks() -> dict[RowLock, list[int]]:
     return found
 
 
-def _wanted(now: datetime) -> list[tuple[str, Sentence]]:
-    """Return the named leases that somebody has waited for, the longest held first: the id, and who
-    waits for whom. Campaigns, which may wait for days, are none."""
+def _wanted(now: datetime) -> list[tuple[str, Sentence, list[tuple[int, str]]]]:
+    """Return the named leases that somebody has waited for, the longest held first: the id, who
+    waits for whom, and the tasks that run there. Campaigns, which may wait for days, are none."""
 
     def first() -> Any:
         rows = Lease.objects.home().filter(wanted_until__gt=DbNow(), acquired_at__lt=after(-WAITS))
@@ -221,8 +221,14 @@ def _wanted(now: datetime) -> list[tuple[str, Sentence]]:
 
     found = query_instances((_wanted, leasing_settings.DATABASE), first, {})
     events = LeaseEvent.objects.using(leasing_settings.DATABASE).order_by("-pk")
+    running = Task.objects.home().running().order_by("acquired_at")
     return [
-        (each.lease_id, waited_for(each, now, events.about(each)[:TERMS_READ])) for each in found
+        (
+            each.lease_id,
+            waited_for(each, now, events.about(each)[:TERMS_READ]),
+            list(running.filter(holder=each.wanted_by).values_list("pk", "name")[:NAMED]),
+        )
+        for each in found
     ]
 
 

@@ -74,11 +74,13 @@ class Deaths:
 
 @dataclass(frozen=True)
 class Silent:
-    """Workers that are late or gone, and the number and the latest deadline of their tasks."""
+    """Workers that are late or gone, the number and the latest deadline of their tasks, and the
+    number of those that were taken back from them since they were seen."""
 
     workers: Sequence[Worker]
     held: int = 0
     until: datetime | None = None
+    lost: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -200,8 +202,14 @@ def silent(workers: Sequence[Worker]) -> Silent | None:
     """Return ``workers``, which are late or gone, with what they hold; None of none."""
     if not workers:
         return None
-    held = Task.objects.home().running().unexpired().filter(holder__in=[w.name for w in workers])
-    return Silent(workers, **held.order_by().aggregate(held=Count("pk"), until=Max("expires_at")))
+    names = [worker.name for worker in workers]
+    held = Task.objects.home().running().unexpired().filter(holder__in=names).order_by()
+    ends = _newest_attempts(min(worker.last_seen_at for worker in workers))
+    return Silent(
+        workers,
+        **held.aggregate(held=Count("pk"), until=Max("expires_at")),
+        lost=ends.filter(LOST_WITH_WORKER, holder__in=names).count(),
+    )
 
 
 def slots_by_kind(workers: Iterable[Worker]) -> Counter[str]:

@@ -12,7 +12,6 @@ from leasing.web.badges import is_late
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, REVOKE
 from tasks.diagnosis.facts import holder_facts, until
-from tasks.diagnosis.handlers import HandlerUse
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.models import Task
 from tasks.retry import longest_pause
@@ -52,7 +51,7 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 
 def _on_time(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     if task.cancel_requested_at is None:
-        return _without_progress(task, now) or _running(task, now, around.usual.get(task.name))
+        return _without_progress(task, now) or _running(task, now, around)
     by = task.cancel_requested_by or "an operator"
     requested = Moment(task.cancel_requested_at)
     headline = Sentence(now, f"Still running: {by} requested cancellation ", requested, ".")
@@ -64,14 +63,14 @@ def _on_time(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     return replace(found, actions=[REVOKE])
 
 
-def _running(task: Task, now: datetime, use: HandlerUse | None) -> Diagnosis:
-    next_ = "It ends when its handler returns."
+def _running(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+    next_, use = "It ends when its handler returns.", around.usual.get(task.name)
+    waits = [" ", *around.wanting[task.holder].parts] if task.holder in around.wanting else []
     if use is None or task.acquired_at is None:
-        headline = f"Running on {task.holder}. Heartbeats arrive on time."
+        headline = Sentence(now, f"Running on {task.holder}. Heartbeats arrive on time.", *waits)
         return _diagnosed(task, now, "running_ok", "ok", headline, next_)
-    headline = Sentence(
-        now, "Running for ", Moment(task.acquired_at, lasts=True), f"; {use.usually}."
-    )
+    ran = Moment(task.acquired_at, lasts=True)
+    headline = Sentence(now, "Running for ", ran, f"; {use.usually}.", *waits)
     if not use.is_exceeded_by(now - task.acquired_at):
         return _diagnosed(task, now, "running_ok", "ok", headline, next_)
     next_ = (

@@ -14,7 +14,10 @@ from leasing.conf import leasing_settings
 from leasing.db.compiled_queries import query_instances, query_rows
 from leasing.db.row_locks import RowLock, row_locks
 from leasing.diagnosis.base import FLAPPING_WITHIN, FLAPS
+from leasing.diagnosis.lease import waited_for
 from leasing.functions import EPOCH, DbNow, after, database_now
+from leasing.humanize import Sentence
+from leasing.models import Lease
 from leasing.web.badges import is_late
 from leasing.web.cache import shared
 from leasing.web.counts import Capped
@@ -68,6 +71,8 @@ class Surroundings:
     put_off: dict[int, str] = field(default_factory=dict)
     #: What the handlers of running tasks usually take, by name.
     usual: dict[str, HandlerUse] = field(default_factory=dict)
+    #: Of workers that wait for a named lease, who holds it, by their names.
+    wanting: dict[str, Sentence] = field(default_factory=dict)
     #: The sessions that have locked the rows of late tasks, by id.
     locks: dict[int, RowLock] = field(default_factory=dict)
     #: The compensations of failed tasks, by the ids of these.
@@ -111,8 +116,8 @@ def look_around(
     tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
 ) -> Surroundings:
     """Read what ``diagnose`` needs in addition to ``tasks``: four queries, and one each if some of
-    them were claimed often, were postponed, wait for a key, run, run with a key, are late on
-    PostgreSQL; of handlers that seldom succeed two.
+    them were claimed often, were postponed, wait for a key, run with a key, are late on PostgreSQL;
+    if some run two, and a third where handlers seldom succeed.
 
     Args:
         tasks: The tasks to diagnose. One that is not among them is never diagnosed as flapping.
@@ -122,16 +127,15 @@ def look_around(
     tasks = list(tasks)
     around = shared("surroundings", _everyone, fresh=fresh)
     now = now or database_now(leasing_settings.DATABASE)
-    held = {
-        each.name for each in tasks if each.status == TaskStatus.RUNNING and each.expires_at > now
-    }
+    held = [task for task in tasks if task.status == TaskStatus.RUNNING and task.expires_at > now]
     late = [task.pk for task in tasks if task.status == TaskStatus.RUNNING and is_late(task, now)]
     return replace(
         around,
         now=now,
         losses=_losses(tasks),
         put_off=_put_off(tasks, now),
-        usual=usual(held, now),
+        usual=usual({task.name for task in held}, now),
+        wanting=_wanting({task.holder for task in held}, now),
         key_holders=holders_of_keys(tasks, around),
         key_waiters=_key_waiters(tasks),
         locks=row_locks(Task.objects.home().filter(pk__in=late)) if late else {},
@@ -153,6 +157,11 @@ def holders_of_keys(tasks: Iterable[Task], around: Surroundings) -> dict[str, li
         for task in running.only(*columns)[:MAX_GROUPS]:
             found[task.concurrency_key].append(task)
     return dict(found)
+
+
+def _wanting(holders: set[str], now: datetime) -> dict[str, Sentence]:
+    wanted = Lease.objects.home().filter(wanted_until__gt=DbNow(), wanted_by__in=holders)
+    return {lease.wanted_by: waited_for(lease, now) for lease in wanted} if holders else {}
 
 
 def _key_waiters(tasks: Iterable[Task]) -> dict[str, Capped]:

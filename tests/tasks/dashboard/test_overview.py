@@ -188,6 +188,13 @@ def test_a_lease_that_is_held_while_somebody_waits_is_an_issue(viewer: Client) -
         found.one(".loud").text == "ann waits for the lease report:stock, held by a-job for 2 min."
     )
     assert found.links == [f"/ops/leases/{lease.pk}/"]
+    task = make_task(state="running", holder="ann")
+    needed(120)
+    assert (
+        f"It runs task:{task.pk} sample.sleep." in need(get(viewer, OVERVIEW), "lease_wanted").text
+    )
+    headline = get(viewer, f"/ops/tasks/{task.pk}/").answers["why"].text
+    assert headline.endswith("ann waits for the lease report:stock, held by a-job for 2 min.")
 
 
 @pytest.mark.usefixtures("database_clock")
