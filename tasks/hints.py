@@ -14,14 +14,13 @@ _LIMITS = {
     **dict.fromkeys(("time_limit", "soft_time_limit"), "pass timeout=, seconds"),
 }
 
-#: Of the verbs that enqueue; "" is about all other arguments.
+#: Of ``using``; "" is about all other arguments.
 ENQUEUE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("eta", "run_after", "run_at", "when"), _MOMENT),
     "countdown": "pass delay=, seconds or a timedelta",
     **_LIMITS,
     "task_id": "pass idempotency_key= to store it once",
-    "transaction": "it is an option of enqueue_on_commit",
-    "": "the data of the task is the second argument, a dictionary",
+    "": "the data of the task goes to enqueue()",
 }
 #: Of ``handler``.
 HANDLER: Final[Mapping[str, str]] = {

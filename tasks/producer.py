@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from typing import (
     TYPE_CHECKING,
@@ -81,22 +80,6 @@ class ProducerOptions(EnqueueOptions, total=False):
     transaction: str | None
 
 
-_DATA_OF_USING = "the data of the task goes to enqueue()"
-
-
-def refuse_unknown(verb: str, given: AbstractSet[str], options: Any = EnqueueOptions) -> None:
-    """Raise TypeError if a call has an unknown argument.
-
-    Args:
-        verb: The name of the verb that was called.
-        given: The names of the further arguments.
-        options: A TypedDict of those that it takes.
-    """
-    if given and (unknown := given - options.__optional_keys__):
-        known = hints.ENQUEUE if verb != "using" else {**hints.ENQUEUE, "": _DATA_OF_USING}
-        raise hints.unexpected(verb, unknown, EnqueueOptions.__optional_keys__, known)
-
-
 class Data(dict[str, Any], Generic[P]):
     """The data of a task whose handler has the parameters ``P``, without its context."""
 
@@ -123,7 +106,9 @@ class Producer(Generic[P]):
         """Return a producer with these options of ``Task.objects.enqueue``, in addition to those
         that this one has: ``send.using(priority=5, delay=60).enqueue(invoice_id=7)``. One more,
         ``transaction``, is for ``enqueue_on_commit``."""
-        refuse_unknown("using", options.keys(), ProducerOptions)
+        if unknown := options.keys() - ProducerOptions.__optional_keys__:
+            known = EnqueueOptions.__optional_keys__
+            raise hints.unexpected("using", unknown, known, hints.ENQUEUE)
         return Producer(self._name, self._function, {**self._options, **options})
 
     def data(self, /, *args: P.args, **kwargs: P.kwargs) -> Data[P]:

@@ -20,10 +20,10 @@ What each verb requires of the row, in addition to its key:
     enqueue         replaces a ready task that has its unique key; takes the key from a task that
                     has it beyond its window
 
-Each public verb is documented on ``TaskQuerySet`` in ``task``, and implemented in the module named
-after its caller: ``producer``, ``worker`` (with ``ends`` for the ends of attempts,
-``completions`` and ``unbegun`` for those that need no instances), ``operator``,
-``recovery``, ``relay``. A verb for one task calls the verb for many.
+Each public verb is a method of the class in the module named after its caller, which the queryset
+inherits: ``producer``, ``worker`` (with ``ends`` for the ends of attempts), ``operator``,
+``recovery``, ``relay``. A verb for one task calls the verb for many. What PostgreSQL does in one
+statement is written by hand in ``sql``.
 
 The verbs of holders, except heartbeat, need no clock: while the row is running and has the grant,
 nobody else has had the task. Rows are locked first and then updated (see

@@ -13,10 +13,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.exceptions import GiveUp, TaskError
-from tasks.querysets import producer
 from tasks.querysets.base import COMPENSATION_KEYS, TaskRows, TaskStatus
-from tasks.querysets.columns import NewTask, new_task
-from tasks.querysets.unique import OnDuplicate
+from tasks.querysets.producer import NewTask, new_task
+from tasks.querysets.producer import store as enqueue
 
 if TYPE_CHECKING:
     from tasks.models import Task, TaskStep
@@ -33,7 +32,7 @@ def store(rows: TaskRows, ended: Iterable[Task]) -> None:
     """Enqueue the compensation of each of the ``ended`` tasks that failed for good and has one."""
     for task in ended:
         if task.status == TaskStatus.FAILED and task.compensation:
-            producer.enqueue(rows, _compensation_of(rows, task), OnDuplicate.SKIP.value)
+            enqueue(rows, _compensation_of(rows, task))
 
 
 def key_of(task: Task) -> str:
@@ -47,9 +46,9 @@ def _compensation_of(rows: TaskRows, task: Task) -> NewTask:
         new = new_task(rows, name, data, priority=task.priority)
     except (TaskError, ValueError):
         columns = {"name": name, "queue": task.queue, "priority": task.priority}
-        new = NewTask({**columns, "task_data": data}, json.dumps(data))
+        new = NewTask({**columns, "task_data": data}, {}, json.dumps(data))
     keys = {"parent_id": task.pk, "idempotency_key": key_of(task), "compensation": ""}
-    return NewTask({**new.columns, **keys}, new.data)
+    return new._replace(columns={**new.columns, **keys})
 
 
 def compensated(rows: TaskRows, task: Task) -> Compensated:

@@ -22,12 +22,12 @@ from tasks.notifier import notify
 from tasks.payload import is_same_json
 from tasks.querysets.base import TaskRows, TaskStatus, step_model
 from tasks.querysets.claimed import is_traced
-from tasks.querysets.columns import NewTask
 from tasks.querysets.sql import insert
 from tasks.querysets.unique import OnDuplicate
 
 if TYPE_CHECKING:
     from tasks.models import Task
+    from tasks.querysets.producer import NewTask
 
 #: Columns that a replacement overwrites, in addition to the number of attempts.
 REPLACED = (
@@ -53,7 +53,7 @@ LOOKS = 400
 LOOKS_TO_COUNT = 10
 
 
-def store_unless_present(rows: TaskRows, new: NewTask, on_duplicate: str) -> tuple[Task, bool]:
+def store_unless_present(rows: TaskRows, new: NewTask) -> tuple[Task, bool]:
     """Store a ``new`` task, or return the one that has its key; and whether it was stored.
 
     The unique columns decide which of two concurrent enqueues is stored: the second waits for the
@@ -64,8 +64,8 @@ def store_unless_present(rows: TaskRows, new: NewTask, on_duplicate: str) -> tup
         if stored is not None:
             return stored, True
         # With the data as the row has it: names that are numbers, for one, are strings there.
-        task = rows.model(**{**new.columns, "task_data": json.loads(new.data)})
-        present = _same_enqueue(rows, task) or _with_unique_key(rows, task, on_duplicate)
+        task = rows.model(**{**new.row_columns, "task_data": json.loads(new.data)})
+        present = _same_enqueue(rows, task) or _with_unique_key(rows, task, new.on_duplicate)
         if present is not None:
             present.is_duplicate = True
             return present, False
@@ -78,11 +78,7 @@ def _store_if_new(rows: TaskRows, new: NewTask) -> Task | None:
     wait for a transaction that writes to that task, such as one of its handler."""
     connection = connections[rows.db]
     if insert.serves(rows.model, connection):
-        inserted = insert.insert_unless_present(rows.model, connection, new.columns, new.data)
-        if inserted is None:
-            return None
-        key, moments = inserted
-        return insert.instance(rows.model, rows.db, {**new.columns, "id": key, **moments})
+        return insert.unless_present(rows.model, connection, new)
     # Without row locks, the INSERT waits for any other writer in any case.
     if connection.features.has_select_for_update and _with_a_key_of(rows, new).exists():
         return None
@@ -92,7 +88,7 @@ def _store_if_new(rows: TaskRows, new: NewTask) -> Task | None:
 
 
 def _save_new(rows: TaskRows, new: NewTask) -> Task:
-    task = rows.model(**new.columns)
+    task = rows.model(**new.row_columns)
     with transaction.atomic(using=rows.db):
         task.save(using=rows.db, force_insert=True)
     return task

@@ -1,335 +1,440 @@
 """Ends of attempts, as their holder writes them: many in one short transaction, or one alone.
 
-The verb for one task is the verb for many, given one. What the database refuses of many is tried
-again one by one, so that none sinks its neighbours.
+The rows are locked in the order of their keys; then each is written by one conditional update,
+whose count is the answer. What the database refuses of many is tried again one by one, so that none
+sinks its neighbours. On PostgreSQL, completions of a worker and what it has not begun take one
+statement for all: ``tasks.querysets.sql.ends``.
+
+The verb for one task is the verb for many, given one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from django.db import DataError, IntegrityError
-from django.db.models import F, Q
+from django.db import DataError, IntegrityError, transaction
+from django.db.models import F
 
+from leasing.db import sql
 from leasing.db.deletion import unprotected
-from leasing.db.dialects import atomic, lock
+from leasing.db.dialects import atomic, in_transaction, lock
+from leasing.functions import after
 from leasing.querysets.claim import ending as leaving_blocks
 from tasks import registry
 from tasks.exceptions import NotSerializable, Snooze
 from tasks.notifier import notify
-from tasks.payload import OUTPUT, check_json, is_same_json
+from tasks.payload import OUTPUT, check_json, dumped_json
 from tasks.querysets import compensation
-from tasks.querysets.base import (
-    CANCEL_REQUESTED,
-    TaskRows,
-    TaskStatus,
-    attempt_model,
-)
+from tasks.querysets.base import TaskRows, TaskStatus, attempt_model
+from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.failure import Failure, storable
-from tasks.querysets.transitions import (
-    by_task,
-    completing,
-    ending,
-    refunding,
-    said,
-    starting,
-    waiting,
-)
+from tasks.querysets.sql import ends as one_statement
+from tasks.querysets.transitions import cancellation, ending, over, traced
+from tasks.querysets.unique import key_in_retry
 
 if TYPE_CHECKING:
     from tasks.models import Task, TaskAttempt
 
-Result = TypeVar("Result")
-#: Locked tasks by their keys, each with what is to be stored of it.
-Locked = dict[Any, tuple["Task", Result]]
-#: Tasks that have ended, each with its event and the details.
-TaskEvents = list[tuple["Task", str, dict[str, Any]]]
+#: Outputs of more characters than this go to the database one by one.
+LARGEST = 16_000_000
+
 Refused = list[tuple["Task", Exception]]
 #: The tasks that a verb has changed, and the others, each with its error.
-Answer = tuple[list["Task"], Refused]
-
-NOTHING: Mapping[int, Exception] = {}
-
-#: The event of a failed attempt, by the state of its task afterwards.
-FAILURES = {
-    TaskStatus.READY: "task.attempt_failed",
-    TaskStatus.FAILED: "task.failed",
-    TaskStatus.CANCELLED: "task.cancelled",
-}
+EndResult = tuple[list["Task"], Refused]
+ClaimedRefused = list[tuple[ClaimedTask, Exception]]
 
 
-def complete(rows: TaskRows, results: list[tuple[Task, Any]], *, unexpired: bool = False) -> Answer:
-    """Complete each task with its output."""
-    unfit = {id(task): error for task, output in results if (error := _refusal(output))}
-    return _end(rows, results, "complete", partial(_complete, unexpired=unexpired), unfit)
+@dataclass
+class Ending:
+    """The end of an attempt, before it is stored."""
+
+    task: Task
+    #: Returns the columns for the row of the task, as it is locked.
+    columns: Callable[[Task], dict[str, Any]]
+    #: The record of the attempt, if it is to have one, and which of those before it takes the place
+    #: of: the outcome, and perhaps the error.
+    attempt: TaskAttempt | None = None
+    like: dict[str, str] | None = None
+    #: What has happened if the task waits again, and the reason.
+    event: str = ""
+    reason: str = ""
+    raised: BaseException | None = None
 
 
-def fail(
-    rows: TaskRows, errors: list[tuple[Task, BaseException | str]], *, unexpired: bool = False
-) -> Answer:
-    """Fail each task's attempt with its error."""
-    # Policies are asked before the transaction begins, which on SQLite is a lock already.
-    failures = [(task, Failure.of(task, error)) for task, error in errors]
-    return _end(rows, failures, "fail", partial(_fail, unexpired=unexpired))
+class EndVerbs(TaskRows):
+    """Ends of attempts."""
+
+    def complete(self, task: Task, output: Any = None, *, unexpired: bool = False) -> Task:
+        """Store ``output`` and end the task as succeeded, as part of the caller's transaction if
+        there is one.
+
+        Args:
+            task: The task, as its holder has it.
+            output: Any JSON.
+            unexpired: True to require also that the deadline has not passed.
+
+        Raises LeaseLost when this grant no longer has the task (the output is dropped, and the
+        attempt records the refusal), NotSerializable.
+        """
+        return only(_complete(self.home(task), [(task, output)], unexpired=unexpired))
+
+    def complete_many(self, results: Iterable[tuple[Task, Any]]) -> EndResult:
+        """``complete`` each task with its output, from pairs of both. Returns the completed tasks,
+        and the others, each with its error (LeaseLost, NotSerializable, DataError)."""
+        return _complete(self.home(), list(results))
+
+    def complete_claimed(self, results: Iterable[tuple[ClaimedTask, Any]]) -> ClaimedRefused:
+        """``complete_many`` for workers: on PostgreSQL it reads nothing back. Returns the tasks
+        that are not completed, each with its error."""
+        rows, results = self.home(), list(results)
+        done = _complete_at_once(rows, results) if sql.serves(rows.db) else []
+        if done:
+            rows._tell("task.completed", done)
+        ended = set(map(id, done))
+        left = [result for result in results if id(result[0]) not in ended]
+        taken = {id(each.task): each for each, _ in left}
+        _, refused = _complete(rows, [(each.task, output) for each, output in left])
+        return [(taken[id(task)], error) for task, error in refused]
+
+    def fail(self, task: Task, error: BaseException | str, *, unexpired: bool = False) -> Task:
+        """End this attempt as failed, and retry the task after a pause or fail it.
+
+        The retry policy of its handler decides about the pause, or TASK_QUEUE["BACKOFF"] if this
+        process does not know the handler. The task has failed when its attempts are used up, the
+        error is a GiveUp, or the policy gives up. Raises LeaseLost.
+
+        Args:
+            task: The task, as its holder has it.
+            error: The error; a policy gets text as a TaskError.
+            unexpired: True to require also that the deadline has not passed.
+        """
+        return only(_fail(self.home(task), [(task, error)], unexpired=unexpired))
+
+    def fail_many(self, failures: Iterable[tuple[Task, BaseException | str]]) -> EndResult:
+        """``fail`` each task with its error, from pairs of both. Returns the tasks whose attempt is
+        ended, and the others, each with its error (LeaseLost)."""
+        return _fail(self.home(), failures)
+
+    def give_back(
+        self, task: Task, reason: str, *, delay: timedelta = timedelta(0), begun: bool = True
+    ) -> Task:
+        """Make a running task ready again without spending the attempt. Raises LeaseLost.
+
+        If several attempts are given back for the same reason, the history keeps the latest, so
+        that a task that is given back every minute does not fill it.
+
+        Args:
+            task: The task, as its holder has it.
+            reason: The reason, for the history.
+            delay: The time until it may start again.
+            begun: False if its handler was never called: the history does not mention it.
+        """
+        return only(_give_back(self.home(task), [task], reason, delay, begun=begun))
+
+    def give_back_many(self, tasks: list[Task], reason: str, *, begun: bool = True) -> EndResult:
+        """``give_back`` each of ``tasks`` for the same ``reason``. Returns those that are ready
+        again, and the others, each with its error (LeaseLost)."""
+        return _give_back(self.home(), tasks, reason, begun=begun)
+
+    def release_unstarted(self, claimed: Sequence[ClaimedTask], reason: str) -> ClaimedRefused:
+        """``give_back_many`` for workers, of tasks whose handler was never called: on PostgreSQL it
+        reads nothing back. Returns the refused ones, each with its error."""
+        rows = self.home()
+        given: list[ClaimedTask] = []
+        if sql.serves(rows.db):
+            # Of two attempts of one task the latter alone: the keys that come back don't say which.
+            alike = {each.id: each for each in claimed if not _kind_of(each)}
+            keys = one_statement.release_unstarted(rows.db, [*alike.values()]) if alike else set()
+            given = [each for key, each in alike.items() if key in keys]
+            notify(rows.db, given)
+            if given:
+                rows._tell("task.returned", given, reason=reason)
+        done = set(map(id, given))
+        left = {id(each.task): each for each in claimed if id(each) not in done}
+        tasks = [each.task for each in left.values()]
+        _, refused = _give_back(rows, tasks, reason, begun=False)
+        return [(left[id(task)], error) for task, error in refused]
+
+    def snooze(self, task: Task, delay: float | timedelta, reason: str = "") -> Task:
+        """Postpone a running task, as its handler requested, without spending the attempt.
+        Checkpoint and steps stay. The history keeps the latest snooze. Raises LeaseLost, ValueError
+        (the delay).
+
+        Args:
+            task: The task, as its holder has it.
+            delay: Seconds, or a timedelta, until it is tried again.
+            reason: The reason, for the history.
+        """
+        nap = Snooze(delay, reason)
+        attempt = attempt_model().of(task, "snoozed", storable(str(nap)))
+        like = {"outcome": "snoozed"}
+        return only(_refund(self.home(task), [(task, attempt)], "snooze", nap.delay, like))
+
+    def accept_cancel(self, task: Task, by: str = "") -> Task:
+        """End a running task as cancelled, after its holder has stopped at the request of ``by``.
+        Raises LeaseLost."""
+        attempt = attempt_model().of(task, "cancelled")
+
+        def columns(row: Task) -> dict[str, Any]:
+            attempt.error = row.last_error if row.cancel_requested_at else cancellation(by)
+            told = {"last_error": attempt.error, **traced(task)}
+            return {"status": TaskStatus.CANCELLED, **told, **ending()}
+
+        return only(_end(self.home(task), [Ending(task, columns, attempt)], "cancel"))
+
+    def release(self, row: Task) -> Task:
+        """``give_back`` the task."""
+        return self.give_back(row, "released by its holder")
 
 
-def give_back(
+def only(result: EndResult) -> Task:
+    """Return the one task. Raises the error that it was refused with."""
+    served, refused = result
+    for _, error in refused:
+        raise error
+    return served[0]
+
+
+def _complete(
+    rows: TaskRows, results: list[tuple[Task, Any]], *, unexpired: bool = False
+) -> EndResult:
+    def success(task: Task, output: Any) -> Ending:
+        columns = {"status": TaskStatus.SUCCEEDED, "task_output": output, **ending()}
+        return Ending(task, lambda row: columns, event="task.completed")
+
+    unfit: dict[int, Exception] = {}
+    for task, output in results:
+        try:
+            check_json(output, OUTPUT)
+        except NotSerializable as error:
+            unfit[id(task)] = error
+    return _end(rows, [success(*each) for each in results], "complete", unexpired, unfit)
+
+
+def _fail(
+    rows: TaskRows,
+    failures: Iterable[tuple[Task, BaseException | str]],
+    *,
+    unexpired: bool = False,
+) -> EndResult:
+    def failure(task: Task, error: BaseException | str) -> Ending:
+        # The policy is asked before the transaction begins, which on SQLite is a lock already.
+        found = Failure.of(task, error)
+
+        def columns(row: Task) -> dict[str, Any]:
+            told = {"last_error": found.text, **traced(task), **_kind_of(task)}
+            if row.cancel_requested_at is not None:
+                return {"status": TaskStatus.CANCELLED, **told, **ending()}
+            if found.delay is None or row.attempts >= row.max_attempts:
+                return {"status": TaskStatus.FAILED, **told, **ending()}
+            return {**_waiting(found.delay), "unique_key": key_in_retry(), **told}
+
+        return Ending(
+            task,
+            columns,
+            found.attempt,
+            event="task.attempt_failed",
+            reason=found.text,
+            raised=found.raised,
+        )
+
+    return _end(rows, [failure(*each) for each in failures], "fail", unexpired)
+
+
+def _give_back(
     rows: TaskRows,
     tasks: list[Task],
     reason: str,
     delay: timedelta = timedelta(0),
     *,
     begun: bool = True,
-) -> Answer:
-    """Set each task ready again with its attempt uncounted, to start after ``delay``. Of attempts
-    that had not ``begun`` there is no record."""
+) -> EndResult:
     of = attempt_model().of
     attempts = [(task, of(task, "returned", reason)) for task in tasks]
     like = {"outcome": "returned", "error": reason} if begun else None
-    refund = partial(_refund, delay=delay, event="task.returned", like=like)
-    given, refused = _end(rows, attempts, "give back", refund)
+    given, refused = _refund(rows, attempts, "give back", delay, like)
     if not delay:
         notify(rows.db, [task for task in given if task.status == TaskStatus.READY])
     return given, refused
 
 
-def snooze(rows: TaskRows, task: Task, nap: Snooze) -> Answer:
-    """Put ``task`` off, with its attempt uncounted."""
-    attempts = [(task, attempt_model().of(task, "snoozed", storable(str(nap))))]
-    refund = partial(_refund, delay=nap.delay, event="task.snoozed", like={"outcome": "snoozed"})
-    return _end(rows, attempts, "snooze", refund)
+def _refund(
+    rows: TaskRows,
+    attempts: list[tuple[Task, TaskAttempt]],
+    verb: str,
+    delay: timedelta,
+    like: dict[str, str] | None,
+) -> EndResult:
+    """Set the tasks ready in ``delay`` with their attempts uncounted. Each record takes the place
+    of those ``like`` it; None: there is to be none."""
+    event = "task.snoozed" if verb == "snooze" else "task.returned"
+
+    def refund(task: Task, attempt: TaskAttempt) -> Ending:
+        def columns(row: Task) -> dict[str, Any]:
+            told = {"attempts": F("attempts") - 1, **traced(task), **_kind_of(task)}
+            if row.cancel_requested_at is not None:
+                return {"status": TaskStatus.CANCELLED, **told, **ending()}
+            return {**_waiting(delay), **told}
+
+        record = attempt if like else None
+        return Ending(task, columns, record, like, event=event, reason=attempt.error)
+
+    return _end(rows, [refund(*each) for each in attempts], verb)
 
 
-def accept_cancel(rows: TaskRows, task: Task, text: str) -> Answer:
-    """End ``task`` as cancelled."""
-    attempts = [(task, attempt_model().of(task, "cancelled"))]
-    return _end(rows, attempts, "cancel", partial(_cancel, text=text))
+def _waiting(delay: timedelta) -> dict[str, Any]:
+    """The columns of a task that waits for ``delay``."""
+    moved = {"scheduled_at": after(delay)} if delay else {}
+    return {"status": TaskStatus.READY, **moved, **over()}
 
 
-def alone(answer: Answer) -> Task:
-    """The one task that was asked for. Raises what it was refused with."""
-    served, refused = answer
-    for _, error in refused:
-        raise error
-    return served[0]
+def _kind_of(task: Task | ClaimedTask) -> dict[str, int]:
+    """The column of the kind of its handler here, where the row may have another: by it the task is
+    claimed again."""
+    handler = registry.get(task.name)
+    known = task.kind if isinstance(task, ClaimedTask) else task.__dict__.get("kind")
+    if handler is None or handler.kind.number == known:
+        return {}
+    return {"kind": handler.kind.number}
+
+
+# Storing
 
 
 def _end(
     rows: TaskRows,
-    items: list[tuple[Task, Result]],
+    endings: list[Ending],
     verb: str,
-    write: Callable[[TaskRows, Locked[Result]], TaskEvents],
-    unfit: Mapping[int, Exception] = NOTHING,
-) -> Answer:
-    """``write`` what is to be stored of each task, but of the ``unfit``."""
-    refused = dict(unfit)
-    refused |= _end_together(
-        rows, [item for item in items if id(item[0]) not in refused], verb, write
-    )
+    unexpired: bool = False,
+    unfit: dict[int, Exception] | None = None,
+) -> EndResult:
+    """Store the ``endings``, but of tasks that are ``unfit``: their errors, by ``id()``."""
+    refused = dict(unfit or {})
+    fit = [each for each in endings if id(each.task) not in refused]
+    refused |= _end_together(rows, fit, verb, unexpired)
+    tasks = [each.task for each in endings]
     return (
-        [task for task, _ in items if id(task) not in refused],
-        [(task, refused[id(task)]) for task, _ in items if id(task) in refused],
+        [task for task in tasks if id(task) not in refused],
+        [(task, refused[id(task)]) for task in tasks if id(task) in refused],
     )
 
 
 def _end_together(
-    rows: TaskRows,
-    items: list[tuple[Task, Result]],
-    verb: str,
-    write: Callable[[TaskRows, Locked[Result]], TaskEvents],
+    rows: TaskRows, endings: list[Ending], verb: str, unexpired: bool
 ) -> dict[int, Exception]:
-    """``write`` in a transaction, and tell of it. Returns the errors of refused tasks, by the
+    """Store them in a transaction, and tell of it. Returns the errors of refused tasks, by the
     ``id()`` of the task."""
-    if not items:
+    if not endings:
         return {}
-    reported: TaskEvents = []
+    stored: list[Ending] = []
     failure: Exception | None = None
-    with leaving_blocks(rows.db, [task for task, _ in items]) as standing:
+    with leaving_blocks(rows.db, [each.task for each in endings]) as standing:
         try:
             with atomic(rows.db):
-                reported = write(rows, _lock(rows, items))
+                stored = _store(rows, endings, unexpired)
         except (DataError, IntegrityError) as error:
             failure = error
-        ended = {id(task) for task, _, _ in reported}
-        left = [item for item in items if id(item[0]) not in ended]
-        standing += [task for task, _ in left]
-    for task, event, details in reported:
-        if task.status == TaskStatus.CANCELLED:
-            rows._tell_cancelled(task)
-        else:
-            rows._tell(event, [task], **details)
-    refused: dict[int, Exception] = {}
-    for item in left:
-        if failure is not None and len(items) > 1:
-            refused |= _end_together(rows, [item], verb, write)
-        else:
-            refused[id(item[0])] = failure or rows._refuse(item[0], verb)
-    return refused
+        ended = {id(each.task) for each in stored}
+        left = [each for each in endings if id(each.task) not in ended]
+        standing += [each.task for each in left]
+    for each in stored:
+        _tell(rows, each)
+    if failure is not None and len(endings) > 1:
+        alone = [_end_together(rows, [each], verb, unexpired) for each in left]
+        return {key: error for refused in alone for key, error in refused.items()}
+    return {id(each.task): failure or rows._refuse(each.task, verb) for each in left}
 
 
-def _lock(rows: TaskRows, items: list[tuple[Task, Result]]) -> Locked[Result]:
-    """Lock the rows, in the order of their keys, and return the items whose grant stands. Of one
-    alone the update that follows says so."""
-    if len(items) == 1:
-        rows._lock(items[0][0])
-        return {items[0][0].pk: items[0]}
+def _store(rows: TaskRows, endings: list[Ending], unexpired: bool) -> list[Ending]:
+    """Return those that were stored; their tasks are then as their rows are."""
     # Of one attempt named twice the first counts; of two attempts that which the row is in.
-    first = {(task.pk, task.grant_id): (task, result) for task, result in reversed(items)}
-    found = lock(_of_grants(rows, [task for task, _ in first.values()]).order_by("pk"))
-    grants = found.values_list("pk", "grant_id")
-    return {grant[0]: first[grant] for grant in grants if grant in first}
+    first = {(each.task.pk, each.task.grant_id): each for each in reversed(endings)}
+    keys, grants = zip(*first, strict=True)
+    mine = rows._everything().filter(pk__in=keys, grant_id__in=grants).holding().order_by("pk")
+    judged = ("grant_id", "attempts", "max_attempts", "cancel_requested_at", "last_error")
+    stored = []
+    for row in lock(mine.only("pk", *judged)):
+        each = first.get((row.pk, row.grant_id))
+        if each is None:
+            continue
+        asked = row.cancel_requested_at is not None
+        # With all conditions again: not every database has row locks.
+        still = rows._of_grant(each.task).filter(cancel_requested_at__isnull=not asked)
+        if (still.unexpired() if unexpired else still).update(**each.columns(row)):
+            stored.append(each)
+    _read_back(rows, [each.task for each in stored])
+    for each in stored:
+        each.task.raised = each.raised
+    tasks = [each.task for each in stored]
+    attempts = attempt_model()._default_manager.using(rows.db)
+    if stored and (like := stored[0].like):  # as of all that one verb ends
+        unprotected(attempts.filter(task__in=tasks, **like))._forget()
+    attempts.bulk_create([each.attempt for each in stored if each.attempt is not None])
+    compensation.store(rows, tasks)
+    return stored
 
 
-def _of_grants(rows: TaskRows, tasks: list[Task], *, unexpired: bool = False) -> TaskRows:
-    """Return the part of ``tasks`` that runs under its grant."""
-    if len(tasks) == 1:
-        held = rows._of_grant(tasks[0])
-    else:
-        mine = Q(pk__in=[t.pk for t in tasks], grant_id__in=[t.grant_id for t in tasks])
-        held = rows._everything().filter(mine).holding()
-    return held.unexpired() if unexpired else held
-
-
-def _written(
-    rows: TaskRows, locked: Locked[Result], count: int, is_so: Callable[[Task, Result], bool]
-) -> list[tuple[Task, Result]]:
-    """Read the tasks back, of which ``count`` were updated. Returns those that are as their holder
-    wrote them: fewer than were locked only where a deadline had passed, or where there are no row
-    locks and somebody came between."""
-    if not count:
-        return []
-    everyone = count == len(locked)
-    found = {row.pk: row for row in rows._everything().filter(pk__in=list(locked))}
-    written = []
-    for key, (task, result) in locked.items():
-        row = found.get(key)
-        if row is not None and (everyone or _ended_by(row, task) and is_so(row, result)):
-            for field in row._meta.concrete_fields:
-                setattr(task, field.attname, getattr(row, field.attname))
-            written.append((task, result))
-    return written
-
-
-def _ended_by(row: Task, task: Task) -> bool:
-    """Return True if the attempt that has ended in ``row`` is that of ``task``."""
-    return row.grant_id == task.grant_id and row.released_at is not None
-
-
-def _complete(rows: TaskRows, locked: Locked[Any], *, unexpired: bool) -> TaskEvents:
-    outputs = {key: output for key, (_, output) in locked.items()}
-    mine = _of_grants(rows, _tasks(locked), unexpired=unexpired)
-    count = mine.update(**by_task("task_output", outputs, locked), **completing())
-
-    def is_so(row: Task, output: Any) -> bool:
-        return row.status == TaskStatus.SUCCEEDED and is_same_json(row.task_output, output)
-
-    return [(task, "task.completed", {}) for task, _ in _written(rows, locked, count, is_so)]
-
-
-def _fail(rows: TaskRows, locked: Locked[Failure], *, unexpired: bool) -> TaskEvents:
-    failures = {key: failure for key, (_, failure) in locked.items()}
-    mine = _of_grants(rows, _tasks(locked), unexpired=unexpired)
-    count = _write_failures(mine, failures) if failures else 0
-
-    def is_so(row: Task, failure: Failure) -> bool:
-        return row.status in FAILURES and row.last_error == failure.text
-
-    failed = _written(rows, locked, count, is_so)
-    _note(rows, [failure.attempt for _, failure in failed])
-    compensation.store(rows, [task for task, _ in failed])
-    for task, failure in failed:
-        task.raised = failure.raised
-    return [
-        (task, FAILURES[TaskStatus(task.status)], {"error": failure.text})
-        for task, failure in failed
-    ]
-
-
-def _write_failures(mine: TaskRows, failures: dict[Any, Failure]) -> int:
-    """End the attempts of these locked rows, those that end alike by one statement. Returns
-    how many it were."""
-    texts = {key: each.text for key, each in failures.items()}
-    tasks = [each.task for each in failures.values()]
-    said = {**by_task("last_error", texts, failures), **_traces(tasks), **_kinds(tasks)}
-    cancelled = mine.filter(CANCEL_REQUESTED).update(
-        status=TaskStatus.CANCELLED, **said, **ending()
-    )
-    delays = {key: each.delay for key, each in failures.items() if each.delay is not None}
-    again = 0
-    if delays:
-        starts = {key: delay for key, delay in delays.items() if delay}
-        left = mine.filter(pk__in=list(delays), attempts__lt=F("max_attempts"))
-        again = left.update(**said, **waiting(timedelta(0)), **starting(starts, delays))
-    failed = 0
-    if cancelled + again < len(failures):
-        failed = mine.update(status=TaskStatus.FAILED, **said, **ending())
-    return cancelled + again + failed
-
-
-def _refund(
-    rows: TaskRows,
-    locked: Locked[TaskAttempt],
-    *,
-    delay: timedelta,
-    event: str,
-    like: dict[str, str] | None,
-) -> TaskEvents:
-    """Set the tasks ready in ``delay`` with their attempts uncounted, and put the records of these
-    in place of those ``like`` them; None: store no records."""
-    tasks = _tasks(locked)
-    columns = {**refunding(delay), **_traces(tasks)}
-    count = _of_grants(rows, tasks).update(**columns, **_kinds(tasks))
-    waits = (TaskStatus.READY, TaskStatus.CANCELLED)
-    given = _written(rows, locked, count, lambda row, _: row.status in waits)
-    if like is not None:
-        alike = attempt_model()._default_manager.using(rows.db).filter(**like)
-        unprotected(alike.filter(task_id__in=[task.pk for task, _ in given]))._forget()
-        _note(rows, [attempt for _, attempt in given])
-    return [(task, event, {"reason": attempt.error}) for task, attempt in given]
-
-
-def _cancel(rows: TaskRows, locked: Locked[TaskAttempt], *, text: str) -> TaskEvents:
-    tasks = _tasks(locked)
-    columns = {"status": TaskStatus.CANCELLED, "last_error": said(text), **ending()}
-    count = _of_grants(rows, tasks).update(**columns, **_traces(tasks))
-    ended = _written(rows, locked, count, lambda row, _: row.status == TaskStatus.CANCELLED)
-    for task, attempt in ended:
-        attempt.error = task.last_error
-    _note(rows, [attempt for _, attempt in ended])
-    return [(task, "task.cancelled", {}) for task, _ in ended]
-
-
-def _note(rows: TaskRows, attempts: list[TaskAttempt]) -> None:
-    attempt_model()._default_manager.using(rows.db).bulk_create(attempts)
-
-
-def _traces(tasks: list[Task]) -> dict[str, Any]:
-    """The columns of the traces that next attempts go on from."""
-    traces = {task.pk: task.traced for task in tasks if task.traced}
-    return by_task("trace_context", traces, tasks)
-
-
-def _kinds(tasks: list[Task]) -> dict[str, Any]:
-    """The column of the kinds of their handlers here, where the rows have others: by it they are
-    claimed again."""
-    kinds: dict[int, int] = {}
+def _read_back(rows: TaskRows, tasks: list[Task]) -> None:
+    found = rows._everything().in_bulk([task.pk for task in tasks]) if tasks else {}
     for task in tasks:
-        handler = registry.get(task.name)
-        if handler is not None and handler.kind.number != task.__dict__.get("kind"):
-            kinds[task.pk] = handler.kind.number
-    return by_task("kind", kinds, tasks)
+        for field in task._meta.concrete_fields:
+            setattr(task, field.attname, getattr(found[task.pk], field.attname))
 
 
-def _tasks(locked: Locked[Any]) -> list[Task]:
-    return [task for task, _ in locked.values()]
+def _tell(rows: TaskRows, ended: Ending) -> None:
+    task = ended.task
+    if task.status == TaskStatus.CANCELLED:
+        rows._tell_cancelled(task)
+    elif task.status == TaskStatus.FAILED:
+        rows._tell("task.failed", [task], error=task.last_error)
+    elif task.status == TaskStatus.SUCCEEDED:
+        rows._tell(ended.event, [task])
+    elif ended.event == "task.attempt_failed":
+        rows._tell(ended.event, [task], error=ended.reason)
+    else:
+        rows._tell(ended.event, [task], reason=ended.reason)
 
 
-def _refusal(output: Any) -> NotSerializable | None:
+# In one statement
+
+
+def _complete_at_once(rows: TaskRows, results: list[tuple[ClaimedTask, Any]]) -> list[ClaimedTask]:
+    """Complete the tasks for which this is possible, and return them."""
+    asked: dict[int, tuple[ClaimedTask, Any]] = {}
+    for result in sorted(results, key=lambda result: result[0].id):
+        asked.setdefault(result[0].id, result)
+    # Together they take half as long as one by one, and are seldom refused.
+    text = _as_json([output for _, output in asked.values()])
+    if text is None or len(text) > LARGEST:
+        texts: dict[int, str] = {}
+        room = LARGEST
+        for key, (_, output) in asked.items():
+            each = _as_json(output)
+            if each is not None and len(each) <= room:
+                texts[key] = each
+                room -= len(each)
+        asked, text = {key: asked[key] for key in texts}, f"[{','.join(texts.values())}]"
+    if not asked:
+        return []
     try:
-        check_json(output, OUTPUT)
-    except NotSerializable as error:
-        return error
-    return None
+        # Within a transaction an error of it is to harm nothing else.
+        with transaction.atomic(rows.db) if in_transaction(rows.db) else nullcontext():
+            done = one_statement.complete(rows.db, [each for each, _ in asked.values()], text)
+    except (DataError, IntegrityError):
+        return []
+    for key, at in done.items():
+        claimed, output = asked[key]
+        claimed.end(output, at)
+    return [asked[key][0] for key in done]
+
+
+def _as_json(output: Any) -> str | None:
+    """``output`` as text, if it may be stored."""
+    try:
+        return dumped_json(output, OUTPUT)
+    except NotSerializable:
+        return None

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.db import IntegrityError, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest
@@ -33,6 +34,7 @@ from tasks.querysets.base import (
     check_queue,
     step_model,
 )
+from tasks.querysets.recovery import REVOKED, take_from_holders
 from tasks.querysets.transitions import cancellation, closing, known_kind, with_parent
 from tasks.querysets.unique import key_once_retried
 
@@ -46,22 +48,133 @@ BULK_BATCH = 500
 OPEN = (TaskStatus.READY, TaskStatus.RUNNING)
 
 
-def cancel(rows: TaskRows, by: str, reason: str) -> int:
-    """End those that wait, ask those that run; then, level by level, the children of both. Returns
-    how many. (If the caller dies in between, recovery goes on: the invariant ``left_behind``.)"""
-    rows, count = rows._of_one_table(), 0
-    levels = deque([(rows, reason)])
-    while levels:
-        level, why = levels.popleft()
-        write = partial(_cancel, rows, by=by, text=cancellation(by, why))
-        for ended, asked in _batch_by_batch(level.filter(status__in=OPEN), write):
-            for task in ended:
-                rows._tell_cancelled(task, reason=why)
-            notify_holders(rows.db, asked)
-            if reached := [*(task.pk for task in ended), *asked]:
-                levels.append((rows._everything().filter(parent__in=reached), with_parent(reason)))
-                count += len(reached)
-    return count
+class OperatorVerbs(TaskRows):
+    """On whatever a queryset has."""
+
+    def cancel(self, by: str = "", reason: str = "") -> int:
+        """Cancel these tasks in the name of ``by``. Waiting ones end at once. Running ones are
+        asked to stop, and end at their handler's next ``ctx.ensure()`` or await.
+
+        Returns how many ended or were asked now, not those that had ended or were asked before.
+
+        If the caller dies in between, recovery goes on: the invariant ``left_behind``.
+        """
+        rows, count = self.home()._of_one_table(), 0
+        levels = deque([(rows, reason)])
+        while levels:
+            level, why = levels.popleft()
+            write = partial(_cancel, rows, by=by, text=cancellation(by, why))
+            for ended, asked in _batch_by_batch(level.filter(status__in=OPEN), write):
+                for task in ended:
+                    rows._tell_cancelled(task, reason=why)
+                notify_holders(rows.db, asked)
+                if reached := [*(task.pk for task in ended), *asked]:
+                    levels.append(
+                        (rows._everything().filter(parent__in=reached), with_parent(reason))
+                    )
+                    count += len(reached)
+        return count
+
+    async def acancel(self, by: str = "", reason: str = "") -> int:
+        """``cancel``, for async code."""
+        return await sync_to_async(self.cancel)(by, reason)
+
+    def retry(self, by: str = "") -> int:
+        """Make failed and cancelled tasks ready again, with one more attempt if all were used.
+        Returns how many.
+
+        Each transaction has some hundred; if a later one fails, the earlier ones stay committed. A
+        task whose unique key another task has by now stays as it is.
+        """
+        rows = self.home()
+        over = Q(status__in=[TaskStatus.FAILED, TaskStatus.CANCELLED])
+        over &= ~rows.is_without_its_key() & ~rows.is_bound_by_compensation()
+        columns = {
+            "status": TaskStatus.READY,
+            "scheduled_at": DbNow(),
+            "processed_at": None,
+            "unique_key": key_once_retried(),
+            "max_attempts": Greatest(F("max_attempts"), F("attempts") + 1),
+            # It was asked to stop in a life that is over.
+            "cancel_requested_at": None,
+            "cancel_requested_by": "",
+            "checkpoint": Case(When(rows.is_undone(), then=Value(None)), default=F("checkpoint")),
+        }
+        return _make_ready(rows, over, columns, "task.retried", by, _forget_undone, _cut_off)
+
+    async def aretry(self, by: str = "") -> int:
+        """``retry``, for async code."""
+        return await sync_to_async(self.retry)(by)
+
+    def reschedule(
+        self,
+        *,
+        queue: str | None = None,
+        scheduled_at: datetime | None = None,
+        priority: int | None = None,
+        by: str = "",
+    ) -> int:
+        """Move waiting tasks to another queue, time or priority, some hundred per transaction.
+        Returns how many.
+
+        Args:
+            queue: The new queue; None: unchanged.
+            scheduled_at: The new time; None: unchanged.
+            priority: The new priority; None: unchanged.
+            by: The operator.
+
+        Raises UnknownQueue; ValueError when none is given, the time has no zone, or the priority is
+        out of bounds.
+        """
+        columns: dict[str, Any] = {}
+        if queue is not None:
+            # A message that is under way is for workers of the old one.
+            columns |= {"queue": check_queue(queue), "published_at": None}
+        if scheduled_at is not None:
+            columns["scheduled_at"] = check_moment(scheduled_at, "scheduled_at")
+        if priority is not None:
+            columns["priority"] = check_between(priority, *PRIORITIES, "priority")
+        if not columns:
+            raise ValueError("Give a queue, a time, or a priority.")
+        return _make_ready(self.home(), Q(status=TaskStatus.READY), columns, "task.rescheduled", by)
+
+    def revoke(self, reason: str = "", by: str = "") -> int:
+        """Take running tasks from their holders, as recovery would, without waiting for the
+        deadline. They may start again at once. What a holder has done is not undone; its late
+        result is refused."""
+        text = f"{REVOKED}{by or 'an operator'}" + (f": {reason}" if reason else "")
+        return take_from_holders(
+            self.home(), TaskRows.running, None, lambda task: text, "revoked", backs_off=False
+        )
+
+    def discard(self, by: str = "") -> int:
+        """Delete those of these tasks that have ended, with their attempts and steps, some hundred
+        per transaction. Returns how many. A task that a row of another app protects stays."""
+        rows, last, discarded = self.home()._of_one_table(), 0, 0
+        ended = unprotected(rows.erasable()).only("name", "queue", "status").order_by("pk")
+        delete = partial(_delete, rows)
+        while True:
+            left = ended.filter(pk__gt=last)
+            count, tasks = delete_batch(left, BULK_BATCH, delete, skip_locked=False)
+            rows._tell(
+                "task.discarded", tasks if count == len(tasks) else _gone(rows, tasks), by=by
+            )
+            discarded += count
+            if len(tasks) < BULK_BATCH:
+                return discarded
+            last = tasks[-1].pk
+
+    def prune(self, age: timedelta, limit: int = BULK_BATCH) -> int:
+        """Delete up to ``limit`` of these tasks that ended ``age`` ago or earlier, the oldest
+        first, in one transaction. Returns how many; call again while it is ``limit``.
+
+        Locked rows are skipped, so any number of processes may prune at a time. A task whose unique
+        key is kept for a window stays until the window ends. A task that a row of another app
+        protects stays as long as that row does.
+        """
+        rows = self.home()
+        prunable = unprotected(rows.prunable(age)).only("pk").order_by("processed_at", "pk")
+        return delete_up_to(prunable, limit, partial(_delete, rows))
 
 
 def _cancel(rows: TaskRows, keys: list[int], *, by: str, text: str) -> tuple[list[Task], list[int]]:
@@ -78,24 +191,6 @@ def _cancel(rows: TaskRows, keys: list[int], *, by: str, text: str) -> tuple[lis
     return list(mine.cancelled().order_by("pk")), list(asked.values_list("pk", flat=True))
 
 
-def retry(rows: TaskRows, by: str) -> int:
-    """Set those that failed or were cancelled ready again. Returns how many."""
-    over = Q(status__in=[TaskStatus.FAILED, TaskStatus.CANCELLED])
-    over &= ~rows.is_without_its_key() & ~rows.is_bound_by_compensation()
-    columns = {
-        "status": TaskStatus.READY,
-        "scheduled_at": DbNow(),
-        "processed_at": None,
-        "unique_key": key_once_retried(),
-        "max_attempts": Greatest(F("max_attempts"), F("attempts") + 1),
-        # It was asked to stop in a life that is over.
-        "cancel_requested_at": None,
-        "cancel_requested_by": "",
-        "checkpoint": Case(When(rows.is_undone(), then=Value(None)), default=F("checkpoint")),
-    }
-    return _make_ready(rows, over, columns, "task.retried", by, _forget_undone, _cut_off)
-
-
 def _forget_undone(chosen: TaskRows) -> None:
     """Delete the steps of those that were undone. All compensations stay locked, so that nobody
     retries one at the same time."""
@@ -109,27 +204,6 @@ def _cut_off(ready: TaskRows) -> None:
     """Take those that an operator retries from parents that are stopped, with which recovery would
     cancel them again. One whose parent was retried with it, or before, stays its child."""
     ready.filter(parent__in=ready._everything().stopped().values("pk")).update(parent=None)
-
-
-def reschedule(
-    rows: TaskRows,
-    queue: str | None,
-    scheduled_at: datetime | None,
-    priority: int | None,
-    by: str,
-) -> int:
-    """Move those that wait. Returns how many."""
-    columns: dict[str, Any] = {}
-    if queue is not None:
-        # A message that is under way is for workers of the old one.
-        columns |= {"queue": check_queue(queue), "published_at": None}
-    if scheduled_at is not None:
-        columns["scheduled_at"] = check_moment(scheduled_at, "scheduled_at")
-    if priority is not None:
-        columns["priority"] = check_between(priority, *PRIORITIES, "priority")
-    if not columns:
-        raise ValueError("Give a queue, a time, or a priority.")
-    return _make_ready(rows, Q(status=TaskStatus.READY), columns, "task.rescheduled", by)
 
 
 def _make_ready(
@@ -189,32 +263,11 @@ def _batch_by_batch(rows: TaskRows, write: Callable[[list[int]], Written]) -> It
         last = keys[-1]
 
 
-def discard(rows: TaskRows, by: str) -> int:
-    """Delete those that have ended. Returns how many."""
-    rows, last, discarded = rows._of_one_table(), 0, 0
-    ended = unprotected(rows.erasable()).only("name", "queue", "status").order_by("pk")
-    delete = partial(_delete, rows)
-    while True:
-        left = ended.filter(pk__gt=last)
-        count, tasks = delete_batch(left, BULK_BATCH, delete, skip_locked=False)
-        rows._tell("task.discarded", tasks if count == len(tasks) else _gone(rows, tasks), by=by)
-        discarded += count
-        if len(tasks) < BULK_BATCH:
-            return discarded
-        last = tasks[-1].pk
-
-
 def _gone(rows: TaskRows, tasks: list[Task]) -> list[Task]:
     """Return the part of ``tasks`` whose rows are gone."""
     there = rows._everything().filter(pk__in=[task.pk for task in tasks])
     keys = set(there.values_list("pk", flat=True))
     return [task for task in tasks if task.pk not in keys]
-
-
-def prune(rows: TaskRows, age: timedelta, limit: int) -> int:
-    """Delete up to ``limit`` of those that ended ``age`` ago, the longest ended first."""
-    prunable = unprotected(rows.prunable(age)).only("pk").order_by("processed_at", "pk")
-    return delete_up_to(prunable, limit, partial(_delete, rows))
 
 
 def _delete(rows: TaskRows, keys: list[int]) -> int:

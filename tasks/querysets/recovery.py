@@ -57,69 +57,69 @@ swept_at: dict[str, float] = {}
 _tries: dict[str, dict[UUID | None, int]] = {}
 
 
-def recover(rows: TaskRows, limit: int) -> int:
-    """Take tasks whose deadline has passed."""
-    swept_at[rows.db] = clock()
-    taken = take_from_holders(rows, TaskRows.stuck, limit, _overdue, "expired")
-    tries = _tries.get(rows.db, {})
-    if not taken:
-        locked = rows.stuck().values_list("grant_id", flat=True)[:SWEEP_BATCH]
-        _tries[rows.db] = {grant_id: tries.get(grant_id, 0) + 1 for grant_id in locked}
-    return taken
+class RecoveryVerbs(TaskRows):
+    """Recovery of tasks, and of refused reports of their holders."""
 
+    def recover(self, limit: int = SWEEP_BATCH) -> int:
+        """Take stuck tasks from holders that are gone. They become ready, each after the pause
+        of TASK_QUEUE["BACKOFF"], or failed after their last attempt, with a higher token. Returns
+        how many; call again while it is ``limit``.
 
-def recover_stalled(rows: TaskRows, limit: int) -> int:
-    """Take tasks without progress."""
-    return take_from_holders(rows, TaskRows.stalled, limit, _idle, "stalled")
+        Any number of processes may recover at a time: each takes rows that the others have not.
+        """
+        rows = self.home()
+        swept_at[rows.db] = clock()
+        taken = take_from_holders(rows, TaskRows.stuck, limit, _overdue, "expired")
+        tries = _tries.get(rows.db, {})
+        if not taken:
+            locked = rows.stuck().values_list("grant_id", flat=True)[:SWEEP_BATCH]
+            _tries[rows.db] = {grant_id: tries.get(grant_id, 0) + 1 for grant_id in locked}
+        return taken
 
+    def recover_stalled(self, limit: int = SWEEP_BATCH) -> int:
+        """Take stalled tasks from holders that are alive but report no progress, as ``recover``
+        does. The holder's later writes are refused; it learns of the loss at its next heartbeat."""
+        return take_from_holders(self.home(), TaskRows.stalled, limit, _idle, "stalled")
 
-def revoke(rows: TaskRows, reason: str, by: str) -> int:
-    """Take all running tasks of ``rows``."""
-    text = f"{REVOKED}{by or 'an operator'}" + (f": {reason}" if reason else "")
-    return take_from_holders(
-        rows, TaskRows.running, None, lambda task: text, "revoked", backs_off=False
-    )
+    def take_from_dead(self, reason: str, at_least: timedelta) -> int:
+        """Take running tasks from a holder that was seen to die, as ``recover`` does, without
+        waiting for the deadline. None starts again before ``at_least``. Returns how many."""
+        return take_from_holders(
+            self.home(), TaskRows.running, None, lambda task: reason, "died", at_least=at_least
+        )
 
+    def next_lapse_in(self) -> float | None:
+        """Return the seconds until recovery would take the next running task, unless it is renewed:
+        0 if there is one now; None if none is running. A sweep that finds nothing makes only this
+        query."""
+        rows = self.home()
+        swept_at[rows.db] = clock()
 
-def take_from_dead(rows: TaskRows, reason: str, at_least: timedelta) -> int:
-    """Take all running tasks of ``rows``, whose holder was seen to die. None starts again before
-    ``at_least``."""
-    return take_from_holders(
-        rows, TaskRows.running, None, lambda task: reason, "died", at_least=at_least
-    )
+        def lapse() -> Subquery:
+            running = rows._everything().running().order_by()
+            return Subquery(running.values(all=Value(1)).annotate(left=_LAPSE).values("left"))
 
+        left = query_scalars(rows.model, rows.db, "lapse", lambda: {"left": lapse()})["left"]
+        return None if left is None else max(0.0, left.total_seconds())
 
-def note_refused(rows: TaskRows, row: Task, verb: str) -> None:
-    """Record on its attempt that a late ``verb`` of the holder of ``row`` was refused."""
-    # Refused because the deadline passed: there is no record of the attempt to note it on
-    # before the task is taken from it.
-    late = rows._everything().filter(pk=row.pk, grant_id=row.grant_id)
-    take_from_holders(late, TaskRows.stuck, 1, _overdue, "expired")
-    attempts = attempt_model()._default_manager.using(rows.db).filter(task_id=row.pk)
-    attempts.filter(grant_id=row.grant_id, refused_at=None)._note(
-        refused_at=DbNow(), refused_verb=verb
-    )
+    def note_refused(self, row: Task, verb: str, reason: str) -> None:
+        """Record on its attempt that a late ``verb`` of the holder of ``row`` was refused."""
+        # Refused because the deadline passed: there is no record of the attempt to note it on
+        # before the task is taken from it.
+        late = self._everything().filter(pk=row.pk, grant_id=row.grant_id)
+        take_from_holders(late, TaskRows.stuck, 1, _overdue, "expired")
+        attempts = attempt_model()._default_manager.using(self.db).filter(task_id=row.pk)
+        attempts.filter(grant_id=row.grant_id, refused_at=None)._note(
+            refused_at=DbNow(), refused_verb=verb
+        )
 
-
-def sweep_if_due(rows: TaskRows) -> None:
-    """Recover what this process has not looked for lately."""
-    refuse_transaction(rows.db)
-    age = clock() - swept_at.get(rows.db, 0.0)
-    if age >= task_settings.SWEEP_EVERY and next_lapse_in(rows) == 0:
-        recover(rows._everything(), SWEEP_BATCH)
-        recover_stalled(rows._everything(), SWEEP_BATCH)
-
-
-def next_lapse_in(rows: TaskRows) -> float | None:
-    """Seconds until the next running task is to be taken."""
-    swept_at[rows.db] = clock()
-
-    def lapse() -> Subquery:
-        running = rows._everything().running().order_by()
-        return Subquery(running.values(all=Value(1)).annotate(left=_LAPSE).values("left"))
-
-    left = query_scalars(rows.model, rows.db, "lapse", lambda: {"left": lapse()})["left"]
-    return None if left is None else max(0.0, left.total_seconds())
+    def _sweep_if_due(self) -> None:
+        """Recover what this process has not looked for lately."""
+        refuse_transaction(self.db)
+        age = clock() - swept_at.get(self.db, 0.0)
+        if age >= task_settings.SWEEP_EVERY and self.next_lapse_in() == 0:
+            self._everything().recover()
+            self._everything().recover_stalled()
 
 
 def take_from_holders(

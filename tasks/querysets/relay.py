@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from django.db.models import BooleanField, Count, ExpressionWrapper, F, Q
 
@@ -57,26 +57,50 @@ class Seen(NamedTuple):
     is_late: bool | None
 
 
-def window(rows: TaskRows, queue: str, size: int, patience: float) -> Window:
-    """Return which of the first ``size`` tasks of ``queue`` to publish, and which are late."""
-    found, passed = Window(), set[str]()
-    late = Q(published_at__lte=after(-timedelta(seconds=patience)))
-    for _ in range(ROUNDS):
-        looked: Any = rows.exclude(concurrency_key__in=passed).to_claim_next(
-            queue,
-            size,
-            "concurrency_key",
-            "concurrency_limit",
-            ExpressionWrapper(NO_MESSAGE, output_field=BooleanField()),
-            ExpressionWrapper(late, output_field=BooleanField()),
-        )
-        first = [Seen(*row) for _, _, *row in looked]
-        found.is_full = len(first) == size
-        full = _choose(rows, first, found)
-        if not (full and found.is_full):
-            break
-        passed |= full
-    return found
+class RelayVerbs(TaskRows):
+    """What a relay reads and records."""
+
+    def unpublished(self) -> Self:
+        """Return the tasks that a worker could claim now, and that no message announces."""
+        return self.ready().filter(NO_MESSAGE)
+
+    def window(self, queue: str, size: int, patience: float) -> Window:
+        """Return which of the first ``size`` tasks of ``queue`` to publish, and whose message is
+        late."""
+        rows = self.home()
+        found, passed = Window(), set[str]()
+        late = Q(published_at__lte=after(-timedelta(seconds=patience)))
+        for _ in range(ROUNDS):
+            looked: Any = rows.exclude(concurrency_key__in=passed).to_claim_next(
+                queue,
+                size,
+                "concurrency_key",
+                "concurrency_limit",
+                ExpressionWrapper(NO_MESSAGE, output_field=BooleanField()),
+                ExpressionWrapper(late, output_field=BooleanField()),
+            )
+            first = [Seen(*row) for _, _, *row in looked]
+            found.is_full = len(first) == size
+            full = _choose(rows, first, found)
+            if not (full and found.is_full):
+                break
+            passed |= full
+        return found
+
+    def mark_published(self, keys: Sequence[int], patience: float) -> list[int]:
+        """Record that messages for ``keys`` are about to be sent, within the caller's transaction,
+        which proves its term. Returns the recorded ones, in their order."""
+        late = Q(published_at__lte=after(-timedelta(seconds=patience)))
+        due = self.home().filter(pk__in=keys).ready().filter(NO_MESSAGE | late)
+        locked = set(lock(due.order_by("pk"), skip_locked=True).values_list("pk", flat=True))
+        due.filter(pk__in=locked).update(published_at=DbNow())
+        return [key for key in keys if key in locked]
+
+    def unpublish(self, keys: Sequence[int]) -> int:
+        """Record that no message for ``keys`` is under way: it was not sent, or it arrived while
+        the task could not be claimed. Returns how many of them are still to be claimed."""
+        waiting = self.home().filter(pk__in=keys, status=TaskStatus.READY)
+        return waiting.update(published_at=None)
 
 
 def _choose(rows: TaskRows, first: Sequence[Seen], found: Window) -> set[str]:
@@ -108,17 +132,3 @@ def _running_by_key(rows: TaskRows, keys: set[str]) -> Counter[str]:
     running = rows._everything().filter(slot__isnull=False, concurrency_key__in=keys)
     counted: Any = running.values_list("concurrency_key").annotate(Count("pk")).order_by()
     return Counter(dict(counted))
-
-
-def mark_published(rows: TaskRows, keys: Sequence[int], patience: float) -> list[int]:
-    """Note that messages for ``keys`` are about to be sent. Returns those, in their order."""
-    late = Q(published_at__lte=after(-timedelta(seconds=patience)))
-    due = rows.filter(pk__in=keys).ready().filter(NO_MESSAGE | late)
-    locked = set(lock(due.order_by("pk"), skip_locked=True).values_list("pk", flat=True))
-    due.filter(pk__in=locked).update(published_at=DbNow())
-    return [key for key in keys if key in locked]
-
-
-def unpublish(rows: TaskRows, keys: Sequence[int]) -> int:
-    """Note that no message for ``keys`` is under way. Returns how many are still to be claimed."""
-    return rows.filter(pk__in=keys, status=TaskStatus.READY).update(published_at=None)

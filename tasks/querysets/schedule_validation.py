@@ -13,7 +13,7 @@ from tasks import registry
 from tasks.exceptions import TaskError
 from tasks.payload import check_data
 from tasks.querysets import check_between, check_queue
-from tasks.querysets.columns import new_task
+from tasks.querysets.producer import new_task
 from tasks.scheduling.rules import Cron
 
 if TYPE_CHECKING:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.apps import apps
 from django.db import models
-from django.db.models import Case, F, TextField, Value, When
+from django.db.models import Case, F, Value, When
 from django.db.models.expressions import Expression
 from django.db.models.functions import Coalesce, Least
 
 from leasing.functions import DbNow, after
 from tasks import registry
-from tasks.querysets.base import CANCEL_REQUESTED, TaskStatus
-from tasks.querysets.unique import key_in_retry, key_once_ended
+from tasks.querysets.unique import key_once_ended
 from tasks.registry import Kind
 
 if TYPE_CHECKING:
@@ -39,40 +38,9 @@ def ending() -> dict[str, Any]:
     return {**closing(), **over()}
 
 
-def completing() -> dict[str, Any]:
-    """The columns of a task that succeeds, without its output."""
-    return {"status": TaskStatus.SUCCEEDED, **ending()}
-
-
 def traced(task: Task) -> dict[str, Any]:
     """The columns with the parent span of the next attempt."""
     return {} if task.traced is None else {"trace_context": task.traced}
-
-
-def waiting(delay: timedelta, *, spent: bool = True) -> dict[str, Any]:
-    """The columns of a task that waits ``delay`` for its next attempt; of one that someone asked
-    to cancel, the columns of its end: it is not tried again. ``spent`` says whether the attempt
-    that ended counts."""
-    moved = {"scheduled_at": after(delay)} if delay else {}
-    status = Case(
-        When(CANCEL_REQUESTED, then=Value(TaskStatus.CANCELLED.value)),
-        default=Value(TaskStatus.READY.value),
-    )
-    stays: dict[str, Any] = {"unique_key": key_in_retry()} if spent else {}
-    ends = {
-        column: Case(
-            When(CANCEL_REQUESTED, then=value),
-            default=stays.get(column, F(column)),
-            output_field=_field(column),
-        )
-        for column, value in closing().items()
-    }
-    return {"status": status, **ends, **moved, **over()}
-
-
-def refunding(delay: timedelta) -> dict[str, Any]:
-    """The columns of a task that waits ``delay`` for the same attempt again."""
-    return {"attempts": F("attempts") - 1, **waiting(delay, spent=False)}
 
 
 def known_kind() -> Any:
@@ -84,16 +52,9 @@ def known_kind() -> Any:
     return Case(*whens, default=F("kind"), output_field=_field("kind"))
 
 
-def by_task(column: str, values: Mapping[Any, Any], among: Sized) -> dict[str, Any]:
-    """The columns of an update that writes each of ``values`` to its task, by their keys, and
-    leaves what others ``among`` them have."""
-    if len(values) == len(among) == 1:
-        return {column: next(iter(values.values()))}
-    return {column: _ByKey(values, _field(column), F(column))} if values else {}
-
-
 def starting(delays: Mapping[Any, timedelta], among: Sized) -> dict[str, Any]:
-    """The same for tasks that start after a delay."""
+    """The columns of an update of the tasks ``among``, each of which starts after its delay, by
+    their keys; the others stay."""
     if len(delays) == len(among) == 1:
         return {"scheduled_at": after(next(iter(delays.values())))}
     if not delays:
@@ -139,12 +100,6 @@ def cancellation(by: str, reason: str = "") -> str:
 def with_parent(reason: str = "") -> str:
     """The reason of a task that is cancelled with its parent, for ``reason``."""
     return WITH_PARENT + (f": {reason}" if reason else "")
-
-
-def said(text: str) -> Any:
-    """The text of the request to cancel, or ``text`` where nobody asked."""
-    asked = When(CANCEL_REQUESTED, then=F("last_error"))
-    return Case(asked, default=Value(text), output_field=TextField())
 
 
 def _field(column: str) -> Any:

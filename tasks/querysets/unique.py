@@ -14,12 +14,11 @@ A task that an operator retries needs its key again. It is not retried while ano
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 from django.db import models
 from django.db.models import Case, F, Q, Value, When
 
-from leasing.functions import DbNow, after
+from leasing.functions import DbNow
 from tasks.delays import check_limit
 
 
@@ -47,17 +46,17 @@ class OnDuplicate(models.TextChoices):
     KEEP_TIME = "keep_time"
 
 
-def lifetime(unique_for: str | float | timedelta) -> dict[str, Any]:
-    """The columns of a key that lasts for ``unique_for``: "waiting", "running", "finished", or a
-    window in seconds or as a timedelta, which begins now. Raises ValueError."""
-    if isinstance(unique_for, str):
-        if unique_for not in (UniqueFor.WAITING, UniqueFor.RUNNING, UniqueFor.FINISHED):
-            raise ValueError(
-                'unique_for must be "waiting", "running", "finished", or a window in seconds.'
-            )
-        return {"unique_for": UniqueFor(unique_for).value}
-    window = check_limit(unique_for, "The window of a unique key")
-    return {"unique_for": UniqueFor.WINDOW.value, "unique_until": after(window)}
+def lifetime(unique_for: str | float | timedelta) -> tuple[str, timedelta | None]:
+    """Return the UniqueFor of a key that lasts for "waiting", "running", "finished", or a window in
+    seconds or as a timedelta, and that window. Raises ValueError."""
+    if not isinstance(unique_for, str):
+        window = check_limit(unique_for, "The window of a unique key")
+        return UniqueFor.WINDOW.value, window
+    if unique_for not in (UniqueFor.WAITING, UniqueFor.RUNNING, UniqueFor.FINISHED):
+        raise ValueError(
+            'unique_for must be "waiting", "running", "finished", or a window in seconds.'
+        )
+    return UniqueFor(unique_for).value, None
 
 
 def key_once_claimed() -> Case:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
 from django.db.models import F, Value
@@ -30,11 +30,12 @@ from leasing.validation.terms import Terms
 from tasks.conf import task_settings
 from tasks.exceptions import ClaimAnswered, ClaimUnderWay
 from tasks.payload import check_json
+from tasks.querysets import slots
 from tasks.querysets.base import TaskRows, check_queue, step_model
 from tasks.querysets.claim_key import ClaimKeyQuerySet
 from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask, keeping
-from tasks.querysets.recovery import sweep_if_due
+from tasks.querysets.recovery import RecoveryVerbs
 from tasks.querysets.slots import Seats
 from tasks.querysets.sql import claim as one_statement
 from tasks.querysets.sql.cursors import ClaimCursor
@@ -48,43 +49,221 @@ Queues = Sequence[str] | None
 Ttl = float | timedelta | None
 
 
-def claim(
-    rows: TaskRows,
-    holder: str,
-    queues: Queues,
-    limit: int,
-    ttl: Ttl,
-    free: int | None = None,
-    request_id: uuid.UUID | None = None,
-) -> Claim[Task]:
-    """Claim, with every column, as model instances."""
-    terms, names = _asked(rows, holder, queues, ttl)
-    request = ClaimRequest(limit, free=free)
-    tasks: list[Task] = []
-    if request_id is not None:
-        tasks, again = _claim_for(rows, replace(terms, request_id=request_id), names, request)
-        if again:
-            return Claim(again, rows.store(terms))
-    elif sql.serves(rows.db):
-        tasks, more = one_statement.claim(rows, terms, names, request)
-        if more and request.left:
-            with keeping(tasks):
-                seated = _claim_portably(rows, terms, names, request)
-                tasks = sorted([*tasks, *seated], key=_in_order)
-    else:
-        tasks = _claim_portably(rows, terms, names, request)
-    _tell_claimed(tasks)
-    return Claim(tasks, rows.store(terms))
+class WorkerVerbs(RecoveryVerbs):
+    """Claims, and reports while a task runs."""
 
+    def claim(  # type: ignore[override]
+        self,
+        holder: str,
+        *,
+        queues: Sequence[str] | None = None,
+        limit: int = 1,
+        ttl: float | timedelta | None = None,
+        free: int | None = None,
+        request_id: uuid.UUID | None = None,
+    ) -> Claim[Task]:
+        """Claim ready tasks for ``holder``.
 
-def note_empty_claim(rows: TaskRows, holder: str, request_id: uuid.UUID) -> Claim[Task]:
-    """Remember that the claim is answered with no task."""
-    terms = replace(Terms.check(holder=holder), request_id=request_id)
-    with durable(rows.db):
-        again = _claimed_before(rows, terms)
-        if not again:
-            _keys(rows).remember(request_id)
-    return Claim(again, rows.store(terms))
+        Higher priority goes first, then the longest due. Paused queues are skipped, and tasks whose
+        concurrency key is at its limit. The queue to begin with is drawn at random, so that a full
+        one does not starve the others. If this process has not looked for stuck tasks for
+        SWEEP_EVERY, it does so first, so that tasks are recovered even where all workers are
+        remote.
+
+        Args:
+            holder: The name of the worker.
+            queues: The queues to claim from; None: all.
+            limit: The number of tasks, at most.
+            ttl: Seconds of the lease, from now and from each heartbeat.
+            free: The number of tasks that begin at once; the others wait for a slot of the worker.
+                A task with one attempt, or that has run before, is claimed only if it is among the
+                first so many: if the worker dies, it has not failed before it began. None: all
+                begin at once.
+            request_id: The caller's name of this call, a digest or a random UUID, if it may be
+                repeated because its answer was lost. Within ten minutes a repetition returns those
+                of its tasks whose grants still hold, and claims nothing more. One that claimed
+                nothing may claim later, until ``note_empty_claim``.
+
+        Raises UnknownQueue, InvalidResource (the holder), InvalidTTL, LeaseInTransaction;
+        ClaimUnderWay while the call that it repeats has not ended, ClaimAnswered once that holds
+        nothing any more.
+        """
+        rows = self.home()
+        terms, names = _asked(rows, holder, queues, ttl)
+        request = ClaimRequest(limit, free=free)
+        tasks: list[Task] = []
+        if request_id is not None:
+            tasks, again = _claim_for(rows, replace(terms, request_id=request_id), names, request)
+            if again:
+                return Claim(again, rows.store(terms))
+        elif sql.serves(rows.db):
+            tasks, more = one_statement.claim(rows, terms, names, request)
+            if more and request.left:
+                with keeping(tasks):
+                    seated = _claim_portably(rows, terms, names, request)
+                    tasks = sorted([*tasks, *seated], key=_in_order)
+        else:
+            tasks = _claim_portably(rows, terms, names, request)
+        _tell_claimed(tasks)
+        return Claim(tasks, rows.store(terms))
+
+    def note_empty_claim(self, holder: str, request_id: uuid.UUID) -> Claim[Task]:
+        """Remember that the call of ``claim`` with this ``request_id`` is answered with no task, so
+        that a repetition which comes late claims nothing. Returns what one that came first has
+        claimed. Arguments and errors are those of ``claim``."""
+        rows = self.home()
+        terms = replace(Terms.check(holder=holder), request_id=request_id)
+        with durable(rows.db):
+            again = _claimed_before(rows, terms)
+            if not again:
+                _keys(rows).remember(request_id)
+        return Claim(again, rows.store(terms))
+
+    def take(
+        self,
+        holder: str,
+        *,
+        queues: Sequence[str] | None = None,
+        limit: int = 1,
+        ttl: float | timedelta | None = None,
+        requests: Sequence[ClaimRequest] | None = None,
+        cursor: ClaimCursor | None = None,
+    ) -> list[ClaimedTask]:
+        """``claim`` for workers, without model instances unless something needs them: of each kind
+        in its order, and what ``requests`` ask for; by default ``limit`` tasks of any kind. It goes
+        on where the claim before with the same ``cursor`` has ended. Further arguments and errors
+        are those of ``claim``."""
+        rows = self.home()
+        requests = requests or [ClaimRequest(limit)]
+        cursor = cursor or ClaimCursor()
+        terms, names = _asked(rows, holder, queues, ttl)
+        claimed: list[ClaimedTask] = []
+        more = True
+        if sql.serves(rows.db):
+            claimed, more = one_statement.take(rows, terms, names, requests, cursor)
+        if more:
+            with keeping(claimed):
+                seated = _take_portably(rows, terms, names, requests)
+                claimed += [ClaimedTask.taken(task) for task in seated]
+        _tell_claimed(claimed)
+        return claimed
+
+    def take_one(
+        self, key: int, holder: str, *, queue: str, ttl: float | timedelta | None = None
+    ) -> ClaimedTask | None:
+        """``take`` one task, if it can be claimed now. Raises as ``claim`` does.
+
+        Args:
+            key: The key of the task.
+            holder: The name of the worker.
+            queue: The queue that it must be in.
+            ttl: Seconds of the lease, from now and from each heartbeat.
+        """
+        rows = self.home()
+        terms, _ = _asked(rows, holder, [queue], ttl)
+        claimed: list[ClaimedTask] = []
+        more = True
+        if sql.serves(rows.db):
+            claimed, more = one_statement.take_one(rows, terms, queue, key)
+        if more:
+            one = rows.filter(pk=key).to_claim_of(queue)
+            with durable(rows.db):
+                seated = _grant(one, terms, Seats(rows.model, rows.db), 1)
+            claimed = [ClaimedTask.taken(task) for task in seated]
+        _tell_claimed(claimed)
+        return claimed[0] if claimed else None
+
+    def heartbeat(self, task: Task) -> Task:
+        """Move the deadline of a running task to now plus its ttl. Raises LeaseLost."""
+        return self.renew(task)
+
+    def progress(self, task: Task, value: Any = None) -> Task:
+        """Store ``value``, any JSON, as the progress of ``task``. None keeps the stored value and
+        reports only that the task is moving. One statement. Raises LeaseLost, NotSerializable.
+        """
+        rows = self.home(task)
+        said = _said(value)
+        if not rows._of_grant(task).update(progressed_at=DbNow(), **said):
+            raise rows._refuse(task, "progress")
+        _set(task, said)
+        return task
+
+    def checkpoint(
+        self, task: Task, state: Any, *, progress: Any = None, number: int | None = None
+    ) -> Task:
+        """Store ``state``, from which later attempts continue, in one statement.
+
+        A checkpoint never regresses: an attempt that lost its task is refused. Raises LeaseLost,
+        NotSerializable.
+
+        Args:
+            task: The task, as its holder has it.
+            state: Any JSON.
+            progress: Stored with it, as ``progress`` does; None keeps what is stored.
+            number: Its number, from ``task.checkpoints + 1`` on: if that one or a later one is
+                stored, nothing is written. None: it is the latest.
+        """
+        rows = self.home(task)
+        said = {"checkpoint": check_json(state, "checkpoint"), **_said(progress)}
+        newer = mine = rows._of_grant(task)
+        count: Combinable = F("checkpoints") + 1
+        if number is not None:
+            count, newer = Value(number), mine.filter(checkpoints__lt=number)
+        if not newer.update(progressed_at=DbNow(), checkpoints=count, **said):
+            if number is not None and mine.exists():  # it has this one, or a later one
+                return task
+            raise rows._refuse(task, "checkpoint")
+        _set(task, said)
+        task.checkpoints = task.checkpoints + 1 if number is None else number
+        return task
+
+    def step(self, task: Task, name: str) -> TaskStep | None:
+        """Return the step of ``task`` called ``name``; None if no attempt has finished it."""
+        rows = self.home(task)
+        steps = step_model()._default_manager.using(rows.db)
+        step: TaskStep | None = steps.filter(task_id=task.pk, name=name).first()
+        return step
+
+    def finish_step(
+        self, task: Task, name: str, output: Any = None, *, progress: Any = None
+    ) -> TaskStep:
+        """Store the ``output`` of a finished step. If the step was stored before, that one stays
+        and is returned.
+
+        Args:
+            task: The task, as its holder has it.
+            name: The name of the step, unique within the task.
+            output: Any JSON.
+            progress: Stored with it, as ``progress`` does; None keeps what is stored.
+
+        Raises LeaseLost, NotSerializable, InvalidResource (the name).
+        """
+        rows = self.home(task)
+        check_name(name, "name of the step")
+        said = _said(progress)
+        # As later attempts will read it: a tuple comes back as a list.
+        stored = json.loads(json.dumps(check_json(output, "output of the step")))
+        with atomic(rows.db):
+            rows._lock(task)
+            moved = rows._of_grant(task).update(progressed_at=DbNow(), **said)
+            if moved:
+                steps = step_model()._default_manager.using(rows.db)
+                known = {"task_id": task.pk, "name": name}
+                step: TaskStep = steps.get_or_create(**known, defaults={"output": stored})[0]
+        if not moved:
+            raise rows._refuse(task, "step")
+        _set(task, said)
+        return step
+
+    # For the verbs of every leasable row
+
+    def _chosen(self, free: Self, limit: int | None) -> dict[Any, Task]:
+        return slots.choose(self, free, limit)
+
+    def _write_grants(
+        self, before: dict[Any, Task], grants: dict[Any, uuid.UUID], columns: dict[str, Any]
+    ) -> None:
+        slots.write(self.db, super()._write_grants, before, grants, columns)
 
 
 def _claim_for(
@@ -131,56 +310,18 @@ def _keys(rows: TaskRows) -> ClaimKeyQuerySet:
     return keys
 
 
-def take(
-    rows: TaskRows,
-    holder: str,
-    queues: Queues,
-    requests: Sequence[ClaimRequest],
-    ttl: Ttl,
-    cursor: ClaimCursor,
-) -> list[ClaimedTask]:
-    """Claim what ``requests`` ask for, without model instances where nothing needs them."""
-    terms, names = _asked(rows, holder, queues, ttl)
-    claimed: list[ClaimedTask] = []
-    more = True
-    if sql.serves(rows.db):
-        claimed, more = one_statement.take(rows, terms, names, requests, cursor)
-    if more:
-        with keeping(claimed):
-            seated = _take_portably(rows, terms, names, requests)
-            claimed += [ClaimedTask.taken(task) for task in seated]
-    _tell_claimed(claimed)
-    return claimed
-
-
-def take_one(rows: TaskRows, key: int, holder: str, queue: str, ttl: Ttl) -> ClaimedTask | None:
-    """``take`` the task with this ``key``."""
-    terms, _ = _asked(rows, holder, [queue], ttl)
-    claimed: list[ClaimedTask] = []
-    more = True
-    if sql.serves(rows.db):
-        claimed, more = one_statement.take_one(rows, terms, queue, key)
-    if more:
-        one = rows.filter(pk=key).to_claim_of(queue)
-        with durable(rows.db):
-            seated = _grant(one, terms, Seats(rows.model, rows.db), 1)
-        claimed = [ClaimedTask.taken(task) for task in seated]
-    _tell_claimed(claimed)
-    return claimed[0] if claimed else None
-
-
 def _tell_claimed(claimed: Sequence[Task | ClaimedTask]) -> None:
     if claimed:
         happened("task.claimed", claimed)
 
 
-def _asked(rows: TaskRows, holder: str, queues: Queues, ttl: Ttl) -> tuple[Terms, list[str]]:
+def _asked(rows: RecoveryVerbs, holder: str, queues: Queues, ttl: Ttl) -> tuple[Terms, list[str]]:
     """Check what is asked for, and sweep if that is due. Returns the terms, and the queues in the
     order they are looked at."""
     terms = Terms.check(holder=check_name(holder, "holder"), ttl=ttl)
     names = [check_queue(queue) for queue in queues or task_settings.QUEUES]
     random.shuffle(names)
-    sweep_if_due(rows)
+    rows._sweep_if_due()
     return terms, names
 
 
@@ -251,60 +392,6 @@ def _grant(ready: TaskRows, terms: Terms, seats: Seats, limit: int) -> list[Task
 
 def _in_order(task: Task) -> tuple[Any, ...]:
     return (-task.priority, task.scheduled_at, task.pk)
-
-
-def progress(rows: TaskRows, task: Task, value: Any) -> Task:
-    """Store how far ``task`` is, by one statement."""
-    said = _said(value)
-    if not rows._of_grant(task).update(progressed_at=DbNow(), **said):
-        raise rows._refuse(task, "progress")
-    _set(task, said)
-    return task
-
-
-def checkpoint(
-    rows: TaskRows, task: Task, state: Any, progress: Any, number: int | None = None
-) -> Task:
-    """Store ``state`` and ``progress``, by one statement. What is sent again with an earlier
-    ``number`` than the latest is left alone."""
-    said = {"checkpoint": check_json(state, "checkpoint"), **_said(progress)}
-    newer = mine = rows._of_grant(task)
-    count: Combinable = F("checkpoints") + 1
-    if number is not None:
-        count, newer = Value(number), mine.filter(checkpoints__lt=number)
-    if not newer.update(progressed_at=DbNow(), checkpoints=count, **said):
-        if number is not None and mine.exists():  # it has this one, or a later one
-            return task
-        raise rows._refuse(task, "checkpoint")
-    _set(task, said)
-    task.checkpoints = task.checkpoints + 1 if number is None else number
-    return task
-
-
-def step(rows: TaskRows, task: Task, name: str) -> TaskStep | None:
-    """The step of ``task`` called ``name``, if any attempt has finished it."""
-    steps = step_model()._default_manager.using(rows.db)
-    step: TaskStep | None = steps.filter(task_id=task.pk, name=name).first()
-    return step
-
-
-def finish_step(rows: TaskRows, task: Task, name: str, output: Any, progress: Any) -> TaskStep:
-    """Store the ``output`` of the step called ``name``, unless one is stored."""
-    check_name(name, "name of the step")
-    said = _said(progress)
-    # As later attempts will read it: a tuple comes back as a list.
-    stored = json.loads(json.dumps(check_json(output, "output of the step")))
-    with atomic(rows.db):
-        rows._lock(task)
-        moved = rows._of_grant(task).update(progressed_at=DbNow(), **said)
-        if moved:
-            steps = step_model()._default_manager.using(rows.db)
-            known = {"task_id": task.pk, "name": name}
-            step: TaskStep = steps.get_or_create(**known, defaults={"output": stored})[0]
-    if not moved:
-        raise rows._refuse(task, "step")
-    _set(task, said)
-    return step
 
 
 def _said(value: Any) -> dict[str, Any]:

@@ -209,10 +209,10 @@ def _after_enqueue(then: Callable[[list[Task]], None] | None) -> Iterator[None]:
     before = _mode, _asks
     with ExitStack() as stack:
         if not _asks:
-            # Every enqueue of one task calls ``_store``, at once or on the commit.
-            for verb in ("_store", "enqueue_many"):
-                telling = _telling(getattr(producer, verb))
-                stack.enter_context(patch.object(producer, verb, telling))
+            # Every enqueue of one task calls ``_stored``, at once or on the commit.
+            for place, verb in ((producer, "_stored"), (producer.ProducerVerbs, "enqueue_many")):
+                telling = _telling(getattr(place, verb))
+                stack.enter_context(patch.object(place, verb, telling))
         _mode, _asks = then, True
         try:
             yield

@@ -87,5 +87,5 @@ def _stored_back(
     """Return those that are not set ready, each with its error."""
     rows = Task.objects.using(using)
     if not begun:
-        return rows.give_back_claimed(claimed, reason)
+        return rows.release_unstarted(claimed, reason)
     return rows.give_back_many([each.task for each in claimed], reason)[1]

@@ -64,10 +64,9 @@ SABOTAGES = {
         8,
     ),
     "a completion does not compare the grant": Sabotage(
-        "tasks/querysets/sql/complete.py",
-        "\n    AND uuid_send({table}.grant_id) = "
-        "substring({grants}::bytea FROM 16 * {place} - 15 FOR 16)",
-        "",
+        "tasks/querysets/sql/ends.py",
+        "AND uuid_send(t.grant_id) = substring(",
+        "AND '' <> substring(",
         "queue",
         "stop",
         "completed by its holder",

@@ -24,32 +24,23 @@ EXPLAINED: dict[str, str] = {
     " answered_at__lt=after(-REMEMBERED_FOR) for answered_at__lte=after(-REMEMBERED_FOR)": (
         "A key is forgotten a microsecond later."
     ),
-    "tasks.querysets.ends._of_grants: without pk__in=[t.pk for t in tasks] in .Q": (
-        "A grant is of one row: the keys are for the index."
-    ),
-    "tasks.querysets.ends._written: without pk__in=list(locked) in .filter": (
-        "Of all that is read, what was locked is looked up."
-    ),
     "tasks.querysets.outbox.OutboxQuerySet.discard:"
     " without the lock of unprotected(rows).order_by('pk')": (
         "Where no other table refers to messages, Django deletes by the condition itself."
     ),
-    "tasks.querysets.relay.window: full for full and found.is_full": (
+    "tasks.querysets.relay.RelayVerbs.window: full for full and found.is_full": (
         "Another look in vain, behind the last task of the queue."
     ),
     "tasks.querysets.schedule.SlotQuerySet.prune:"
     " at__lte=DbNow() - SLOTS_KEPT_FOR for at__lt=DbNow() - SLOTS_KEPT_FOR": (
         "A slot is pruned a microsecond sooner."
     ),
-    "tasks.querysets.ends._written: _ended_by(row, task) and is_so(row, result)"
-    " for everyone or (_ended_by(row, task) and is_so(row, result))": (
-        "Where as many were updated as were locked, each is as it was written: it saves a look."
-    ),
-    "tasks.querysets.relay.mark_published: published_at__lt=after(-timedelta(seconds=patience))"
+    "tasks.querysets.relay.RelayVerbs.mark_published: "
+    "published_at__lt=after(-timedelta(seconds=patience))"
     " for published_at__lte=after(-timedelta(seconds=patience))": (
         "A message is late one microsecond later."
     ),
-    "tasks.querysets.operator.discard: pk__gte=last for pk__gt=last": (
+    "tasks.querysets.operator.OperatorVerbs.discard: pk__gte=last for pk__gt=last": (
         "The last task of a batch is deleted: it is not found again."
     ),
     "tasks.querysets.schedule.ScheduleQuerySet._free_moment:"
@@ -73,10 +64,6 @@ EXPLAINED: dict[str, str] = {
     ),
     "tasks.querysets.sql.claim._most: most <= limit for most < limit": (
         "The constant is an upper bound for the planner; the limit is a parameter beside it."
-    ),
-    "tasks.querysets.sql.insert._cells:"
-    " name == 'task_data' for name in _NAMES or name == 'task_data'": (
-        "The name and the queue travel as parameters instead of as constants, to the same row."
     ),
     "tasks.querysets.sql.statements.cached_statement:"
     " len(statements) > _KEPT for len(statements) >= _KEPT": (
@@ -119,20 +106,20 @@ EXPLAINED: dict[str, str] = {
     ),
     "tasks.querysets.outbox.OutboxQuerySet.prune: published_at__lte=after(-kept) for "
     "published_at__lt=after(-kept)": ("A message is pruned a microsecond sooner."),
-    "tasks.querysets.recovery.note_refused: without pk=row.pk in .filter": (
+    "tasks.querysets.recovery.RecoveryVerbs.note_refused: without pk=row.pk in .filter": (
         "A grant is of one row: the key is for the index."
     ),
-    "tasks.querysets.recovery.sweep_if_due: age > task_settings.SWEEP_EVERY for age "
+    "tasks.querysets.recovery.RecoveryVerbs._sweep_if_due: age > task_settings.SWEEP_EVERY for age "
     ">= task_settings.SWEEP_EVERY": ("A claim sweeps a moment later."),
     "tasks.querysets.recovery.take_from_holders: without `if task.status == TaskStatus.READY`": (
         "One notification more: a worker looks once in vain."
     ),
-    "tasks.querysets.relay.window: "
+    "tasks.querysets.relay.RelayVerbs.window: "
     "published_at__lt=after(-timedelta(seconds=patience)) for "
     "published_at__lte=after(-timedelta(seconds=patience))": (
         "A message is late one microsecond later."
     ),
-    "tasks.querysets.relay.window: found.is_full for full and found.is_full": (
+    "tasks.querysets.relay.RelayVerbs.window: found.is_full for full and found.is_full": (
         "Another look at the same tasks, in which nothing more is chosen."
     ),
     "tasks.querysets.relay._running_by_key: without concurrency_key__in=keys in .filter": (
@@ -145,14 +132,6 @@ EXPLAINED: dict[str, str] = {
     "leasing.models.beat.BeatEntryQuerySet.confirm: without pk=row.pk in .filter": (
         "An id is of one message: the key is for the index."
     ),
-    "tasks.querysets.ends._end_together: len(items) > 1 for failure is not None and "
-    "len(items) > 1": ("What was refused among many is refused alone: one look more."),
-    "tasks.querysets.ends._write_failures: cancelled + again <= len(failures) for "
-    "cancelled + again < len(failures)": (
-        "Where all are cancelled or wait again, none is left under its grant to fail."
-    ),
-    "tasks.querysets.ends._kinds: handler is not None for handler is not None and "
-    "handler.kind.number != task.__dict__.get('kind')": ("Writes the kind that the row has."),
     "tasks.querysets.schedule.ScheduleQuerySet._fill: without at__in=moments in .filter": (
         "Of all that is read, the moments in question are looked up."
     ),
@@ -166,7 +145,7 @@ EXPLAINED: dict[str, str] = {
     "Seats(rows.model, rows.db)": (
         "A key that another claim keeps locked is waited for once a queue instead of once."
     ),
-    "tasks.querysets.worker.claim: more for more and request.left": (
+    "tasks.querysets.worker.WorkerVerbs.claim: more for more and request.left": (
         "None is left to claim: a transaction in vain."
     ),
     "tasks.querysets.worker._claim_of: kinds for kinds and request.left > 0": (
@@ -198,7 +177,8 @@ EXPLAINED: dict[str, str] = {
     " expires_at__lt=DbNow() for expires_at__lte=DbNow()": (
         "A token is listed as expired a microsecond later; what is refused is judged elsewhere."
     ),
-    "tasks.querysets.worker.checkpoint: mine.exists() for number is not None and mine.exists()": (
+    "tasks.querysets.worker.WorkerVerbs.checkpoint:"
+    " mine.exists() for number is not None and mine.exists()": (
         "Without a number the update asks for nothing but the grant: this saves a look at the row."
     ),
 }

@@ -141,6 +141,17 @@ def of_text(path: str, place: str, before: str, after: str, bent: str) -> Mutant
     return Mutant(path, place, line, bent, code)
 
 
+def of_constant(path: str, name: str, before: str, after: str, bent: str) -> Mutant:
+    """The mutant of the text ``name`` of a file in which ``before`` reads ``after``."""
+    for statement in ast.parse((ROOT / path).read_text()).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name:
+            text = ast.literal_eval(statement.value)
+            if text.count(before) == 1:
+                value = text.replace(before, after)
+                return Mutant(path, name, statement.lineno, bent, value=value)
+    raise ValueError(f"{path} has no text {name} with {before!r} in it once")
+
+
 def _of_tree(path: str, tree: ast.Module) -> Iterator[Mutant]:
     whole = compile(tree, path, "exec")
     for place, function in functions(tree):

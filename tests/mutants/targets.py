@@ -7,7 +7,7 @@ from functools import cache
 
 from leasing.holding import term
 from leasing.holding.term import State
-from tests.mutants.making import ROOT, Mutant, of_file, of_text
+from tests.mutants.making import ROOT, Mutant, of_constant, of_file, of_text
 
 #: The files of the verbs' conditions: each condition in them is bent.
 FILES = (
@@ -33,18 +33,18 @@ FILES = (
                 "producer",
                 "queues",
             ),
-            *("recovery", "relay", "schedule", "claim_request", "slots", "task", "transitions"),
-            *("unbegun", "unique", "worker"),
+            *("recovery", "relay", "schedule", "claim_request", "slots", "transitions"),
+            *("unique", "worker"),
         )
     ),
     *(
         f"tasks/querysets/sql/{name}.py"
-        for name in ("claim", "claim_text", "complete", "give_back", "statements", "insert")
+        for name in ("claim", "claim_text", "ends", "plans", "statements", "insert")
     ),
 )
 #: Functions that choose between two forms of one verb, or whether a compiled text is kept: what is
 #: bent there makes the verb slower, and no row what it must not be.
-CHOOSING = frozenset({"can_grant", "is_plain", "key_of", "plan", "plan_took", "serves", "suits"})
+CHOOSING = frozenset({"can_grant", "is_plain", "key_of", "planned", "plan_took", "serves", "suits"})
 #: Those that only PostgreSQL runs.
 ON_POSTGRESQL = ("leasing/db/sql.py", "tasks/querysets/sql/")
 
@@ -198,25 +198,14 @@ def _of_outcomes() -> Iterator[Mutant]:
     unordered = "locks in no order"
     yield of_text(
         "tasks/querysets/ends.py",
-        "_lock",
-        'first.values()]).order_by("pk"))',
-        "first.values()]))",
+        "_store",
+        '.holding().order_by("pk")',
+        ".holding()",
         unordered,
     )
-    yield of_text(
-        "tasks/querysets/sql/complete.py",
-        "_complete_statement",
-        'filter(given).order_by("pk")',
-        "filter(given)",
-        unordered,
-    )
-    yield of_text(
-        "tasks/querysets/sql/give_back.py",
-        "_statement",
-        'mine.order_by("pk").only',
-        "mine.only",
-        unordered,
-    )
+    for name in ("COMPLETE", "RELEASE_UNSTARTED"):
+        path, ordered = "tasks/querysets/sql/ends.py", "ORDER BY t.id FOR"
+        yield of_constant(path, name, ordered, "FOR", unordered)
 
 
 def _of_clients() -> Iterator[Mutant]:

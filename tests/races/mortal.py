@@ -24,7 +24,7 @@ from tasks import signals  # noqa: E402
 from tasks.execution import completer, outcome_store, runner  # noqa: E402
 from tasks.models import Task  # noqa: E402
 from tasks.querysets import ends  # noqa: E402
-from tasks.querysets.sql import complete  # noqa: E402
+from tasks.querysets.sql import ends as one_statement  # noqa: E402
 from tasks.worker import executor  # noqa: E402
 from tasks.worker.process import Until, WorkerProcess  # noqa: E402
 from tests.races.support import STAGES  # noqa: E402
@@ -49,8 +49,8 @@ class Doom:
 
     def install(self) -> None:
         """Look in at each stage."""
-        store, call, read_back = outcome_store.store_outcomes, runner.call_handler, ends._written
-        complete_in_one = complete.complete
+        store, call, read_back = outcome_store.store_outcomes, runner.call_handler, ends._read_back
+        complete_in_one = one_statement.complete
 
         def calling(*args: Any) -> Any:
             self.at("running")
@@ -65,9 +65,9 @@ class Doom:
             self.at("while completing")
             return read_back(*args)
 
-        def completing(rows: Any, *args: Any) -> Any:
-            with transaction.atomic(using=rows.db):
-                done = complete_in_one(rows, *args)
+        def completing(using: str, *args: Any) -> Any:
+            with transaction.atomic(using=using):
+                done = complete_in_one(using, *args)
                 self.at("while completing")
             return done
 
@@ -81,8 +81,8 @@ class Doom:
         for place, name, stand_in in (
             (runner, "call_handler", calling),
             (completer, "store_outcomes", storing),
-            (ends, "_written", reading),
-            (complete, "complete", completing),
+            (ends, "_read_back", reading),
+            (one_statement, "complete", completing),
         ):
             setattr(place, name, stand_in)
         signals.claimed.connect(claimed, weak=False)

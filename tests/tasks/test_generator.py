@@ -318,7 +318,7 @@ def test_a_batch_is_stored_whole_or_not_and_so_is_its_acknowledgement(hold: Term
     start_generator()
 
     def fail(execute: Any, sql: str, *rest: Any) -> Any:
-        if 'INSERT INTO "leasing_tasks_task"' in sql:
+        if "INSERT INTO leasing_tasks_task" in sql.replace('"', ""):
             raise OperationalError("the disk is full")
         return execute(sql, *rest)
 

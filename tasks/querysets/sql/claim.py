@@ -41,11 +41,8 @@ from tasks.querysets.sql.claim_text import (
     take_statement,
 )
 from tasks.querysets.sql.cursors import ClaimCursor
-from tasks.querysets.sql.statements import (
-    cached_statement,
-    plan_took,
-    planned,
-)
+from tasks.querysets.sql.plans import plan_took, planned
+from tasks.querysets.sql.statements import cached_statement
 
 if TYPE_CHECKING:
     from tasks.models import Task

@@ -1,263 +1,254 @@
-"""PostgreSQL's own statements for new tasks: for one, or many with different data.
+"""PostgreSQL's statements for new tasks: for one, for one unless its key is taken, and for many.
 
-Django's INSERT names all columns and prepares a value for each, which takes longer than storing
-them. These name those that are not null, and have in their text, which is kept, what is the same
-time and again: what the model has as defaults, the name and the queue. What the caller gave
-besides are parameters; the rest, as with Django, the database fills.
+Each names every column that a caller may give; the others are constants of the text, or left to the
+database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from datetime import datetime
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, overload
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Expression
 from django.db.models.signals import post_save, pre_save
 
+from leasing.db import sql
 from leasing.db.cached_cursors import fetch_all
 from leasing.db.row_reader import instance_of
-from leasing.runtime import clock
+from leasing.db.statements import cached_statement
+from leasing.functions import DbNow
 from tasks.notifier import CHANNEL
+from tasks.payload import dumped_many
 
 if TYPE_CHECKING:
     from tasks.models import Task
+    from tasks.querysets.producer import NewTask, NewTasks
 
-#: Columns with the SQL of their values.
-Cells = tuple[tuple[str, str], ...]
-
-_ONE = "INSERT INTO {table} ({columns}) VALUES ({values}) RETURNING id, {created}, {start}"
-# An INSERT that met a row would wait for the transaction that writes to it; the look sees what was
-# committed. Who comes between them, or has not committed yet, is left to the conflict.
-_UNLESS_PRESENT = (
-    "INSERT INTO {table} ({columns}) SELECT {values} WHERE {is_new}"
-    " ON CONFLICT DO NOTHING RETURNING id, {created}, {start}"
-)
-_IS_NEW = "NOT EXISTS (SELECT 1 FROM {table} WHERE {key} = %s)"
-_NOTIFYING = (
-    f"WITH new (id, created, start) AS ({_ONE})"
-    " SELECT id, created, start, pg_notify({channel}, %s) FROM new"
-)
-_MANY = """\
-WITH new AS (
-    INSERT INTO {table} ({columns})
-    SELECT {values}
-    FROM ROWS FROM ({sources}) WITH ORDINALITY AS each ({own}, number)
-    ORDER BY each.number
-    RETURNING id, {created} AS created, {start} AS start
-)
-SELECT array_agg(id ORDER BY id), min(created), min(start) FROM new
-"""
-#: The columns in which many may differ, and what their values are taken from.
-_DATA = {"task_data": "jsonb_array_elements(%s::jsonb)"}
-_LIMITS = {
-    "concurrency_key": "unnest(%s::text[])",
-    "concurrency_limit": "unnest(%s::smallint[])",
+#: The SQL of the columns of a new task.
+COLUMNS = {
+    "name": "%(name)s",
+    "kind": "%(kind)s::smallint",
+    "queue": "%(queue)s",
+    "task_data": "%(task_data)s::jsonb",
+    "priority": "(%(priority)s)::smallint",
+    "max_attempts": "%(max_attempts)s::integer",
+    "timeout": "%(timeout)s::interval",
+    "progress_timeout": "%(progress_timeout)s::interval",
+    "scheduled_at": "coalesce(%(scheduled_at)s::timestamptz, {now} + %(delay)s::interval)",
+    "created_at": "{now}",
+    "unique_key": "%(unique_key)s::varchar",
+    "unique_for": "%(unique_for)s",
+    "unique_until": "{now} + %(window)s::interval",
+    "enqueued_key": "%(enqueued_key)s::varchar",
+    "idempotency_key": "%(idempotency_key)s::varchar",
+    "concurrency_key": "%(concurrency_key)s",
+    "concurrency_limit": "%(concurrency_limit)s::smallint",
+    "parent_id": "%(parent_id)s::bigint",
+    "compensation": "%(compensation)s::varchar",
+    "trace_context": "%(trace_context)s::text",
+    "status": "'ready'",
+    "attempts": "0",
+    "duplicates": "0",
+    "checkpoints": "0",
+    "last_error": "''",
+    "cancel_requested_by": "''",
 }
-#: The columns of which no two rows have the same value.
-_KEYS = ("unique_key", "idempotency_key")
-#: The columns whose values are few: their literals are part of a statement's text.
-_NAMES = ("name", "queue")
-
-#: The key of a new row, and the columns of its moments.
-Inserted = tuple[int, dict[str, datetime]]
-
-
-class Limits(NamedTuple):
-    """The concurrency keys of many tasks, and the limit of each."""
-
-    keys: Sequence[str]
-    limits: Sequence[int | None]
+#: The same of one of many.
+COLUMNS_OF_MANY = {
+    **COLUMNS,
+    "task_data": "each.task_data",
+    "concurrency_key": "coalesce(each.concurrency_key, %(concurrency_key)s)",
+    "concurrency_limit": "coalesce(each.concurrency_limit, %(concurrency_limit)s::smallint)",
+}
+ONE = """
+INSERT INTO leasing_tasks_task ({columns}) VALUES ({values})
+RETURNING id, created_at, scheduled_at, unique_until
+"""
+NOTIFYING = f"""
+WITH new AS ({ONE})
+SELECT new.*, pg_notify('{CHANNEL}', %(message)s) FROM new
+"""
+#: An INSERT that met a row would wait for the transaction that writes to it; the look sees what was
+#: committed. Who comes between them, or has not committed yet, is left to the conflict.
+UNLESS_PRESENT = """
+INSERT INTO leasing_tasks_task ({columns}) SELECT {values}
+WHERE NOT EXISTS (SELECT 1 FROM leasing_tasks_task WHERE unique_key = %(unique_key)s)
+    AND NOT EXISTS (SELECT 1 FROM leasing_tasks_task WHERE idempotency_key = %(idempotency_key)s)
+ON CONFLICT DO NOTHING
+RETURNING id, created_at, scheduled_at, unique_until
+"""
+#: Keys and limits are null where the columns are the same for all.
+MANY = """
+WITH new AS (
+    INSERT INTO leasing_tasks_task ({columns})
+    SELECT {values}
+    FROM ROWS FROM (
+        jsonb_array_elements(%(task_data)s::jsonb),
+        unnest(%(keys)s::text[]),
+        unnest(%(limits)s::smallint[])
+    ) WITH ORDINALITY AS each (task_data, concurrency_key, concurrency_limit, number)
+    ORDER BY each.number
+    RETURNING id, created_at, scheduled_at
+)
+SELECT array_agg(id ORDER BY id), min(created_at), min(scheduled_at) FROM new
+"""
+#: Rows that one statement carries, and characters: PostgreSQL holds 256 MB at most.
+BATCH_ROWS = 5000
+BATCH_TEXT = 2**24
 
 
 def serves(model: type[Task], connection: BaseDatabaseWrapper) -> bool:
     """Return True if tasks can be stored so over ``connection``: it is PostgreSQL's, and no
-    receiver is called for each instance that is saved. Where a test controls the clock the ORM
-    stores it: a default of the database would have its real time."""
-    if connection.vendor != "postgresql" or clock.stand_in is not None:
-        return False
-    return not any(
+    receiver is called for each instance that is saved."""
+    return connection.vendor == "postgresql" and not any(
         # Most have none at all, and looking for those of a model takes a while.
         signal.receivers and signal.has_listeners(model)
         for signal in (pre_save, post_save)
     )
 
 
-def insert(
-    model: type[Task],
-    connection: BaseDatabaseWrapper,
-    columns: dict[str, Any],
-    data: str,
-    message: str | None = None,
-) -> Inserted:
-    """Store a task with ``columns`` and the JSON text ``data``, and by the same statement send
-    the workers ``message``. Returns its key, and the columns of its moments."""
-    cells, params = _cells(model, connection, columns)
-    names = columns["name"], columns["queue"]
-    statement = _for_one(model, connection.alias, names, cells, message is not None)
-    sent = [] if message is None else [message]
-    key, *moments = _ask(connection, statement, [*params, data, *sent])
-    return key, _moments(columns, *moments[:2])
+def one(
+    model: type[Task], connection: BaseDatabaseWrapper, new: NewTask, message: str | None = None
+) -> Task:
+    """Store the ``new`` task, which has no key, and by the same statement send the workers
+    ``message``."""
+    template = ONE if message is None else NOTIFYING
+    columns, intervals, data, _ = new
+    values = {**columns, **intervals, "task_data": data, "message": message}
+    key, created_at, scheduled_at, *_ = _sent(connection, template, model, values)
+    given = {"id": key, "created_at": created_at, "scheduled_at": scheduled_at}
+    return _instance(model, connection, columns, given)
 
 
-def insert_unless_present(
-    model: type[Task], connection: BaseDatabaseWrapper, columns: dict[str, Any], data: str
-) -> Inserted | None:
-    """Store a task with ``columns``, keys among them, and the JSON text ``data``, unless a row has
-    one of its keys. It waits for none but those who are storing the same key."""
-    cells, params = _cells(model, connection, columns)
-    names = columns["name"], columns["queue"]
-    keys = tuple(key for key in _KEYS if key in columns)
-    statement = _for_one_unless_present(model, connection.alias, names, cells, keys)
-    row = _ask(connection, statement, [*params, data, *(columns[key] for key in keys)])
-    if row is None:
+def unless_present(model: type[Task], connection: BaseDatabaseWrapper, new: NewTask) -> Task | None:
+    """Store the ``new`` task unless a row has one of its keys. It waits for none but those who are
+    storing the same key."""
+    columns, intervals, data, _ = new
+    values = {**columns, **intervals, "task_data": data}
+    answer = _sent(connection, UNLESS_PRESENT, model, values)
+    if answer is None:
         return None
-    key, *moments = row
-    return key, _moments(columns, *moments)
+    names = ("id", "created_at", "scheduled_at", "unique_until")
+    return _instance(model, connection, columns, dict(zip(names, answer, strict=True)))
 
 
-def insert_many(
-    model: type[Task],
-    connection: BaseDatabaseWrapper,
-    columns: dict[str, Any],
-    data: str,
-    limits: Limits | None,
-) -> tuple[list[int], dict[str, datetime]]:
-    """Store a task for each element of the JSON list ``data``, in this order, with ``columns`` in
-    common, and ``limits`` of their own unless these are in common too. Returns their keys, and
-    the columns of their moments."""
-    cells, params = _cells(model, connection, columns)
-    names = columns["name"], columns["queue"]
-    statement = _for_many(model, connection.alias, names, cells, limits is not None)
-    keys, *moments = _ask(connection, statement, [*params, data, *map(list, limits or ())])
-    return keys, _moments(columns, *moments)
+def many(
+    model: type[Task], connection: BaseDatabaseWrapper, new: NewTasks, items: list[dict[str, Any]]
+) -> Sequence[Task]:
+    """Store a task for each of ``items``, its data, in their order, all or none. All are checked
+    before the first is sent."""
+    common = {**new.columns, **(new.limit({}) if new.limited_alike else {})}
+    batches = [
+        (data, text, [] if new.limited_alike else [new.limit(each) for each in data])
+        for start in range(0, len(items), BATCH_ROWS)
+        for data, text in _batches(items[start : start + BATCH_ROWS])
+    ]
+    # Of each task what it does not have in common with all others.
+    own: list[tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+    with transaction.atomic(using=connection.alias) if len(batches) > 1 else nullcontext():
+        for data, text, limits in batches:
+            keys, created_at, scheduled_at = _sent(
+                connection,
+                MANY,
+                model,
+                {
+                    **common,
+                    **new.intervals,
+                    "task_data": text,
+                    "keys": [each.get("concurrency_key", "") for each in limits] or None,
+                    "limits": [each.get("concurrency_limit") for each in limits] or None,
+                },
+            )
+            moments = {"created_at": created_at, "scheduled_at": scheduled_at}
+            own += zip(keys, data, limits or repeat({}), repeat(moments))
+
+    def make(number: int) -> Task:
+        key, data, limit, moments = own[number]
+        given = {"id": key, "task_data": data, **limit, **moments}
+        return _instance(model, connection, common, given)
+
+    return StoredTasks(len(own), make)
 
 
-def _ask(connection: Any, statement: str, params: list[Any]) -> Any:
-    """The one row that ``statement`` answers, if any."""
+class StoredTasks(Sequence["Task"]):
+    """The tasks ``make`` makes of the numbers below ``count``, each once, when it is looked at:
+    an instance costs as much as storing its row."""
+
+    def __init__(self, count: int, make: Callable[[int], Task]) -> None:
+        self._made: list[Task | None] = [None] * count
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        made = self._made[index]
+        if made is None:
+            made = self._made[index] = self._make(range(len(self))[index])
+        return made
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} stored tasks>"
+
+
+def _batches(items: list[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    """The data of tasks as it is stored, and its JSON text, in parts that fit into a statement."""
+    items, text = dumped_many(items)
+    if len(text) <= BATCH_TEXT or len(items) == 1:
+        yield items, text
+    else:
+        middle = len(items) // 2
+        yield from _batches(items[:middle])
+        yield from _batches(items[middle:])
+
+
+def _sent(connection: Any, template: str, model: type[Task], values: dict[str, Any]) -> Any:
+    """Return the one row that the statement answers with, if any."""
+
+    def make() -> str:
+        columns = COLUMNS_OF_MANY if template is MANY else COLUMNS
+        values = ", ".join(columns.values()).format(now=sql.moment(DbNow, connection))
+        return template.format(columns=", ".join(columns), values=values)
+
+    # Of a statement that fails in a transaction the block is to hear, as of one of Django's.
     guard = (
         transaction.mark_for_rollback_on_error(connection.alias)
         if connection.in_atomic_block
         else nullcontext()
     )
     with guard:
-        return next(iter(fetch_all(connection, statement, params)), None)
+        statement = cached_statement(template, make)
+        rows = fetch_all(connection, statement, {**_nothing(model), **values})
+    return rows[0] if rows else None
 
 
-def _moments(
-    columns: dict[str, Any], created_at: datetime, start: datetime | None
-) -> dict[str, datetime]:
-    """A task that was not told when to start does so when it is created: by one clock, which
-    stands still for a statement."""
-    return {
-        "created_at": created_at,
-        "scheduled_at": start or columns.get("scheduled_at", created_at),
-    }
-
-
-def instance(model: type[Task], using: str, columns: dict[str, Any]) -> Task:
-    """Return the instance of a row with ``columns``: those that were stored for it, and those that
-    the database gave it."""
-    task: Task = instance_of(model, using, {**_defaults(model), **columns})
+def _instance(
+    model: type[Task], connection: Any, columns: dict[str, Any], given: dict[str, Any]
+) -> Task:
+    """Return the instance of a row with ``columns``, and those that the database gave it."""
+    task: Task = instance_of(model, connection.alias, {**_blank(model), **columns, **given})
     return task
 
 
-def _cells(
-    model: type[Task], connection: BaseDatabaseWrapper, columns: dict[str, Any]
-) -> tuple[Cells, list[Any]]:
-    """Return the cells of ``columns`` that differ from the model's defaults, but for names and
-    data; and the parameters."""
-    defaults = _defaults(model)
-    cells: list[tuple[str, str]] = []
-    params: list[Any] = []
-    for name, value in columns.items():
-        if name in _NAMES or name == "task_data":
-            continue
-        if isinstance(value, Expression):
-            # Each time again: a test may have stopped the clock that it reads.
-            query = model._default_manager.using(connection.alias).query
-            sql, own = query.get_compiler(connection.alias).compile(value)
-            cells.append((name, sql))
-            params += own
-        elif value != defaults[name]:
-            cells.append((name, "%s"))
-            params.append(value)
-    return tuple(cells), params
-
-
-@lru_cache(maxsize=256)
-def _for_one(
-    model: type[Task], using: str, names: tuple[str, ...], cells: Cells, notifying: bool
-) -> str:
-    parts = _parts(model, using, names, {**dict(cells), "task_data": "%s::jsonb"})
-    if not notifying:
-        return _ONE.format(**parts)
-    return _NOTIFYING.format(**parts, channel=_literal(using, CHANNEL))
-
-
-@lru_cache(maxsize=256)
-def _for_one_unless_present(
-    model: type[Task], using: str, names: tuple[str, ...], cells: Cells, keys: tuple[str, ...]
-) -> str:
-    parts = _parts(model, using, names, {**dict(cells), "task_data": "%s::jsonb"})
-    is_new = " AND ".join(_IS_NEW.format(table=parts["table"], key=key) for key in keys)
-    return _UNLESS_PRESENT.format(**parts, is_new=is_new)
-
-
-@lru_cache(maxsize=256)
-def _for_many(
-    model: type[Task], using: str, names: tuple[str, ...], cells: Cells, limited: bool
-) -> str:
-    own = {**_DATA, **_LIMITS} if limited else _DATA
-    given = {**dict(cells), **{name: f"each.{name}" for name in own}}
-    parts = _parts(model, using, names, given)
-    return _MANY.format(**parts, sources=", ".join(own.values()), own=", ".join(own))
-
-
-def _parts(
-    model: type[Task], using: str, names: tuple[str, ...], given: dict[str, str]
-) -> dict[str, str]:
-    quote = connections[using].ops.quote_name
-    literals = _literals(model, using)
-    literals |= {name: _literal(using, said) for name, said in zip(_NAMES, names, strict=True)}
-    cells = {name: sql for name, sql in literals.items() if name not in given}
-    cells |= given  # in the order of the parameters
-    return {
-        "table": quote(model._meta.db_table),
-        "columns": ", ".join(map(quote, cells)),
-        "values": ", ".join(cells.values()),
-        # What is given as it is need not be read back.
-        "start": (
-            "NULL::timestamptz" if given.get("scheduled_at", "%s") == "%s" else "scheduled_at"
-        ),
-        "created": "created_at",
-    }
-
-
-def _literals(model: type[Task], using: str) -> dict[str, str]:
-    """Return the values of a new row in the columns that nobody gave, where they are not null."""
-    connection = connections[using]
+@cache
+def _blank(model: type[Task]) -> dict[str, Any]:
+    """The columns of a new instance."""
     blank = model()
-    literals = {}
-    for field in model._meta.concrete_fields:
-        if field.has_db_default():
-            continue
-        value = field.get_db_prep_save(field.pre_save(blank, add=True), connection)
-        if value is not None:
-            literals[str(field.column)] = _literal(using, value)
-    return literals
-
-
-def _literal(using: str, value: Any) -> str:
-    operations: Any = connections[using].ops
-    return str(operations.compose_sql("%s", [value])).replace("%", "%%")
+    return {field.attname: getattr(blank, field.attname) for field in model._meta.concrete_fields}
 
 
 @cache
-def _defaults(model: type[Task]) -> dict[str, Any]:
-    blank = model()
-    return {field.attname: getattr(blank, field.attname) for field in model._meta.concrete_fields}
+def _nothing(model: type[Task]) -> dict[str, Any]:
+    """The values of a statement for which nothing is given."""
+    defaults = {name: each for name, each in _blank(model).items() if name in COLUMNS}
+    return {**defaults, "scheduled_at": None, "delay": "0", "window": None}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from django.db import connections
@@ -18,20 +17,11 @@ from django.db.models.expressions import RawSQL
 
 from leasing.functions import DbNow
 from leasing.runtime import clock as holder_clock
-from leasing.runtime.clock import clock
 from tasks.querysets.claimed import is_traced
 
 #: Parameters, as they stand in what Django compiles: as nothing else that may stand there.
 _PARAMETERS = ("holder", "ttl", "ids", "grants", "outputs", "key", "noise", "free")
 MARKS = {name: f"<{name} {secrets.token_hex()}>" for name in _PARAMETERS}
-
-#: Seconds that a plan is used; and the seconds that a claim, and each task that it finds, may take
-#: before a plan is made again.
-PLAN_LASTS, SLOW, SLOW_EACH = 15.0, 0.02, 0.0004
-#: Seconds after a slow claim in which others change nothing. To plan again makes ten statements
-#: dear: where the disk is slow it would be all of them.
-SLOW_LASTS = 1.0
-_slow_claims, _slow_at = 0, float("-inf")
 
 #: Kept statements, by what they depend on. As many as executors and databases make, and not more
 #: than _KEPT, whatever filters somebody claims with.
@@ -106,35 +96,3 @@ def cached_statement(what: Any, rows: Any, make: Callable[[Any], str]) -> str:
             statements.clear()
         statement = statements[key] = make(rows)
     return statement
-
-
-def plan() -> str:
-    """Return a comment that changes every PLAN_LASTS seconds, and as soon as a claim was slow: the
-    statement that ends with it is then another one, and planned again.
-
-    Where statements are prepared, one that was planned for an empty table may read all of a full
-    one, until something analyzes the table. To plan each claim takes longer than to claim, and a
-    task that was just enqueued waits for it.
-    """
-    return f"-- {int(clock() // PLAN_LASTS)}.{_slow_claims}"
-
-
-def planned(statement: str) -> str:
-    """Return ``statement`` with the comment of ``plan``: the same object for as long as that is the
-    same, for by this the driver knows a statement that it has sent before."""
-    return _commented(statement, plan())
-
-
-@lru_cache(maxsize=_KEPT)
-def _commented(statement: str, comment: str) -> str:
-    return statement + comment
-
-
-def plan_took(seconds: float, found: int) -> None:
-    """Note for how many ``seconds`` a claim took that ``found`` so many. After a slow one, whatever
-    the reason, others are planned again; but not again and again."""
-    global _slow_claims, _slow_at
-    if seconds > SLOW + SLOW_EACH * found:
-        now = clock()
-        if not 0 <= now - _slow_at < SLOW_LASTS:
-            _slow_claims, _slow_at = _slow_claims + 1, now

@@ -55,9 +55,8 @@ def test_no_result_waits_for_whoever_has_taken_the_task_of_another_result() -> N
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=late.id)
         storing.start()
-        wait_for(someone_waits)
+        storing.join(PATIENCE)
         assert states() == ["running", "succeeded"]
-    storing.join(PATIENCE)
 
 
 @pytest.mark.usefixtures("form")

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from tasks.models import Task
 from tasks.querysets import worker
 from tasks.querysets.sql import claim as postgres
-from tasks.querysets.sql import claim_text, cursors
+from tasks.querysets.sql import claim_text, cursors, plans
 from tasks.querysets.sql import statements as kept
 from tasks.querysets.sql.cursors import ClaimCursor
 from tests.factories import make_tasks
@@ -223,32 +223,32 @@ def test_what_is_granted_is_not_forgotten_when_seating_fails(
 def test_after_a_slow_claim_claims_are_planned_anew(
     verb: str, holder_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "_slow_at", float("-inf"))
-    holder_clock.now = 1e6 * kept.PLAN_LASTS
+    monkeypatch.setattr(plans, "_slow_at", float("-inf"))
+    holder_clock.now = 1e6 * plans.PLAN_LASTS
     slow: list[float] = []
-    plans: list[str] = []
+    seen: list[str] = []
 
     def note(execute: Any, sql: str, *rest: Any) -> Any:
-        plans.append(sql.rpartition("--")[2])
+        seen.append(sql.rpartition("--")[2])
         holder_clock.now += slow.pop() if slow else 0.001
         return execute(sql, *rest)
 
     with connection.execute_wrapper(note):
-        for seconds in (0.001, kept.SLOW + 0.001, 0.001, kept.SLOW + 0.001, 0.001):
+        for seconds in (0.001, plans.SLOW + 0.001, 0.001, plans.SLOW + 0.001, 0.001):
             slow.append(seconds)
             getattr(Task.objects, verb)("ann")
-        holder_clock.now += kept.SLOW_LASTS
-        for seconds in (kept.SLOW + 0.001, 0.001):
+        holder_clock.now += plans.SLOW_LASTS
+        for seconds in (plans.SLOW + 0.001, 0.001):
             slow.append(seconds)
             getattr(Task.objects, verb)("ann")
 
-    assert plans[0] == plans[1] != plans[2]
+    assert seen[0] == seen[1] != seen[2]
     # Where all of them are slow, that is not for want of a plan.
-    assert plans[2] == plans[3] == plans[4] == plans[5] != plans[6]
+    assert seen[2] == seen[3] == seen[4] == seen[5] != seen[6]
 
 
 def test_claims_of_one_plan_send_the_same_object(holder_clock: FakeClock, take: Take) -> None:
-    holder_clock.now = 1e6 * kept.PLAN_LASTS
+    holder_clock.now = 1e6 * plans.PLAN_LASTS
     sent: list[str] = []
 
     def note(execute: Any, sql: str, *rest: Any) -> Any:
@@ -256,7 +256,7 @@ def test_claims_of_one_plan_send_the_same_object(holder_clock: FakeClock, take: 
         return execute(sql, *rest)
 
     with connection.execute_wrapper(note):
-        for seconds in (0.0, 0.0, kept.PLAN_LASTS, 0.0):
+        for seconds in (0.0, 0.0, plans.PLAN_LASTS, 0.0):
             holder_clock.now += seconds
             take(1)
 
@@ -273,21 +273,21 @@ def test_a_claim_of_many_may_take_longer(
     monkeypatch: pytest.MonkeyPatch,
     take: Take,
 ) -> None:
-    monkeypatch.setattr(kept, "_slow_at", float("-inf"))
-    holder_clock.now = 1e6 * kept.PLAN_LASTS
+    monkeypatch.setattr(plans, "_slow_at", float("-inf"))
+    holder_clock.now = 1e6 * plans.PLAN_LASTS
     enqueue(4)
-    before = kept.plan()
+    before = plans.planned("")
 
     def wait(execute: Any, sql: str, *rest: Any) -> Any:
         if sql.lstrip().startswith("WITH"):
-            seconds = kept.SLOW + 3 * kept.SLOW_EACH
+            seconds = plans.SLOW + 3 * plans.SLOW_EACH
             holder_clock.now += of_the_limit * seconds
         return execute(sql, *rest)
 
     with connection.execute_wrapper(wait):
         assert len(take(3)) == 3
 
-    assert (kept.plan() != before) == again
+    assert (plans.planned("") != before) == again
 
 
 @pytest.mark.parametrize("size", [1, 100])
@@ -345,14 +345,14 @@ def test_what_a_claim_has_locked_it_does_not_look_for_among_all_that_is_ready(ta
     assert "using leasing_tasks_task_pkey" in plan
 
 
-@pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (kept.PLAN_LASTS + 1, False)])
+@pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (plans.PLAN_LASTS + 1, False)])
 def test_statements_are_planned_anew_after_a_while(
     seconds: float, again: bool, holder_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The statement stays the same for some time, and then does not: nothing prepared is kept for
     longer."""
-    monkeypatch.setattr(kept, "SLOW", math.inf)  # on a loaded machine a claim may take long
-    holder_clock.now = 1e6 * kept.PLAN_LASTS
+    monkeypatch.setattr(plans, "SLOW", math.inf)  # on a loaded machine a claim may take long
+    holder_clock.now = 1e6 * plans.PLAN_LASTS
     cursor = ClaimCursor(lasts=3600.0)
     enqueue(3)
 
@@ -391,7 +391,7 @@ def test_psycopg_parses_a_claim_once_unless_somebody_filters() -> None:
             claim_text.claim_statement(rows, most=4096),
         ]
         for text in texts:
-            is_short = len(text + kept.plan()) <= psycopg._queries.MAX_CACHED_STATEMENT_LENGTH
+            is_short = len(text + plans.planned("")) <= psycopg._queries.MAX_CACHED_STATEMENT_LENGTH
             assert is_short or rows is some
             assert (text.count(f"{table} AS t") > 0) == (rows is every)
             assert (f"{table}." in text) == (rows is some)

@@ -12,7 +12,7 @@ from django.db import connection
 from leasing.exceptions import LeaseLost
 from tasks import signals
 from tasks.models import Task, TaskStatus
-from tasks.querysets import ends, unbegun
+from tasks.querysets import ends
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tests.factories import make_task, make_tasks
@@ -52,7 +52,6 @@ def notified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.extend(task.pk for task in tasks)
 
     monkeypatch.setattr(ends, "notify", notify)
-    monkeypatch.setattr(unbegun, "notify", notify)
     return found
 
 
@@ -67,7 +66,7 @@ def test_each_is_afterwards_as_an_instance_would_be(
     database_clock.advance(3)
 
     Task.objects.give_back_many([alone.task], WHY, begun=False)
-    assert Task.objects.give_back_claimed(together[::-1], WHY) == []
+    assert Task.objects.release_unstarted(together[::-1], WHY) == []
 
     expected = row_of(alone.task)
     assert (expected["status"], expected["attempts"], expected["grants"]) == ("ready", 0, 1)
@@ -87,7 +86,7 @@ def test_whose_term_is_over_is_refused_alone(broken: Callable[[Task], None]) -> 
     broken(copy_of(late.task))
     before = row_of(late.task)
 
-    ((refused, error),) = Task.objects.give_back_claimed([late, good], WHY)
+    ((refused, error),) = Task.objects.release_unstarted([late, good], WHY)
 
     assert refused is late and isinstance(error, LeaseLost)
     assert row_of(late.task) == before
@@ -104,7 +103,7 @@ def test_of_two_attempts_of_one_task_that_which_is_over_is_refused(
     (now,) = take()
     caplog.clear()
 
-    ((refused, error),) = Task.objects.give_back_claimed([before, now], WHY)
+    ((refused, error),) = Task.objects.release_unstarted([before, now], WHY)
 
     assert refused is before and isinstance(error, LeaseLost)
     assert row_of(now.task)["status"] == TaskStatus.READY
@@ -119,7 +118,7 @@ def test_what_was_to_be_cancelled_ends_and_others_are_notified(
     Task.objects.filter(pk=asked.pk).cancel(by="olga")
     reported.clear()
 
-    assert Task.objects.give_back_claimed([asked, other], WHY) == []
+    assert Task.objects.release_unstarted([asked, other], WHY) == []
 
     assert row_of(asked.task)["status"] == TaskStatus.CANCELLED
     assert notified == [other.pk]
@@ -141,7 +140,7 @@ def test_who_listens_to_cancellations_alone_hears_of_these(notified: list[int]) 
 
     signals.cancelled.connect(hear)
     try:
-        assert Task.objects.give_back_claimed([asked, other], WHY) == []
+        assert Task.objects.release_unstarted([asked, other], WHY) == []
     finally:
         signals.cancelled.disconnect(hear)
 
@@ -158,7 +157,7 @@ def test_a_row_of_another_kind_than_its_handler_gets_that(handlers: Handlers) ->
     Task.objects.update(kind=Kind.THREAD.number)
     claimed = take()
 
-    assert Task.objects.give_back_claimed(claimed, WHY) == []
+    assert Task.objects.release_unstarted(claimed, WHY) == []
 
     assert set(Task.objects.ready().values_list("kind", flat=True)) == {Kind.COROUTINE.number}
 
@@ -169,7 +168,7 @@ def test_a_row_without_a_handler_keeps_its_kind() -> None:
     Task.objects.update(name="jobs.of_others", kind=Kind.COROUTINE.number)
     claimed = take()
 
-    assert Task.objects.give_back_claimed(claimed, WHY) == []
+    assert Task.objects.release_unstarted(claimed, WHY) == []
 
     assert set(Task.objects.ready().values_list("kind", flat=True)) == {Kind.COROUTINE.number}
 
@@ -185,7 +184,7 @@ def test_no_instance_is_made_where_nobody_but_the_log_listens(
     caplog.clear()
     caplog.set_level(level, "tasks")
     with instances_made() as made:
-        assert Task.objects.give_back_claimed(claimed, WHY) == []
+        assert Task.objects.release_unstarted(claimed, WHY) == []
 
     assert made == []
     said = [f"task:{each.id} given back by ann: {WHY}" for each in claimed]
