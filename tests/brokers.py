@@ -25,6 +25,8 @@ STOP_TIMEOUT = 20.0
 
 # Where Debian keeps the script: the one on PATH changes the account and the folder.
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+#: The program that serve_redis runs: that of a Valkey does as well.
+REDIS = os.environ.get("REDIS_SERVER", "redis-server")
 BOUND = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
@@ -162,9 +164,9 @@ def serve_redis(
         env: Variables of its environment.
         others: Options of the server, with ``_`` for ``-``.
     """
-    path = shutil.which("redis-server")
+    path = shutil.which(REDIS)
     if path is None:
-        raise NoBroker("no redis-server on PATH (Debian: redis-server)")
+        raise NoBroker(f"no {REDIS} on PATH (Debian: redis-server)")
     with _folder("redis") as folder:
         port = port or free_ports(1)[0]
         options = {

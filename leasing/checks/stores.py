@@ -1,4 +1,5 @@
-"""System checks: the stores of LEASING["STORES"] can be made, and tell their tokens to nobody."""
+"""System checks: the stores of LEASING["STORES"] can be made, tell their tokens to nobody, and have
+servers that grant leases."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 
 from leasing.conf import leasing_settings
+from leasing.exceptions import StoreError
 from leasing.stores import InvalidStore, stores
 from leasing.validation.names import is_unencrypted
 
@@ -39,6 +41,38 @@ def check_addresses(**kwargs: Any) -> Iterator[CheckMessage]:
                 hint="Use an address with https.",
                 id="leasing.W112",
             )
+
+
+@register(Tags.database, deploy=True)
+def check_servers(**kwargs: Any) -> Iterator[CheckMessage]:
+    """Ask the servers of stores whether they grant leases, and whether they may forget some."""
+    for alias in stores if leasing_settings.ENABLED else ():
+        try:
+            store: Any = stores[alias]
+        except InvalidStore:
+            continue  # leasing.E031 says so
+        for server in getattr(store, "members", [store]):
+            if hasattr(server, "examine"):
+                yield from _examined(alias, server)
+
+
+def _examined(alias: str, server: Any) -> Iterator[CheckMessage]:
+    """Report what is wrong with a server of the store with ``alias``."""
+    try:
+        for weakness in server.examine():
+            yield Warning(
+                f"LEASING['STORES'][{alias!r}]: {server} {weakness}",
+                hint="Pass the fencing token with each write. docs/stores.md says what a server in "
+                "Redis does not promise.",
+                id="leasing.W113",
+            )
+    except StoreError as error:
+        yield Error(
+            f"A server of LEASING['STORES'][{alias!r}] grants no lease: {error}",
+            hint="Mend it, or admit it: manage.py leases stores admit. Until then leases of this "
+            "store are refused, or rest on its other members.",
+            id="leasing.E104",
+        )
 
 
 def _error(error: InvalidStore) -> CheckMessage:

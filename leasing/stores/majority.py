@@ -14,7 +14,8 @@ Acquiring
 Trust
     is what more than half still grant, counted from before the members were asked: the clock of a
     member is compared with itself alone. The token is above the clock of more than half, so that
-    one which is far ahead does not draw it along.
+    one which is far ahead does not draw it along. One whose clock jumps ahead finds all its grants
+    expired: where another member still keeps the grant, it is not believed.
 
 What happens when
     fewer than half are away    nothing
@@ -116,7 +117,9 @@ class MajorityStore(RenewsApart, BaseStore):
 
     def grant(self, resource: str, terms: Terms) -> Term:
         known = self._read(resource)
-        if sum(not each.grant for each in known.values()) < self.majority:
+        # A grant that one member keeps is kept where it has expired: a clock may have jumped ahead.
+        kept = {each.grant for each in known.values() if each.holder}
+        if sum(each.grant not in kept for each in known.values()) < self.majority:
             held = self._incumbent(known.values())
             raise LeaseHeld(resource, *((held.holder, held.expires_at) if held else ()))
         last = max(each.token for each in known.values())
@@ -248,9 +251,10 @@ class MajorityStore(RenewsApart, BaseStore):
     def _incumbent(self, answers: Iterable[Answer]) -> Incumbent | None:
         of_grant: dict[str, list[Answer]] = defaultdict(list)
         for each in answers:
-            of_grant[each.grant].append(each)
-        for grant, found in of_grant.items():
-            if grant and len(found) >= self.majority:
+            if each.holder:
+                of_grant[each.grant].append(each)
+        for found in of_grant.values():
+            if len(found) >= self.majority:
                 # A token that a member was only told of may be greater.
                 token = min(each.token for each in found)
                 ends = self._agreed(each.ends for each in found)
@@ -274,6 +278,6 @@ def united(leases: Iterable[tuple[str, Answer]]) -> dict[str, Answer]:
     known: dict[str, Answer] = {}
     for name, each in leases:
         other = known.get(name, each)
-        longest = max(each, other, key=lambda one: one.ends - one.now if one.grant else 0)
+        longest = max(each, other, key=lambda one: one.ends - one.now if one.holder else 0)
         known[name] = longest._replace(token=max(each.token, other.token))
     return known

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain, islice
@@ -52,6 +52,8 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
 #: The oldest version whose scripts may read the clock and write.
 OLDEST: Final = 7
+#: The lease by which a server is examined.
+EXAMINED: Final = "leasing.check"
 #: Names that are read by one request.
 PAGE: Final = 500
 #: Names are no patterns.
@@ -88,15 +90,16 @@ class Answer(NamedTuple):
 
     now: int
     token: int
-    #: Empty if nobody holds it.
+    #: The grant that is held, or has expired; empty: neither.
     grant: str
+    #: Empty if nobody holds it.
     holder: str
     ttl: int
     ends: int
 
     @property
     def incumbent(self) -> Incumbent | None:
-        return Incumbent(self.holder, self.token, moment(self.ends)) if self.grant else None
+        return Incumbent(self.holder, self.token, moment(self.ends)) if self.holder else None
 
 
 class RedisStore(RenewsApart, BaseStore):
@@ -237,6 +240,37 @@ class RedisStore(RenewsApart, BaseStore):
         """Return who holds what, by name."""
         return {name: each.incumbent for name, each in self.leases() if each.incumbent}
 
+    def examine(self) -> list[str]:
+        """Grant a lease and end it. Return what of the server's set-up may cost leases, as ends of
+        sentences. Raises StoreError if it grants none."""
+        with suppress(LeaseHeld):  # others examine it, too
+            self.give_back(self.grant(EXAMINED, Terms.check(holder="check")))
+        if not self.remembers_restarts:
+            return []
+        with self._errors():
+            told = self._client.info()
+            try:
+                sync = self._client.config_get("appendfsync")["appendfsync"]
+            except errors.ResponseError:
+                sync = "unknown, for its user may not ask"
+        found = []
+        if not told["aof_enabled"]:
+            found.append(
+                "has no append-only file: a restart forgets all leases, and it then grants none "
+                "for MAX_TTL."
+            )
+        elif sync != "always":
+            found.append(
+                f"has an append-only file whose appendfsync is not always ({sync}): a power cut "
+                "forgets its latest grants, and two may hold a lease."
+            )
+        if told["connected_slaves"]:
+            found.append(
+                "has replicas: if one is promoted, grants that had not reached it are forgotten, "
+                "and two may hold a lease."
+            )
+        return found
+
     def remembers_from(self) -> datetime | None:
         """Return the moment until which the server grants nothing, since it may have forgotten
         leases; None if it has not."""
@@ -293,9 +327,10 @@ class RedisStore(RenewsApart, BaseStore):
         )
         if int(told["redis_version"].partition(".")[0]) < OLDEST:
             raise WrongServer(f"is version {told['redis_version']}, and must be {OLDEST} or later.")
-        if told["redis_mode"] != "standalone":
+        mode = told.get("redis_mode") or told["server_mode"]  # a Valkey's
+        if mode != "standalone":
             raise WrongServer(
-                f"is a {told['redis_mode']}, where a lease may be lost in a failover. Leases are "
+                f"is a {mode}, where a lease may be lost in a failover. Leases are "
                 "kept by one server, or by a majority of several: MajorityStore."
             )
         if told["role"] != "master":

@@ -127,14 +127,17 @@ return {now, token, it.grant, it.holder, it.ttl, now}
 """
 )
 
-#: Keys: leases.
+#: Keys: leases. Of one that has expired by this clock alone, the grant is told: see ``majority``.
 READ: Final = (
     _COMMON
     + """
 local answers = {}
 for place = 2, #KEYS do
     local it = record(KEYS[place])
-    if it.ends <= now then it = {token = it.token, grant = '', holder = '', ttl = 0, ends = 0} end
+    if it.ends <= now then
+        local expired = it.over == '' and it.grant or ''
+        it = {token = it.token, grant = expired, holder = '', ttl = 0, ends = 0}
+    end
     answers[place - 1] = {now, it.token, it.grant, it.holder, it.ttl, it.ends}
 end
 return answers

@@ -267,6 +267,26 @@ class ListCases(RedisCases):
         self.assertEqual(listed["a*"].incumbent, None)
 
 
+class ClockCases(RedisCases):
+    """Of a lease that has ended by the server's clock alone, and of one that was ended."""
+
+    def last(self) -> str:
+        return self.store.read(["crane"])["crane"].grant
+
+    def test_a_grant_that_has_expired_is_told(self) -> None:
+        grant = self.store.acquire("crane", terms())
+        self.change(ends=self.now() - HOUR)  # as for a clock that jumped ahead
+        self.assertEqual(self.last(), str(grant.grant_id))
+        self.assertIsNone(self.store.current("crane"))
+
+    def test_a_lease_that_was_ended_keeps_no_grant(self) -> None:
+        self.store.release(self.store.acquire("crane", terms()))
+        self.assertEqual(self.last(), "")
+        self.store.acquire("crane", terms())
+        self.store.revoke("crane")
+        self.assertEqual(self.last(), "")
+
+
 class CopyCases(RedisCases):
     def setUp(self) -> None:
         super().setUp()

@@ -214,6 +214,28 @@ def test_a_clock_that_is_off_moves_neither_trust_nor_tokens(
     store.disconnect()
 
 
+def test_a_clock_that_jumps_ahead_frees_nothing_though_only_one_other_member_knows_the_lease(
+    servers: list[Broker],
+) -> None:
+    members = [each.url for each in servers]
+    store, other = SkewedStore(members=members, timeout=0.5), SkewedStore(members=members)
+    store.admit(is_nothing_held=True)
+    with redis.Redis(port=servers[0].port) as wrong:
+        servers[2].pause()
+        grant = store.acquire("crane", terms(2))
+        servers[2].resume()
+        wait_for(lambda: store.members[2].read(["crane"])["crane"].grant == "")
+        wrong.set("skew", HOUR)
+        assert not store.members[0].read(["crane"])["crane"].holder
+        with pytest.raises(LeaseHeld):
+            other.acquire("crane", terms(1, "other"))
+        with pytest.raises(LeaseLost):  # two do not know it any more
+            store.release(grant)
+        other.release(other.acquire("crane", terms(1, "other")))
+    store.disconnect()
+    other.disconnect()
+
+
 # Settings
 
 

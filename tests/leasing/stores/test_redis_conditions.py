@@ -24,9 +24,10 @@ SCRIPTS = [text for name, text in vars(redis_scripts).items() if name.isupper()]
 
 CONTRACT, TOKENS, ANSWERS = "ContractCases", "TokenCases", "AnswerCases"
 MEMORY, SNAPSHOTS, COPIES = "MemoryCases", "SnapshotCases", "CopyCases"
+CLOCKS = "ClockCases"
 HOLDING = "if it.ends > now then return {'held', it.holder, it.ends, now} end"
 FREE = "if it.ends <= now then return {now, it.token, '', '', 0, 0} end"
-SHOWN_FREE = "if it.ends <= now then it ="
+SHOWN_FREE = "if it.ends <= now then\n        local"
 KEPT = "redis.call('PEXPIRE', key, math.floor(longest / 500) + 1)"
 KEEPS = "known[1] and ARGV[2] == 'remembers'\n            and string.find("
 
@@ -69,7 +70,9 @@ CONDITIONS = [
         TOKENS,
         "a_revocation_raises_the_token",
     ),
-    (SHOWN_FREE, "if false then it =", CONTRACT, "a_free_name_is_granted"),
+    (SHOWN_FREE, "if false then\n        local", CONTRACT, "a_free_name_is_granted"),
+    ("it.over == '' and it.grant or ''", "it.grant", CLOCKS, "a_lease_that_was_ended_keeps_no"),
+    ("it.over == '' and it.grant or ''", "''", CLOCKS, "a_grant_that_has_expired_is_told"),
     ("if known[1] ~= run then", "if not known[1] then", MEMORY, "a_member_of_a_majority_is_not"),
     ("known[1] and ARGV[2]", "ARGV[2]", MEMORY, "an_emptied_server_grants_nothing"),
     (KEEPS, "known[1] and string.find(", MEMORY, "a_member_of_a_majority_is_not"),
