@@ -164,11 +164,6 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         retries: int = request.retries
         return retries > 0 and self._holder_of(request, resource) < retries
 
-    def _is_double_of_holder(self, request: Any, resource: str) -> bool:
-        """Return True if the same attempt of this call holds it: the message was delivered
-        twice."""
-        return bool(self._holder_of(request, resource) == request.retries)
-
     def _holder_of(self, request: Any, resource: str) -> float:
         """Return the number of the attempt of this task that holds ``resource`` or held it last;
         infinity if none did."""
@@ -196,8 +191,10 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
                 celery_id=request.id,
                 reason=held,
             )
-            if self._is_double_of_holder(request, held.resource):
-                raise Ignore(str(held))  # its result would take the place of the other's
+            if self._holder_of(request, held.resource) == request.retries:
+                # The same attempt holds it, for the message was delivered twice: its result would
+                # take the place of the other's.
+                raise Ignore(str(held))
             return self.skipped(held)
         if request.is_eager:
             raise held

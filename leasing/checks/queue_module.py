@@ -44,9 +44,12 @@ def check_queue_module(**kwargs: Any) -> list[CheckMessage]:
     found = _module_in_the_way()
     if found is None:
         return []
-    if _has_queue_settings() or missing_backends():
+    # Another library's setting of that name is probably no dictionary.
+    if isinstance(getattr(settings, "TASK_QUEUE", None), Mapping) or missing_backends():
         return [Error(_sentence(found), hint=REMEDY, id="leasing.E016")]
-    if apps.is_installed(QUEUE) and not _is_app(found):
+    # A package with parts that only an app has is one.
+    is_app = found.is_dir() and not PARTS_OF_AN_APP.isdisjoint(p.stem for p in found.iterdir())
+    if apps.is_installed(QUEUE) and not is_app:
         hint = f"{REMEDY} If the queue is not used, silence this check."
         return [Warning(_sentence(found), hint=hint, id="leasing.W008")]
     return []
@@ -98,22 +101,9 @@ def _module_in_the_way() -> Path | None:
         return None
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     places = folders or [Path(spec.origin or QUEUE)]
-    return None if any(map(_is_ours, places)) else places[0]
-
-
-def _is_ours(place: Path) -> bool:
     # Installers may link the files of a package or its folder: both ends of a link are the same.
-    return place == QUEUE_FOLDER or place.resolve() == QUEUE_FOLDER.resolve()
-
-
-def _has_queue_settings() -> bool:
-    # Another library's setting of that name is probably no dictionary.
-    return isinstance(getattr(settings, "TASK_QUEUE", None), Mapping)
-
-
-def _is_app(found: Path) -> bool:
-    """Return True if the module is a package with parts that only an app has."""
-    return found.is_dir() and not PARTS_OF_AN_APP.isdisjoint(each.stem for each in found.iterdir())
+    ours = QUEUE_FOLDER.resolve()
+    return None if ours in [place.resolve() for place in places] else places[0]
 
 
 def _sentence(found: Path) -> str:

@@ -6,9 +6,9 @@ import getpass
 import json
 import os
 from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter
 
@@ -17,11 +17,8 @@ from leasing.humanize import stamp
 from leasing.management.base import TablesCommand
 from leasing.runtime.terminal import as_json, as_table
 
-
-class AddAction(Protocol):
-    """Adds a subcommand by its name and its help, and returns its parser."""
-
-    def __call__(self, name: str, says: str, /) -> ArgumentParser: ...
+#: Adds a subcommand by its name and its help, and returns its parser.
+AddAction = Callable[[str, str], ArgumentParser]
 
 
 class CommonOptions(BaseCommand):

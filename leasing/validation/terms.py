@@ -85,7 +85,11 @@ class Terms:
             terms = _checked(settings, *asked)
         except TypeError:  # what cannot be looked up is refused by its check
             terms = _checked.__wrapped__(settings, *asked)
-        return terms if metadata is None else replace(terms, metadata=_check_metadata(metadata))
+        if metadata is None:
+            return terms
+        if not isinstance(metadata, dict):
+            raise ValueError("The metadata must be a dictionary.")
+        return replace(terms, metadata=check_json(metadata, "metadata"))
 
 
 @lru_cache(maxsize=256, typed=True)
@@ -128,10 +132,3 @@ def _check_priority(priority: int) -> int:
     if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
         raise ValueError(f"The priority must be from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}.")
     return priority
-
-
-def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(metadata, dict):
-        raise ValueError("The metadata must be a dictionary.")
-    checked: dict[str, Any] = check_json(metadata, "metadata")
-    return checked
