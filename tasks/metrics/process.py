@@ -19,7 +19,7 @@ from tasks import registry
 from tasks.maintenance import recovery
 from tasks.outbox.totals import totals as relayed
 from tasks.querysets.claimed import ClaimedTask, waited
-from tasks.worker.executor_pool import ExecutorPool
+from tasks.worker.executors import Executors
 from tasks.worker.hand_back import abandoned
 
 #: Seconds, for what may take a moment or an hour.
@@ -129,7 +129,7 @@ class State:
     """The work of this process, read when metrics are collected."""
 
     def __init__(self) -> None:
-        self.executors: ExecutorPool | None = None
+        self.executors: Executors | None = None
 
     def collect(self) -> Iterator[Metric]:
         totals = recovery.totals
@@ -160,7 +160,7 @@ def _moment(name: str, help: str, moment: float | None) -> Iterator[Metric]:
         yield Family(name, help).add(moment)
 
 
-def _slots(executors: ExecutorPool) -> Iterator[Metric]:
+def _slots(executors: Executors) -> Iterator[Metric]:
     there = Family("tasks_worker_slots", "Tasks that this worker may run at a time.", "kind")
     busy = Family("tasks_worker_slots_busy", "Of these slots, those that run a task.", "kind")
     blocked = Family(
@@ -225,6 +225,6 @@ def disconnect() -> None:
     unsubscribe(HEARD)
 
 
-def watch(executors: ExecutorPool) -> None:
+def watch(executors: Executors) -> None:
     """Show how many of the ``executors`` of this worker are busy."""
     STATE.executors = executors

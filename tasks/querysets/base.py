@@ -212,9 +212,14 @@ class TaskRows(LeasableQuerySet["Task"]):
         """Return True if any of these tasks is ready now, or will be within ``seconds``."""
         return self.due_within(seconds).exists()
 
-    def next_due_in(self, seconds: float) -> float | None:
-        """Seconds until the next of these tasks is due, if that is within ``seconds``."""
-        soon = self.scheduled().filter(scheduled_at__lte=after(timedelta(seconds=seconds)))
+    def next_due_in(self, seconds: float, since: float = 0.0) -> float | None:
+        """Seconds until the next of these tasks is due, if that is within ``seconds``; 0 if one has
+        become due within the last ``since`` seconds."""
+        soon = self.filter(
+            status=TaskStatus.READY,
+            scheduled_at__gt=after(timedelta(seconds=-since)),
+            scheduled_at__lte=after(timedelta(seconds=seconds)),
+        )
         moments: Any = soon.order_by("scheduled_at", "id").values_list("scheduled_at", DbNow())
         row = moments.first()
         return None if row is None else max(0.0, (row[0] - row[1]).total_seconds())

@@ -42,6 +42,8 @@ class Poller:
         self.listener = Listener(leasing_settings.DATABASE, self.hear, ended)
         self._queues = queues
         self._renew_now = renew_now
+        #: The beginning of the latest look.
+        self._looked_at = clock()
         #: Set: there is a reason to look.
         self._reason = threading.Event()
         self._lock = threading.Lock()
@@ -112,6 +114,7 @@ class Poller:
     def begin_look(self) -> None:
         """The worker is about to look: what wakes it from here on is a reason to look again."""
         self._reason.clear()
+        self._looked_at = clock()
         with self._lock:
             # The second look after a notification is due, or is not yet. What came just after was
             # not notified, and may go before what waits here as well.
@@ -162,7 +165,8 @@ class Poller:
     def _due_in(self, seconds: float, kinds: Sequence[int]) -> float:
         """Return the time until a task of these ``kinds`` is due, ``seconds`` at most."""
         rows = self._tasks() if kinds is KINDS else self._tasks().filter(kind__in=kinds)
-        due_in = rows.next_due_in(seconds)
+        # What became due since the look began was perhaps not seen by it.
+        due_in = rows.next_due_in(seconds, clock() - self._looked_at)
         return seconds if due_in is None else max(0.001, due_in)
 
     def rest(self, seconds: float, is_idle: Callable[[], bool]) -> None:

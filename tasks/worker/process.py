@@ -64,7 +64,8 @@ from tasks.runtime.memory import resident_mib
 from tasks.runtime.service_threads import PATIENCE, ServiceThreads, Watched
 from tasks.runtime.timing import USUAL, Timing
 from tasks.sample import own_handlers
-from tasks.worker.executor_pool import ExecutorPool
+from tasks.worker.executor import Executor
+from tasks.worker.executors import Executors
 from tasks.worker.hand_back import give_back, give_back_all, give_up
 from tasks.worker.health import WorkerHealth
 from tasks.worker.poller import Poller
@@ -167,7 +168,7 @@ class WorkerProcess:
         self._threads = ServiceThreads(self._ended, self._timekeeper, self, timing=timing)
         self.poller = Poller(self.queues, self._ended, self._renew_now)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
-        self.executors = ExecutorPool(
+        self.executors = Executors(
             counts, self.poller.wake, self._stored, chaos, self._threads.callbacks, timing
         )
         self.health = WorkerHealth(
@@ -294,7 +295,7 @@ class WorkerProcess:
         if keeper.draining or self._claims_no_more or self._is_blocked:
             self.executors.expect_no_more()
             return False
-        found = self._claim_for(self.executors.claim_requests())
+        found = self._take_all()
         return self.executors.wake_when(is_empty=found > 0 and not self.poller.hears)
 
     def _note_heard(self) -> None:
@@ -302,46 +303,50 @@ class WorkerProcess:
         for queue, priority in self.poller.take_heard().items():
             self.executors.note_ready(queue, priority)
 
-    def _claim_for(self, requests: list[ClaimRequest]) -> int:
-        """Claim what ``requests`` ask for, up to the number of tasks after which it ends. Return
-        the number of tasks that were claimed."""
-        if self._tasks_left is None or sum(each.room for each in requests) <= self._tasks_left:
-            return self._take(requests)
-        # All that are ready may be of one kind. Of others some are next, or a supervisor that
-        # starts it again and again would have it run one kind alone.
-        random.shuffle(requests)
-        found = 0
-        for request in requests:
-            request.room = min(request.room, self._tasks_left)
-            if request.room > 0:
-                found += self._take([request])
-        self._busy = found > 0
+    def _take_all(self) -> int:
+        """Claim for each executor that has room, up to the number of tasks after which it ends.
+        Return the number of tasks that were claimed."""
+        with_room = self.executors.find_room()
+        if self._tasks_left is not None:
+            # All that are ready may be of one kind. Of others some are next, or a supervisor that
+            # starts it again and again would have it run one kind alone.
+            random.shuffle(with_room)
+        self._busy = False
+        found = sum(self._take(executor, kinds) for executor, kinds in with_room)
+        self._more = self.executors.have_more
+        if not self._more:
+            self.executors.completer.look_again()
         return found
 
-    def _take(self, requests: list[ClaimRequest]) -> int:
-        if not requests or self.stopping.is_set():
+    def _take(self, executor: Executor, kinds: list[int]) -> int:
+        room = executor.room
+        if self._tasks_left is not None:
+            room = min(room, self._tasks_left)
+        if room <= 0 or self.stopping.is_set():
             return 0
+        # Without a parent nobody knows what has not begun here, should this process die.
+        request = ClaimRequest(room, kinds, executor.vacant if marks.current is None else None)
         claimed = Task.objects.take(
             self.name,
             queues=self.queues,
-            requests=requests,
+            requests=[request],
             ttl=self.ttl,
             cursor=self.poller.cursor,
         )
-        self.executors.record_claimed(requests, claimed)
-        self._looked, self._busy = True, bool(claimed)
-        self._more = self.executors.have_more
+        executor.has_more = request.has_more
+        self._looked = True
         if claimed:
-            self._begin(claimed)
+            self._busy = True
+            self._begin(claimed, executor)
         return len(claimed)
 
-    def _begin(self, claimed: list[ClaimedTask]) -> None:
+    def _begin(self, claimed: list[ClaimedTask], executor: Executor) -> None:
         executions = Execution.of_claim(claimed, self.stopping, self._timekeeper.watch)
         if self.stopping.is_set():  # meanwhile: the claim was under way
             give_back(executions, STOPPED)
             return
         try:
-            left = self.executors.submit(executions)
+            left = self.executors.submit(executions, executor)
         except BaseException:
             # Kept and not run they would be nobody's.
             submitted = {id(each) for each in self.executions}
@@ -379,10 +384,10 @@ class WorkerProcess:
     def _pause(self) -> float:
         """Seconds until the next look, for whatever reason."""
         # Where more is ready, it is looked for as soon as there is room, and not at a time.
-        pause = task_settings.POLL_EVERY
+        pause: float = task_settings.POLL_EVERY
         if self._looked:
             pause = self.poller.pause(asks=not self._more)
-        return max(0.001, min(pause, self.executors.judges_in()))
+        return max(0.001, pause)
 
     def _rest(self, pause: float) -> None:
         """Wait until something wakes it, or ``pause`` is over. What would wait here for too long

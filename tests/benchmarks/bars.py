@@ -53,7 +53,7 @@ BARS = [
     Bar("worker memory while draining (MB)", 100, at_most=True),
     Bar("4 workers with 25 threads on 10 ms naps, to the ideal (ratio)", 0.88),
     Bar("looks for a kind without tasks (% of a core)", 1, at_most=True),
-    Bar("head of line: short tasks wait behind long ones, p95 (ms)", 60, at_most=True),
+    Bar("head of line: short tasks wait behind long ones, p95 (ms)", 150, at_most=True),
     Bar("priority: a higher one into a backlog, p50 (ms)", 20, at_most=True),
     Bar("priority: a higher one into a backlog, max (ms)", 60, at_most=True),
     Bar("enqueue one by one (tasks/s)", 0.6, "limit"),

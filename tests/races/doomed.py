@@ -26,7 +26,7 @@ from tasks.execution import outcome_store, runner  # noqa: E402
 from tasks.execution.attempt import Execution  # noqa: E402
 from tasks.fleet import hand_back, parent  # noqa: E402
 from tasks.models import Task, Worker  # noqa: E402
-from tasks.worker.executor_pool import ExecutorPool  # noqa: E402
+from tasks.worker.executors import Executors  # noqa: E402
 from tasks.worker.process import WorkerProcess  # noqa: E402
 
 Calls = tuple[Any, str]
@@ -34,7 +34,7 @@ ROWS, WORKERS = type(Task.objects.all()), type(Worker.objects.all())
 #: The functions before whose calls, and after whose calls, somebody dies.
 BEFORE: dict[str, Calls] = {
     "before the claim": (ROWS, "take"),
-    "before the entry": (ExecutorPool, "submit"),
+    "before the entry": (Executors, "submit"),
     "before the mark": (Execution, "set_mark"),
     "before the return": (runner, "judge"),
     "before storing": (outcome_store, "_store"),

@@ -239,6 +239,9 @@ def test_a_task_that_is_due_soon_is_not_slept_over(database_clock: Any) -> None:
 
     assert rows.next_due_in(5) == rows.next_due_in(3) == pytest.approx(3)
     assert rows.next_due_in(2.999) is None
+    database_clock.advance(3.5)
+    assert rows.next_due_in(0.1, since=0.6) == 0  # a look that began before has not seen it
+    assert rows.next_due_in(0.1, since=0.4) is None
 
 
 def test_a_worker_looks_ahead_to_the_moment_itself(database_clock: Any) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +11,7 @@ import pytest
 
 from leasing.runtime.clock import clock as holders_clock
 from tasks.registry import Kind
-from tasks.runtime.marks import Marks
-from tasks.worker.executor import (
-    ALL_END_IN,
-    CAREFUL,
-    CONFIRM_AFTER,
-    MAX_IN_A_MOMENT,
-    MAX_PREFETCH,
-    MOMENT,
-    Executor,
-)
+from tasks.worker.executor import CONFIRM_AFTER, MAX_PREFETCH, Executor
 from tests.leasing.support import FakeClock
 from tests.tasks.workers import patient
 
@@ -111,12 +100,6 @@ def clock(holder_clock: FakeClock) -> FakeClock:
     return holder_clock
 
 
-@pytest.fixture
-def _under_a_parent(use_marks: Callable[[Marks | None], None]) -> None:
-    """A parent reads the marks of this worker."""
-    use_marks(Marks(8, 0))
-
-
 # Claiming ahead
 
 
@@ -159,92 +142,30 @@ class Line:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "fewest", "most"),
+    ("seconds", "ahead"),
     [
-        ([], 0, 0),
-        ([1.0] * 9, 0, 0),
-        ([0.0], 2, 2),
-        ([0.0] * 1000, MAX_PREFETCH, MAX_PREFETCH),
-        ([0.01] * 40, 9, 12),
-        ([0.0] * 50 + [2.0] * 5, 0, 0),
-        ([0.01] * 20 + [2.0, 0.01] * 2 + [2.0], 9, 12),
+        ([], 0),
+        ([1.0] * 9, 0),
+        ([0.0], 2),
+        ([0.0] * 1000, MAX_PREFETCH),
+        ([0.01] * 40, 12),
+        ([0.01] * 5, 10),
+        ([0.0] * 50 + [2.0] * 5, 0),
+        ([2.0] * 50 + [0.01] * 16, 12),
     ],
-    ids=["none", "a second", "one", "many", "short", "long since", "some long"],
+    ids=["none", "a second", "one", "many", "short", "few", "long since", "short since"],
 )
 def test_so_many_are_claimed_ahead_as_the_slots_end_in_a_moment(
-    seconds: list[float], fewest: int, most: int
+    seconds: list[float], ahead: int
 ) -> None:
     executor = executor_of(4, *seconds)
 
-    assert fewest <= executor.prefetch <= most
+    assert executor.prefetch == pytest.approx(ahead, abs=1)
     assert executor.room == 4 + executor.prefetch
+    assert executor.low == 3 + executor.prefetch // 2
 
 
-def test_a_worker_without_a_parent_claims_what_must_not_wait_for_free_slots_alone() -> None:
-    executor = executor_of(4, *[0.0] * CAREFUL * 600)
-    executor.may_prefetch = False
-
-    assert (executor.prefetch, executor.room) == (0, 4)
-
-
-@pytest.mark.usefixtures("_under_a_parent")
-@pytest.mark.parametrize(
-    ("count", "seconds", "ahead"),
-    [
-        (CAREFUL - 1, 0.0, 0),
-        (CAREFUL * 5, 0.0, 5),
-        (CAREFUL * 600, 0.0, MAX_IN_A_MOMENT),
-        (CAREFUL * 500, MOMENT / 3.2, 8),
-        (CAREFUL * 500, MOMENT, 0),
-        (CAREFUL * 500, 1.0, 0),
-    ],
-)
-def test_what_must_not_wait_is_claimed_ahead_only_where_slots_end_it_in_a_moment(
-    count: int, seconds: float, ahead: int
-) -> None:
-    """And one for so many that have ended: none by a worker that has just been started."""
-    executor = executor_of(4, *[seconds] * count)
-    executor.may_prefetch = False
-
-    assert executor.prefetch == ahead
-    # Where all slots end before a claim would, it waits for all of them.
-    assert executor.low == ahead // 2 + (0 if seconds < MOMENT / 4 else 3)
-
-
-@pytest.mark.usefixtures("_under_a_parent")
-def test_what_must_not_wait_is_no_more_than_what_slots_that_take_turns_end_soon(
-    clock: FakeClock,
-) -> None:
-    executor = executor_of(4, *[0.0] * CAREFUL * 600)
-    executor.may_prefetch = False
-
-    executor.come(*[Attempt() for _ in range(10)])
-    executor.look_at = 0
-    for _ in range(10):
-        attempt = executor.begin()
-        clock.advance(ALL_END_IN / 40)
-        executor.end(attempt, 0.0)
-
-    assert 35 <= executor.prefetch <= 36
-
-
-def test_what_was_to_end_at_once_and_does_not_is_judged_when_it_is_long(
-    clock: FakeClock,
-) -> None:
-    executor = executor_of(4, *[0.0] * (CAREFUL - 1), long_after=0.1)
-    executor.may_prefetch = False
-    executor.come(Attempt())
-    executor.begin()
-    executor.look_at = executor.low
-
-    assert (executor.room, executor.judges_in) == (0, 0.1)
-    clock.advance(0.1)
-    assert (executor.room, executor.judges_in) == (3, math.inf)
-
-
-def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
-    clock: FakeClock,
-) -> None:
+def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(clock: FakeClock) -> None:
     line = Line(clock, 2)
     began_at, waiting = clock.now, line.tasks[2:]
     assert waiting and line.executor.overdue() == []
@@ -257,92 +178,45 @@ def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(
     assert line.executor.executions == line.tasks[:2]
     assert line.executor.room == line.executor.prefetch == 0
     assert line.executor.waits_until is None
-    line.end_long(2)
-    assert line.executor.prefetch == 4  # a few at first, and the pace is still that of the others
+    line.end_long(1)
+    assert line.executor.prefetch == 2  # a few at first
 
 
-def test_long_tasks_count_once_for_all_that_is_given_back_behind_them(
-    clock: FakeClock,
-) -> None:
-    """The short ones end elsewhere: what ends here are mostly long ones."""
+def test_nothing_goes_back_while_one_slot_is_at_no_long_task(clock: FakeClock) -> None:
     line = Line(clock, 4)
-
-    def fill(short: int) -> None:
-        for _ in range(4):
-            line.come()
-            line.executor.begin()
-        for _ in range(short):
-            line.come()
-        line.end(short)
-
-    def wait_behind_long_ones() -> None:
-        line.come()
-        while not line.look_in_time():
-            pass
-        del line.tasks[4:]
-        clock.now += 2
-        line.end_long(4)
-
-    for short in (0, 4, 4):
-        if short:
-            fill(short)
-        wait_behind_long_ones()
-    assert line.executor.prefetch > 0
-
-    for _ in range(4):
-        fill(0)
-        wait_behind_long_ones()
-    assert line.executor.prefetch == 0
+    for _ in range(3):
+        clock.now += 0.09
+        line.end(1)
+        assert line.executor.overdue() == []
+    line.end(1)
+    line.executor.end(line.tasks.pop(0), 0.01)  # a slot that has not begun yet
+    clock.now += 1
+    assert line.executor.overdue() == []
 
 
-def test_a_line_that_has_emptied_is_judged_from_its_own_beginning_on(
-    clock: FakeClock,
-) -> None:
+def test_slots_that_went_on_meanwhile_were_not_at_long_tasks(clock: FakeClock) -> None:
+    """The whole process had to wait."""
     line = Line(clock, 2)
     assert line.look_in_time() == []
-    line.end(len(line.executor.waiting))
-    assert line.executor.overdue() == []
-
-    clock.now += 0.2
-    for _ in range(8):
-        line.come()
-    assert line.executor.overdue() == []
-    clock.now += CONFIRM_AFTER
-    assert len(line.executor.overdue()) == 8
-
-
-def test_behind_some_long_tasks_as_many_wait_as_the_other_slots_end_soon(
-    clock: FakeClock,
-) -> None:
-    line = Line(clock, 8)
-    clock.now += 0.05
+    clock.now += CONFIRM_AFTER / 2
     line.end(2)
-    waiting = line.tasks[8:]
-
-    assert line.look_in_time() == []
-    kept = line.executor.prefetch
-    returned = line.look_in_time()
-
-    assert 0 < kept < len(waiting) / 2
-    assert returned == waiting[kept:][::-1]
-
-
-def test_of_a_few_too_many_behind_a_long_task_none_goes_back(clock: FakeClock) -> None:
-    line = Line(clock, 8)
-    clock.now += 0.06
-    line.end(7)
-    clock.now += 0.05  # one slot is at a long task, the others are not
-    kept = line.executor.prefetch
-    while len(line.executor.waiting) < kept + kept // 2:
-        line.come()
-
-    for _ in range(3):
-        assert line.executor.overdue() == []
-        clock.now += CONFIRM_AFTER
-    line.come()
+    clock.now += CONFIRM_AFTER / 2
     assert line.executor.overdue() == []
-    clock.now += CONFIRM_AFTER
-    assert len(line.executor.overdue()) == kept // 2 + 1
+
+
+def test_what_has_waited_for_a_second_goes_back(clock: FakeClock) -> None:
+    executor = executor_of(1, *[0.5] * 16, slot_wait=1.0)
+    executor.come(Attempt())
+    executor.begin()
+    clock.now += 0.5
+    waits = [Attempt(), Attempt()]
+    executor.come(*waits)
+
+    clock.now += 0.99
+    assert executor.overdue() == []
+    clock.now += 0.01
+    returned: list[Any] = executor.overdue()
+    assert returned == waits[::-1]
 
 
 def test_tasks_that_take_as_long_as_others_are_not_long(clock: FakeClock) -> None:
@@ -387,7 +261,7 @@ def test_what_goes_before_what_waits_has_no_more_wait_than_twice_as_many(
 
     assert len(line.tasks) == most
     line.executor.look_for_room()
-    assert line.executor.look_at == most - 1
+    assert line.executor.wake_at == most - 1
 
 
 def test_of_what_is_claimed_only_what_is_more_urgent_is_compared_with_each_that_waits(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from pytest_django import Settings
 from tasks import registry
 from tasks.models import Task, TaskStatus
 from tasks.registry import Kind
+from tasks.runtime.marks import Marks
 from tasks.worker import poller as tasks_poller
 from tasks.worker.poller import ASK_AFTER, ASK_EVERY, Poller
 from tasks.worker.process import WorkerProcess
@@ -130,29 +132,20 @@ def test_tasks_for_which_there_is_no_slot_of_their_kind_go_back_as_that(
     assert {row_of(task)["attempts"] for task in tasks} == {1}
 
 
-def test_a_task_of_another_kind_than_its_row_says_is_next_where_it_belongs(
+def test_of_another_kind_than_its_row_says_only_what_must_not_wait_goes_back_at_once(
     ran_on: list[str], handlers: Handlers
 ) -> None:
-    """Or a worker of another release, which has free slots of what the row says then, would have it
-    before each slot that ends here."""
-    gate = threading.Semaphore(0)
-    handlers["jobs.gate"] = lambda ctx: gate.acquire(timeout=PATIENCE) and None
+    gate = threading.Event()
+    handlers["jobs.gate"] = lambda ctx: gate.wait(PATIENCE) and None
     make_task(name="jobs.gate", data={}, priority=9)
-    moved, other, single = make_tasks(3, name="jobs.count", data={}, kind=Kind.COROUTINE.number)
+    moved, single = make_tasks(2, name="jobs.count", data={}, kind=Kind.COROUTINE.number)
     Task.objects.filter(pk=single.pk).update(max_attempts=1)
-    backlog = make_tasks(4, name="jobs.gate", data={})
 
-    with working(
-        threads=1, coroutines=5, timing=patient(long_after=0.0, slot_wait=PATIENCE)
-    ) as worker:
-        for task in (other, single):
-            wait_for(lambda task=task: row_of(task)["kind"] == Kind.THREAD.number)  # type: ignore[misc]
-            assert row_of(task)["status"] == "ready"
-        assert worker.executors.overdue() == []
-        gate.release()
-        wait_for(lambda: row_of(moved)["status"] == TaskStatus.SUCCEEDED)
-        gate.release(len(backlog))
-        wait_for(lambda: states() == ["succeeded"] * 8)
+    with working(threads=1, coroutines=5):
+        wait_for(lambda: row_of(single)["kind"] == Kind.THREAD.number)
+        assert [row_of(task)["status"] for task in (moved, single)] == ["running", "ready"]
+        gate.set()
+        wait_for(lambda: states() == ["succeeded"] * 3)
 
 
 def test_a_task_that_nobody_here_knows_is_given_back_for_a_while_from_its_own_kind(
@@ -194,7 +187,7 @@ def test_neither_rows_of_kinds_without_a_handler_here_nor_others_always_go_first
     monkeypatch.setattr(registry, "kinds_in_use", lambda: [Kind.THREAD])
     pool = WorkerProcess(threads=1).executors
 
-    firsts = {pool.claim_requests()[0].kinds[0] for _ in range(200)}
+    firsts = {pool.find_room()[0][1][0] for _ in range(200)}
 
     assert firsts == {kind.number for kind in Kind}
 
@@ -210,6 +203,24 @@ def test_a_worker_that_may_run_so_many_tasks_runs_them_of_whatever_kind(
 
     assert len(ran_on) == 2
     assert sorted(states()) == ["ready"] + ["succeeded"] * 2
+
+
+def test_what_has_one_attempt_is_claimed_ahead_by_workers_of_a_parent(
+    handlers: Handlers,
+    monkeypatch: pytest.MonkeyPatch,
+    use_marks: Callable[[Marks | None], None],
+) -> None:
+    """Which gives back what has not begun, should they die."""
+    monkeypatch.setattr(Threads, "prefetch", 4)
+    use_marks(Marks(100, 0))
+    gate = threading.Event()
+    handlers["jobs.gate"] = lambda ctx: gate.wait(PATIENCE) and None
+    make_tasks(9, name="jobs.gate", data={}, max_attempts=1)
+
+    with working(threads=2):
+        wait_for(lambda: Task.objects.running().count() == 6)
+        gate.set()
+        wait_for(lambda: states() == ["succeeded"] * 9)
 
 
 def test_what_has_one_attempt_begins_with_it_and_what_has_more_may_wait(

@@ -31,7 +31,7 @@ from tasks.models import TaskStatus, Worker, WorkerQuerySet
 from tasks.registry import Kind
 from tasks.runtime.service_threads import ServiceThreads
 from tasks.worker import process
-from tasks.worker.executor_pool import ExecutorPool
+from tasks.worker.executors import Executors
 from tasks.worker.hand_back import abandoned
 from tasks.worker.process import WorkerProcess
 from tasks.worker.timeouts import Timekeeper
@@ -209,7 +209,7 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     settings.TASK_QUEUE |= {"ANSWER_TIMEOUT": 0.1, "HANDLER_ANSWER_TIMEOUT": None}
     monkeypatch.setattr(connection_watchdog, "LONGEST_LOOK", 0.01)
     given_up: list[Any] = [["a task"]]
-    monkeypatch.setattr(ExecutorPool, "tend", lambda executors: given_up.pop() if given_up else [])
+    monkeypatch.setattr(Executors, "tend", lambda executors: given_up.pop() if given_up else [])
     asked = threading.Event()
 
     def give_up(executions: list[Any]) -> None:

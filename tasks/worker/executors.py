@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import attrgetter
 
 from leasing.runtime.clock import clock
@@ -13,23 +13,23 @@ from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
 from tasks.execution.outcomes import Outcome
-from tasks.querysets.claim_request import ClaimRequest, may_wait
-from tasks.querysets.claimed import ClaimedTask
+from tasks.querysets.claim_request import may_wait
 from tasks.registry import Kind
+from tasks.runtime import marks
 from tasks.runtime.timing import USUAL, Timing
 from tasks.worker.coroutines import Coroutines
 from tasks.worker.executor import Executor
 from tasks.worker.processes import Processes
 from tasks.worker.threads import Threads
 
-#: The kind of an execution's handler, and of its row.
-_KIND, _ROWS_KIND = attrgetter("kind"), attrgetter("claimed.kind")
+#: The kind of the handler of an execution.
+_KIND = attrgetter("kind")
 #: Reasons for which a worker stops by itself.
 ALL_SLOTS_STUCK = "all slots of one kind run handlers whose tasks have ended"
 NO_RESULT = "results can't be stored, though the database answers"
 
 
-class ExecutorPool:
+class Executors:
     """One executor for each kind of handler, and the completer that stores their outcomes.
 
     ``wake`` is called when an executor has the room that ``wake_when`` asked for, ``stored`` with
@@ -50,10 +50,10 @@ class ExecutorPool:
             executor.kind: executor(slots[executor.kind], self.completer, wake, chaos, timing)
             for executor in (Threads, Coroutines, Processes)
         }
-        #: True if the latest requests were for tasks of every kind.
+        #: True if there was room for tasks of every kind at the latest look.
         self.saw_all = False
-        #: The executor that each number of a kind was asked for, in the latest requests.
-        self._asked: dict[int, Executor] = {}
+        #: The executors that had room then, and the numbers of the kinds to claim for each.
+        self._with_room: dict[Executor, list[int]] = {}
 
     @property
     def executions(self) -> list[Execution]:
@@ -95,11 +95,29 @@ class ExecutorPool:
         self.completer.tend()
         return [each for executor in self.executors.values() for each in executor.tend()]
 
-    def submit(self, executions: list[Execution]) -> list[Execution]:
+    # Claiming
+
+    def find_room(self) -> list[tuple[Executor, list[int]]]:
+        """Return the executors that have room, and the numbers of the kinds to claim for each. Rows
+        of a kind that no handler here has are for threads: some were enqueued before their handler
+        changed its kind. They are claimed before others or after them, by chance, so that many of
+        either never keep the others waiting."""
+        kinds = registry.kinds_in_use()
+        used = [kind.number for kind in kinds]
+        self._with_room = {}
+        for kind in kinds:
+            executor = self.executors[kind]
+            if executor.room > 0:
+                unused = [number for number in registry.KINDS if number not in used]
+                numbers = [*(unused if kind is Kind.THREAD else ()), kind.number]
+                random.shuffle(numbers)
+                self._with_room[executor] = numbers
+        self.saw_all = len(self._with_room) == len(kinds)
+        return list(self._with_room.items())
+
+    def submit(self, executions: list[Execution], claimed_for: Executor) -> list[Execution]:
         """Give each of ``executions`` to the executor of its kind. Return those for which there is
-        no slot: their rows were of another kind. Some of these stay, and are next there: where two
-        releases disagree about the kind of a handler, it would always be the one without a slot
-        that finds them."""
+        no slot: their rows were of another kind, and they must not wait for one."""
         left: list[Execution] = []
         kinds = set(map(_KIND, executions))
         for kind in kinds:
@@ -107,57 +125,13 @@ class ExecutorPool:
             own = executions
             if len(kinds) > 1:
                 own = [each for each in executions if each.kind is kind]
-            # Of each kind of row once: nearly all rows are of one.
-            asked = {row: self._asked.get(row) is executor for row in set(map(_ROWS_KIND, own))}
-            others: list[Execution] = []
-            if not all(asked.values()):
-                some, own = own, [each for each in own if asked[each.claimed.kind]]
-                others = [each for each in some if not asked[each.claimed.kind]]
-                fit = max(0, executor.vacant - len(own))
-                own += others[:fit]
-                others = others[fit:]
+            if executor is not claimed_for:
+                vacant = executor.vacant
+                late = [each for each in own[vacant:] if not _may_wait(each)]
+                left += late
+                own = own[:vacant] + [each for each in own[vacant:] if each not in late]
             executor.submit(own)
-            if others:
-                left += executor.submit_next(others)
         return left
-
-    def claim_requests(self) -> list[ClaimRequest]:
-        """Return what to claim in one statement, for each executor that has room. Rows of a kind
-        that no handler here has are for threads: some were enqueued before their handler changed
-        its kind. They are claimed before others or after them, by chance, so that many of either
-        never keep the others waiting."""
-        kinds = registry.kinds_in_use()
-        used = [kind.number for kind in kinds]
-        unused = [number for number in registry.KINDS if number not in used]
-        requests: list[ClaimRequest] = []
-        self._asked = {}
-        for kind in kinds:
-            executor = self.executors[kind]
-            room = executor.room
-            if room > 0:
-                numbers = [*(unused if kind is Kind.THREAD else ()), kind.number]
-                random.shuffle(numbers)
-                soon = executor.vacant if executor.may_prefetch else room
-                requests.append(ClaimRequest(room, numbers, executor.vacant, soon))
-                self._asked |= dict.fromkeys(numbers, executor)
-        self.saw_all = len(requests) == len(kinds)
-        return requests
-
-    def record_claimed(
-        self, requests: Iterable[ClaimRequest], claimed: Iterable[ClaimedTask]
-    ) -> None:
-        """Record for each executor whether more of its kind is ready, and whether it may prefetch:
-        as long as nothing comes that is to wait for a free slot elsewhere."""
-        # Their attempt is counted already.
-        cautious = {
-            each.kind for each in claimed if not may_wait(each.attempts - 1, each.max_attempts)
-        }
-        for request in requests:
-            executor = self._asked[request.kinds[-1]]
-            executor.has_more = request.has_more
-            executor.may_prefetch = not request.passed_over and cautious.isdisjoint(request.kinds)
-        if not self.have_more:
-            self.completer.look_again()
 
     def note_ready(self, queue: str, priority: int) -> None:
         """Note that something of ``priority`` has become ready in ``queue``: the next claim is also
@@ -168,7 +142,8 @@ class ExecutorPool:
     @property
     def idle_kinds(self) -> list[int]:
         """Return the numbers of the kinds of which all that was ready was claimed."""
-        return [number for number, executor in self._asked.items() if not executor.has_more]
+        found = [kinds for executor, kinds in self._with_room.items() if not executor.has_more]
+        return [number for kinds in found for number in kinds]
 
     @property
     def have_more(self) -> bool:
@@ -179,21 +154,17 @@ class ExecutorPool:
         """Have ``wake`` called when an executor of whose kind more is ready, or that had no room,
         has room again; with ``is_empty`` also when nothing is left in any. Return True if that is
         so already."""
-        already, asked = False, self._asked.values()
+        already = False
         for kind in registry.kinds_in_use():
             executor = self.executors[kind]
-            if executor in asked:
+            if executor in self._with_room:
                 executor.is_outranked = False
             if executor.has_more or executor.is_outranked or executor.room <= 0:
                 executor.look_for_room()
                 already = already or executor.room > 0
             else:
-                executor.look_at = 0 if is_empty else -1
+                executor.wake_at = 0 if is_empty else -1
         return already or (is_empty and not self._is_busy())
-
-    def judges_in(self) -> float:
-        """Return the seconds until an executor may have room without an end in it."""
-        return min(each.judges_in for each in self.executors.values())
 
     def expect_no_more(self) -> None:
         """Record that nothing more is to be claimed, and have ``wake`` called when nothing is
@@ -224,3 +195,10 @@ class ExecutorPool:
         self.completer.close(patience)
         for executor in self.executors.values():
             executor.close()
+
+
+def _may_wait(execution: Execution) -> bool:
+    """Return True if the task may be held before there is a slot for it: if its worker dies
+    meanwhile, its parent gives it back, or it has further attempts."""
+    claimed = execution.claimed
+    return marks.current is not None or may_wait(claimed.attempts - 1, claimed.max_attempts)
