@@ -145,9 +145,8 @@ class once:
             holder=terms.holder, ttl=terms.ttl, window=window, payload_hash=_hash(self.payload)
         )
         keeper.start()  # first: if it fails, nobody would renew the lease
-        key = {"key": check_name(self.key, "key")}
-        resource = OnceKey(**key).lease_resource
-        return OnceKey.objects.home().acquiring(resource, asked, self.wait, key)
+        resource = OnceKey(key=check_name(self.key, "key")).lease_resource
+        return OnceKey.objects.all().beginning(resource, asked, self.wait, self.key)
 
     def _keep(self, row: OnceKey) -> Term:
         term = term_of(row, row_store(OnceKey, database_of(row)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from inspect import getattr_static
 from keyword import iskeyword
@@ -24,79 +23,93 @@ Conversion = Callable[[Any, Any], Any]
 Conversions = tuple[tuple[int, Conversion], ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Reader:
-    """Makes rows of ``model`` of its columns as the PostgreSQL database ``using`` gives them."""
+    """Makes rows of ``model`` of what the PostgreSQL database ``using`` answers.
 
-    model: type[models.Model]
-    using: str
-    #: Names of the attributes that are asked for, and their SQL behind the table's name, in one
-    #: order.
-    names: tuple[str, ...]
-    columns: tuple[str, ...]
-    #: The place of the key.
-    key: int
-    conversions: Conversions
-    #: Attributes whose values are read behind the columns.
-    more: tuple[str, ...]
-    #: Columns with one value for the whole statement (its moments), and their places. Only the
-    #: first row returns them; the others are filled in here.
-    alike: tuple[tuple[str, int], ...]
+    Args:
+        model: The model.
+        using: The alias of the database.
+        some: The names of the columns that are read, besides the key; None: all.
+        more: Attributes whose values are read behind the columns.
+        alike: Names of columns with one value for the whole statement (its moments). Only the first
+            row returns them; the others are filled in here.
+        known: Attributes whose values each call knows: their columns are not read.
+    """
 
-    #: Writes columns, ``more`` and what is alike to a new row; and all but ``more`` to a row that
-    #: is there.
-    begin: Assign
-    update: Assign
+    def __init__(
+        self,
+        model: type[models.Model],
+        using: str,
+        some: frozenset[str] | None = None,
+        more: tuple[str, ...] = (),
+        alike: frozenset[str] = frozenset(),
+        known: tuple[str, ...] = (),
+    ) -> None:
+        self._model, self._using, self._more = model, using, more
+        asked = [f for f in model._meta.concrete_fields if f.attname not in known]
+        fields = [f for f in asked if some is None or f.name in some or f.primary_key]
+        quote = connections[using].ops.quote_name
+        #: Names of the attributes, and of their columns, in one order; and the place of the key.
+        self._names = tuple(field.attname for field in fields)
+        self._columns = tuple(quote(str(field.column)) for field in fields)
+        self.key = [field.primary_key for field in fields].index(True)
+        self._conversions = conversions_of(map(_column, fields), using)
+        self._alike = tuple(place for place, f in enumerate(fields) if f.column in alike)
+        self._equal_names = *(self._names[place] for place in self._alike), *known
+        self._begin = assignment((*self._names, *more, *self._equal_names))
+        self._update = assignment((*self._names, *self._equal_names))
 
     def sql(self, table: str, among: str = "") -> str:
         """The columns, of ``table``: of the rows of the query ``among``, where some are alike."""
-        columns = [f"{table}.{column}" for column in self.columns]
-        key = self.columns[self.key]
-        for _, place in self.alike:
+        columns = [f"{table}.{column}" for column in self._columns]
+        key = self._columns[self.key]
+        for place in self._alike:
             is_first = f"{table}.{key} = (SELECT {key} FROM {among} LIMIT 1)"
             columns[place] = f"CASE WHEN {is_first} THEN {columns[place]} END"
         return ", ".join(columns)
 
-    def rows(self, answers: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return new instances."""
-        converted, model, using = self._converted(answers), self.model, self.using
-        alike = self._alike(converted)
-        if _is_plain(model):
-            begin, equal = self.begin, alike.values()
-            rows = [_empty(model, using) for _ in converted]
-            for row, answer in zip(rows, converted, strict=True):
-                begin(row, (*answer, *equal))
-            return rows
-        names = (*self.names, *self.more)
-        return [
-            _of_columns(model, using, [*zip(names, answer, strict=True), *alike.items()])
-            for answer in converted
-        ]
+    def rows(self, answers: Sequence[Sequence[Any]], known: Iterable[Any] = ()) -> list[Any]:
+        """Return new instances. ``known`` are the values of the attributes that were not read."""
+        answers = convert(answers, self._conversions, connections[self._using])
+        equal = [*self._equal(answers), *known]
+        if not _is_plain(self._model):
+            names = (*self._names, *self._more)
+            alike = [*zip(self._equal_names, equal, strict=True)]
+            return [
+                _of_columns(self._model, self._using, [*zip(names, answer, strict=True), *alike])
+                for answer in answers
+            ]
+        rows = []
+        for answer in answers:
+            row = _empty(self._model, self._using)
+            self._begin(row, (*answer, *equal))
+            rows.append(row)
+        return rows
 
     def read(self, rows: Sequence[Any], answers: Sequence[Sequence[Any]]) -> list[Any]:
         """Write the columns onto those of ``rows`` that were answered, and return these. What is
         read behind the columns is left alone."""
-        converted = self._converted(answers)
+        answers = convert(answers, self._conversions, connections[self._using])
         if len(rows) == len(answers) == 1:
             found = list(rows)
         else:
-            by_key = dict(zip(map(attrgetter(self.names[self.key]), rows), rows, strict=True))
-            found = [by_key[answer[self.key]] for answer in converted]
-        update, width = self.update, len(self.names)
-        alike = self._alike(converted).values()
-        for row, answer in zip(found, converted, strict=True):
-            update(row, (*answer[:width], *alike))
+            by_key = dict(zip(map(attrgetter(self._names[self.key]), rows), rows, strict=True))
+            found = [by_key[answer[self.key]] for answer in answers]
+        width, equal = len(self._names), self._equal(answers)
+        for row, answer in zip(found, answers, strict=True):
+            self._update(row, (*answer[:width], *equal))
         return found
 
-    def _alike(self, answers: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """The attributes that are equal in all rows."""
-        return {
-            name: next((answer[place] for answer in answers if answer[place] is not None), None)
-            for name, place in self.alike
-        }
+    def _equal(self, answers: Sequence[Sequence[Any]]) -> list[Any]:
+        """The values of what is alike in all rows."""
+        return [
+            next((answer[place] for answer in answers if answer[place] is not None), None)
+            for place in self._alike
+        ]
 
-    def _converted(self, answers: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-        return convert(answers, self.conversions, connections[self.using])
+
+#: One for all calls that need an equal one.
+reader = cache(Reader)
 
 
 def convert(
@@ -169,36 +182,6 @@ def _of_columns(
     for name in given.keys() - asked:
         setattr(row, name, given[name])
     return row
-
-
-@cache
-def reader(
-    model: type[models.Model],
-    using: str,
-    some: frozenset[str] | None = None,
-    more: tuple[str, ...] = (),
-    alike: frozenset[str] = frozenset(),
-) -> Reader:
-    """Reads the key and the columns called ``some``, or all columns; and behind them ``more``.
-    Columns called ``alike`` are equal in all rows."""
-    asked = model._meta.concrete_fields
-    fields = [f for f in asked if some is None or f.name in some or f.primary_key]
-    quote = connections[using].ops.quote_name
-    names = tuple(field.attname for field in fields)
-    equal = tuple((f.attname, place) for place, f in enumerate(fields) if f.name in alike)
-    alike_names = [name for name, _ in equal]
-    return Reader(
-        model,
-        using,
-        names,
-        tuple(quote(str(field.column)) for field in fields),
-        [field.primary_key for field in fields].index(True),
-        conversions_of(map(_column, fields), using),
-        more,
-        equal,
-        assignment((*names, *more, *alike_names)),
-        assignment((*names, *alike_names)),
-    )
 
 
 def _conversion(column: Any, using: str) -> Conversion | None:

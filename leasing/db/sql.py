@@ -4,7 +4,8 @@ many.
 Each locks its rows (passing over those that someone else has locked), judges them, writes, notes
 the events, and answers: one round trip where the portable form takes six. A row is judged as it is
 locked, by its latest version; what follows finds it by its key. A statement that finds nothing to
-do has changed nothing, and the portable form, which is the definition, then says why.
+do has changed nothing, and the portable form (``leasing.stores.portable``), which is the
+definition, then says why.
 
 Conditions and columns that a model may change stand beside the portable ones, on their methods: see
 ``in_sql``. In all texts ``t`` is the row, ``{now}`` the database's clock, ``%(name)s`` a value.
@@ -16,9 +17,8 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from datetime import timedelta
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,8 +28,7 @@ from django.db import connections, models
 
 from leasing.db.cached_cursors import fetch_all, new_cursor
 from leasing.db.dialects import CHANNEL, durable, limit_waiting, refuse_transaction, waiting_limit
-from leasing.db.routing import is_plain
-from leasing.db.row_reader import Reader, reader
+from leasing.db.row_reader import Reader
 from leasing.db.statements import PLAIN, array_of, cached_statement
 from leasing.functions import DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
@@ -87,13 +86,18 @@ WITH chosen AS MATERIALIZED (
 SELECT {answer}, {expired} FROM {written} {order}
 """
 BEFORE = "SELECT t.{key}, t.holder, t.grants, t.released_at, t.expires_at FROM {table} AS t"
-ONE = "{before} WHERE t.{column} = %(value)s::{value_type} AND {available}"
+ONE = BEFORE + " WHERE t.{column} = %(value)s::{value_type} AND {available}"
 #: The grant of a request has ended, and is not made twice.
-ANOTHER_REQUEST = " AND (t.grant_id BETWEEN %(lowest)s::uuid AND %(highest)s::uuid) IS NOT TRUE"
-ALL = """{before} WHERE t.{column} = ANY(%(values)s::{value_type}[]) AND {available}
+ONE_BY_REQUEST = (
+    ONE + " AND (t.grant_id BETWEEN %(lowest)s::uuid AND %(highest)s::uuid) IS NOT TRUE"
+)
+ALL = (
+    BEFORE
+    + """ WHERE t.{column} = ANY(%(values)s::{value_type}[]) AND {available}
     ORDER BY t.{column}"""
+)
 OR_NONE = " AND (SELECT count(*) FROM chosen) = %(count)s"
-FIRST = "{before} WHERE {available} ORDER BY t.{key} LIMIT %(limit)s"
+FIRST = BEFORE + " WHERE {available} ORDER BY t.{key} LIMIT %(limit)s"
 IN_THEIR_ORDER = "ORDER BY array_position(ARRAY(SELECT {key} FROM chosen), w.{key})"
 HAD_EXPIRED = "c.grants > 0 AND c.released_at IS NULL"
 
@@ -116,6 +120,17 @@ _SPELLED_ALIKE = frozenset(
         *(models.EmailField, models.SlugField, models.TextField, models.URLField),
     }
 )
+#: What a column has once this is written to it, and what a term must be to come back as it was
+#: sent: nobody reads these back.
+_WRITTEN: Mapping[str, Any] = {"NULL": None, "0": 0, "''": ""}
+_TERM = re.compile(r"%\((\w+)\)s(::interval)?")
+_KEPT_AS_SENT: Mapping[type, type] = {
+    models.CharField: str,
+    models.TextField: str,
+    models.SmallIntegerField: int,
+    models.IntegerField: int,
+    models.DurationField: timedelta,
+}
 
 
 def in_sql(text: Text) -> Callable[[Method], Method]:
@@ -193,294 +208,322 @@ def serves(using: str) -> bool:
     return connections[using].vendor == "postgresql"
 
 
-def suits(rows: Any, *methods: Any, noted: bool = True) -> bool:
-    """Return True if a statement can judge and write what these ``methods`` of ``rows`` say, and
-    with ``noted`` their events."""
-    if not serves(rows.db):
-        return False
-    names = spelled(rows.model)
-    if not names.in_one_table or (noted and rows.keeps_events and names.resource is None):
-        return False
-    return all(map(sql_of, methods))
+def statements(kind: Any, model: Any, using: str) -> Statements:
+    """Return the statements on the rows of ``model`` in the PostgreSQL database ``using``, by the
+    conditions and columns of ``kind``, their class of querysets."""
+    about = statements, kind, model, using
+    return cached_statement(about, lambda: Statements(kind, model, using))
 
 
-def can_renew(rows: Any) -> bool:
-    """Return True if ``rows`` are renewed in one statement."""
-    return suits(rows, rows.holding, rows.unexpired, rows.renewal, noted=False)
+class Statements:
+    """See ``statements``. Those of a kind that has a condition or columns in Python alone can't be
+    sent: ``renews``, ``releases`` and ``grants`` say so."""
 
+    def __init__(self, kind: Any, model: Any, using: str) -> None:
+        self._kind, self._model, self._using = kind, model, using
+        self._names = names = spelled(model)
+        connection = connections[using]
+        self._places = {
+            **names._asdict(),
+            "key_type": _type(names.key_field, connection),
+            "now": moment(DbNow, connection),
+            "microseconds": moment(DbMicroseconds, connection),
+            "channel": CHANNEL,
+            "ledger": quoted(apps.get_model("leasing", "LeaseEvent")._meta.db_table),
+        }
+        lives = names.in_one_table and all(map(sql_of, (kind.holding, kind.unexpired)))
+        is_noted = not kind.keeps_events or names.resource is not None
+        self.renews = bool(lives and sql_of(kind.renewal))
+        self.releases = lives and is_noted
+        free = names.in_one_table and all(map(sql_of, (kind.available, kind.granting)))
+        self.grants = free and is_noted
+        self._grants: dict[tuple[str, str], _Grant] = {}
 
-def can_release(rows: Any) -> bool:
-    """Return True if ``rows`` are released in one statement."""
-    return suits(rows, rows.holding, rows.unexpired)
+    def _text(self, text: str, **parts: Any) -> str:
+        return text.format_map({**self._places, **parts})
 
+    # Renew and release
 
-def can_grant(rows: Any) -> bool:
-    """Return True if ``rows`` are granted in one statement."""
-    return suits(rows, rows.available, rows.granting)
+    def renew_one(self, row: Any) -> bool:
+        """Renew the grant of ``row``. Returns whether that was done; ``row`` stands as it was
+        written then. Raises LeaseInTransaction."""
+        connection = connections[self._using]
+        refuse_transaction(connection)
+        text, read = self._renewal
+        return bool(read.read([row], fetch_all(connection, text, self._value_of(row, connection))))
 
+    def release(self, connection: Any, held: list[Any]) -> list[Any]:
+        """Release those rows of ``held`` whose grant still lives, and notify those who wait for
+        them. Returns these, as they were written."""
+        if len(held) == 1:
+            text, read = self._release_of_one
+            values = self._value_of(held[0], connection)
+        else:
+            text, read = self._release_of_several
+            key = attrgetter(self._model._meta.pk.attname)
+            grants = [row.grant_id for row in held]
+            values = self._values_of(list(map(key, held)), grants, connection)
+        return read.read(held, fetch_all(connection, text, values))
 
-# Renew and release
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> list[Any]:
+        """Renew the rows whose key and grant are in ``grants`` and that nobody else has locked;
+        returns these rows, with ``now``. No statement runs longer than ``timeout`` seconds, nor
+        waits for a lock on the table.
 
-
-def renew_one(rows: Any, row: Any) -> bool:
-    """Renew the grant of ``row``. Whether that was done; ``row`` stands as it was written then.
-    Raises LeaseInTransaction."""
-    connection = connections[rows.db]
-    refuse_transaction(connection)
-    return bool(_written(connection, rows, [row], RENEW, sql_of(rows.renewal)))
-
-
-def release(connection: Any, rows: Any, held: list[Any], *, tell: bool) -> list[Any]:
-    """Release those rows of ``held`` whose grant still lives, and with ``tell`` notify those who
-    wait for them. Returns these, as they were written."""
-    return _written(connection, rows, held, RELEASE, RELEASED, told=TOLD if tell else "")
-
-
-def _written(
-    connection: Any,
-    rows: Any,
-    held: list[Any],
-    template: str,
-    columns: Mapping[str, str],
-    told: str = "",
-) -> list[Any]:
-    model, field = rows.model, spelled(rows.model).key_field
-    several = len(held) != 1
-    values: dict[str, Any]
-    if several:
-        key = attrgetter(model._meta.pk.attname)
-        values = _of_rows(connection, field, map(key, held), [row.grant_id for row in held])
-    else:
-        (row,) = held
-        values = {"key": _value(field, row.pk, connection), "grant": sent(row.grant_id)}
-
-    def make() -> tuple[str, Reader]:
-        alike = moments_of(columns) if several else frozenset()
-        read = reader(model, rows.db, model.verb_columns - model.granted_columns, alike=alike)
-        answer = read.sql("t") if template is RENEW else read.sql("w", "freed")
-        which = ROWS if several else ROW
-        return _of_holders(connection, rows, template, columns, which, answer, told), read
-
-    about = (type(rows), model, rows.db, template, several)
-    statement, read = cached_statement(about, make)
-    return read.read(held, fetch_all(connection, statement, values))
-
-
-def renew(rows: Any, grants: Mapping[Any, uuid.UUID], timeout: float) -> list[Any]:
-    """Renew the rows whose key and grant are in ``grants`` and that nobody else has locked; returns
-    these rows, with ``now``. No statement runs longer than ``timeout`` seconds, nor waits for a
-    lock on the table.
-
-    That limit and the update travel in one message, which PostgreSQL takes for a transaction.
-    """
-    model, using = rows.model, rows.db
-    connection: Any = connections[using]
-
-    def make() -> tuple[str, Reader]:
-        read = reader(model, using, model.renewal_columns, more=("now",))
-        columns, now = sql_of(rows.renewal), moment(DbNow, connection)
-        answer = f"{read.sql('t')}, {now}"
-        return _of_holders(connection, rows, RENEW, columns, MANY_ROWS, answer), read
-
-    statement, read = cached_statement((type(rows), model, using, "renew many"), make)
-    values = _of_rows(connection, spelled(model).key_field, grants, list(grants.values()))
-    if connection.in_atomic_block or not _takes_several_statements(connection):
-        with durable(using), new_cursor(connection) as cursor:
-            limit_waiting(using, timeout)
-            cursor.execute(statement, values)
-            answers = cursor.fetchall()
-    else:
+        That limit and the update travel in one message, which PostgreSQL takes for a transaction.
+        """
+        text, read = self._renewals
+        connection: Any = connections[self._using]
+        values = self._values_of(list(grants), list(grants.values()), connection)
+        if connection.in_atomic_block or not _takes_several_statements(connection):
+            with durable(self._using), new_cursor(connection) as cursor:
+                limit_waiting(self._using, timeout)
+                cursor.execute(text, values)
+                return read.rows(cursor.fetchall())
         with new_cursor(connection) as cursor:
-            cursor.execute(f"{waiting_limit(timeout)};{statement}", values)
+            cursor.execute(f"{waiting_limit(timeout)};{text}", values)
             cursor.nextset()
-            answers = cursor.fetchall()
-    return read.rows(answers)
+            return read.rows(cursor.fetchall())
 
+    def _value_of(self, row: Any, connection: Any) -> dict[str, Any]:
+        key = _value(self._names.key_field, row.pk, connection)
+        return {"key": key, "grant": sent(row.grant_id)}
 
-def _of_rows(
-    connection: Any, field: Any, keys: Iterable[Any], grants: list[uuid.UUID]
-) -> dict[str, Any]:
-    """The values of ROWS and of MANY_ROWS."""
-    return {"keys": _array(field, keys, connection), "grants": array_of(grants)}
+    def _values_of(
+        self, keys: list[Any], grants: list[uuid.UUID], connection: Any
+    ) -> dict[str, Any]:
+        field = self._names.key_field
+        return {"keys": _array(field, keys, connection), "grants": array_of(grants)}
 
+    @cached_property
+    def _renewal(self) -> tuple[str, Reader]:
+        read = self._reader_of_holders()
+        return self._of_holders(RENEW, sql_of(self._kind.renewal), ROW, read.sql("t")), read
 
-def _of_holders(
-    connection: Any,
-    rows: Any,
-    template: str,
-    columns: Mapping[str, str],
-    which: str,
-    answer: str,
-    told: str = "",
-) -> str:
-    """The statement that writes ``columns`` to rows whose grant still lives."""
-    s = speller(connection, rows.model)
-    return s(
-        template,
-        which=s(which),
-        chosen=s(CHOSEN_ROW if which is ROW else CHOSEN_ROWS),
-        holding=s(sql_of(rows.holding)),
-        unexpired=s(sql_of(rows.unexpired)),
-        columns=_assigned(s, columns),
-        answer=answer,
-        noted=_noted(s, rows, "freed AS w", "'released'", "''", "NULL"),
-        told=s(told),
-    )
+    @cached_property
+    def _renewals(self) -> tuple[str, Reader]:
+        read = Reader(self._model, self._using, self._model.renewal_columns, more=("now",))
+        answer = f"{read.sql('t')}, {self._places['now']}"
+        return self._of_holders(RENEW, sql_of(self._kind.renewal), MANY_ROWS, answer), read
 
+    @cached_property
+    def _release_of_one(self) -> tuple[str, Reader]:
+        read = self._reader_of_holders()
+        return self._of_holders(RELEASE, RELEASED, ROW, read.sql("w")), read
 
-def _takes_several_statements(connection: Any) -> bool:
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3
+    @cached_property
+    def _release_of_several(self) -> tuple[str, Reader]:
+        read = self._reader_of_holders(moments_of(RELEASED))
+        return self._of_holders(RELEASE, RELEASED, ROWS, read.sql("w", "freed")), read
 
-    bound_by_server = connection.settings_dict["OPTIONS"].get("server_side_binding")
-    return bool(is_psycopg3) and not bound_by_server
+    def _reader_of_holders(self, alike: frozenset[str] = frozenset()) -> Reader:
+        changed = self._model.verb_columns - self._model.granted_columns
+        return Reader(self._model, self._using, changed, alike=alike)
 
+    def _of_holders(
+        self, template: str, columns: Mapping[str, str], which: str, answer: str
+    ) -> str:
+        """The statement that writes ``columns`` to rows whose grant still lives."""
+        return self._text(
+            template,
+            which=self._text(which),
+            chosen=self._text(CHOSEN_ROW if which is ROW else CHOSEN_ROWS),
+            holding=self._text(sql_of(self._kind.holding)),
+            unexpired=self._text(sql_of(self._kind.unexpired)),
+            columns=self._assigned(columns),
+            answer=answer,
+            noted=self._noted("freed AS w", "'released'", "''", "NULL"),
+            told=self._text(TOLD) if self._kind.tells_waiters else "",
+        )
 
-# Grant
+    # Grant
 
-
-def grant(rows: Any, terms: Any, column: str, value: Any) -> list[Granted]:
-    """Grant the row of ``rows`` whose ``column`` is ``value``. Returns what was granted. Raises
-    LeaseInTransaction."""
-    named = rows.model._meta.pk if column == "pk" else _field(rows, column)
-    field = spelled(rows.model).key_field if named.primary_key else named
-    values = {"value": _value(field, value, connections[rows.db]), "grant": sent(terms.new_grant())}
-    text = ONE
-    if terms.request_id is not None:
-        text += ANOTHER_REQUEST
-        values["lowest"], values["highest"] = map(sent, terms.grants_of_request)
-    if not is_plain(rows.query):
-        free = rows.available().filter(**{column: value})
+    def grant(self, terms: Any, column: str, value: Any, rows: Any = None) -> list[Granted]:
+        """Grant the row whose ``column`` is ``value``, if it is one of ``rows``; None: of all.
+        Returns what was granted. Raises LeaseInTransaction."""
+        connection = connections[self._using]
+        values = {"grant": sent(terms.new_grant())}
+        if rows is not None:
+            free = rows.available().filter(**{column: value})
+            if terms.request_id is not None:
+                free = free.exclude(grant_id__range=terms.grants_of_request)
+            return self._granted_of(free, connection, terms, values, alone=True)
+        text = ONE
         if terms.request_id is not None:
-            free = free.exclude(grant_id__range=terms.grants_of_request)
-        return _granted(rows, terms, values, "one", free)
-    return _granted(rows, terms, values, "one", text, named.column, field)
+            text = ONE_BY_REQUEST
+            values["lowest"], values["highest"] = map(sent, terms.grants_of_request)
+        statement = self._grant(text, column, terms)
+        values["value"] = _value(statement.field, value, connection)
+        return self._granted(statement, connection, terms, values)
 
+    def claim(self, terms: Any, limit: int, rows: Any = None) -> list[Granted]:
+        """``grant`` up to ``limit`` of ``rows``, in their order; None: of all."""
+        connection = connections[self._using]
+        if rows is not None:
+            ordered = rows if rows.ordered else rows.order_by("pk")
+            return self._granted_of(ordered.available()[:limit], connection, terms, {})
+        statement = self._grant(FIRST, "pk", terms)
+        return self._granted(statement, connection, terms, {"limit": limit})
 
-def claim(rows: Any, terms: Any, limit: int) -> list[Granted]:
-    """``grant`` up to ``limit`` of ``rows``, in their order."""
-    if is_plain(rows.query) and not rows.ordered:
-        return _granted(rows, terms, {"limit": limit}, "some", FIRST)
-    ordered = rows if rows.ordered else rows.order_by("pk")
-    return _granted(rows, terms, {}, "some", ordered.available()[:limit])
+    def grant_all(self, terms: Any, column: str, values: list[str]) -> list[Granted]:
+        """``grant`` the rows whose ``column`` is one of ``values``, in the order of these, or
+        none."""
+        connection = connections[self._using]
+        statement = self._grant(ALL, column, terms)
+        sent_values = {
+            "values": _array(statement.field, values, connection),
+            "count": len(values),
+        }
+        granted = self._granted(statement, connection, terms, sent_values)
+        found = {getattr(row, statement.field.attname): (row, kind) for row, kind in granted}
+        return [found[value] for value in values] if found else []
 
+    def _grant(self, chosen: str, column: str, terms: Any) -> _Grant:
+        """Return the statement that grants what the text ``chosen`` brings by ``column``."""
+        known = self._grants.get((chosen, column))
+        if known is None:
+            field = named = self._model._meta.pk
+            if column != "pk":
+                field = named = self._model._meta.get_field(column)
+            if named.primary_key:
+                field = self._names.key_field
+            text = self._text(
+                chosen,
+                column=quoted(named.column),
+                value_type=_type(field, connections[self._using]),
+                available=self._text(sql_of(self._kind.available)),
+            )
+            number = {FIRST: "some", ALL: "all"}.get(chosen, "one")
+            known = self._grants[chosen, column] = self._made(text, "t", number, terms, field)
+        return known
 
-def grant_all(rows: Any, terms: Any, column: str, values: list[str]) -> list[Granted]:
-    """``grant`` the rows whose ``column`` is one of ``values``, in the order of these, or none."""
-    field, connection = _field(rows, column), connections[rows.db]
-    sent_values = {"values": _array(field, values, connection), "count": len(values)}
-    granted = _granted(rows, terms, sent_values, "all", ALL, field.column, field)
-    found = {getattr(row, field.attname): (row, kind) for row, kind in granted}
-    return [found[value] for value in values] if found else []
+    def _made(self, chosen: str, alias: str, number: str, terms: Any, field: Any = None) -> _Grant:
+        """Return the statement that grants what the text ``chosen`` brings: "one", "some", or "all"
+        or none."""
+        alone, columns = number == "one", sql_of(self._kind.granting)
+        known = _not_read(self._model, self._using, columns, terms)
+        alike = frozenset() if alone else moments_of(columns)
+        read = Reader(
+            self._model,
+            self._using,
+            more=("previous_expired_at",),
+            alike=alike,
+            known=tuple(known),
+        )
+        expired = f"CASE WHEN {HAD_EXPIRED} THEN c.expires_at END"
+        how = f"CASE WHEN {HAD_EXPIRED} THEN 'taken_over' ELSE 'acquired' END"
+        written = self._text("granted AS w JOIN chosen AS c ON c.{key} = w.{key}")
+        text = self._text(
+            GRANT,
+            rows=chosen,
+            alias=alias,
+            grant="%(grant)s::uuid" if alone else "gen_random_uuid()",
+            columns=self._assigned(columns),
+            chosen=self._text(CHOSEN_ROW if alone else CHOSEN_ROWS)
+            + (OR_NONE if number == "all" else ""),
+            noted=self._noted(written, how, "c.holder", expired),
+            answer=read.sql("w", "granted"),
+            expired=expired,
+            written=written,
+            order=self._text(IN_THEIR_ORDER) if number == "some" else "",
+        )
+        asked = [name for name in re.findall(r"%\((\w+)\)s", text) if hasattr(terms, name)]
+        return _Grant(text, read, tuple(dict.fromkeys(asked)), tuple(known.values()), field)
 
-
-def _granted(
-    rows: Any,
-    terms: Any,
-    values: dict[str, Any],
-    number: str,
-    chosen: Any,
-    column: str = "",
-    field: Any = None,
-) -> list[Granted]:
-    """Grant what is ``chosen``: by a text of this module, or rows as Django's compiler spells them.
-
-    Args:
-        rows: The rows that may be granted.
-        terms: The terms of the grants.
-        values: The values of the text.
-        number: "one", "some", or "all" or none of the values.
-        chosen: The text, or a queryset.
-        column: The name of the column of the text.
-        field: The field whose values it has.
-    """
-    connection = connections[rows.db]
-    refuse_transaction(connection)
-    values |= {each.name: sent(getattr(terms, each.name)) for each in fields(terms)}
-    if isinstance(chosen, str):
-
-        def make() -> tuple[str, Reader]:
-            s = speller(connection, rows.model)
-            names = {}
-            if field is not None:
-                names = {"column": quoted(column), "value_type": _type(field, connection)}
-            free = s(sql_of(rows.available))
-            text = s(chosen, before=s(BEFORE), available=free, **names)
-            return _granting(connection, rows, number, text, "t")
-
-        about = (type(rows), rows.model, rows.db, number, chosen, column)
-        statement, read = cached_statement(about, make)
-        sent_at = clock()
-        answers = fetch_all(connection, statement, values)
-    else:
+    def _granted_of(
+        self, rows: Any, connection: Any, terms: Any, values: dict[str, Any], *, alone: bool = False
+    ) -> list[Granted]:
+        """``grant`` what Django's compiler says of ``rows``."""
+        refuse_transaction(connection)
+        term = rows.select_related(None).only("pk", "holder", "grants", "released_at", "expires_at")
+        query: Any = term.query.chain()
+        # The lock is written behind it. Django would write one inside of transaction blocks alone.
+        query.select_for_update = False
         try:
-            text, filtered = _compiled(chosen)
+            text, params = query.get_compiler(self._using).as_sql()
         except EmptyResultSet:
             return []
-        statement, read = _granting(connection, rows, number, text, spelled(rows.model).alias)
+        values |= {f"filter_{number}": value for number, value in enumerate(params)}
+        places = tuple(f"%(filter_{number})s" for number in range(len(params)))
+        chosen = text.replace("%%", "%%%%") % places
+        statement = self._made(chosen, self._names.alias, "one" if alone else "some", terms)
+        return self._granted(statement, connection, terms, values, is_kept=False)
+
+    def _granted(
+        self,
+        statement: _Grant,
+        connection: Any,
+        terms: Any,
+        values: dict[str, Any],
+        *,
+        is_kept: bool = True,
+    ) -> list[Granted]:
+        refuse_transaction(connection)
+        for name in statement.terms:
+            values[name] = sent(getattr(terms, name))
         sent_at = clock()
-        with new_cursor(connection) as cursor:
-            cursor.execute(statement, {**values, **filtered})
-            answers = cursor.fetchall()
-    granted = read.rows(answers)
-    for row in granted:
-        row.now, row.sent_at = row.acquired_at, sent_at
-    return [
-        (row, "acquired" if row.previous_expired_at is None else "taken_over") for row in granted
-    ]
+        if is_kept:
+            answers = fetch_all(connection, statement.text, values)
+        else:
+            with new_cursor(connection) as cursor:
+                cursor.execute(statement.text, values)
+                answers = cursor.fetchall()
+        known = [value if term is None else getattr(terms, term) for term, value in statement.known]
+        granted = statement.read.rows(answers, known)
+        for row in granted:
+            row.now, row.sent_at = row.acquired_at, sent_at
+        return [
+            (row, "acquired" if row.previous_expired_at is None else "taken_over")
+            for row in granted
+        ]
+
+    # Parts of statements
+
+    def _assigned(self, columns: Mapping[str, str]) -> str:
+        return ", ".join(f"{quoted(name)} = {self._text(text)}" for name, text in columns.items())
+
+    def _noted(self, written: str, kind: str, previous_holder: str, expired: str) -> str:
+        """The part of a statement that writes to the ledger, where these rows have one."""
+        if not self._kind.keeps_events:
+            return ""
+        return self._text(
+            NOTED,
+            written=written,
+            kind=kind,
+            previous_holder=previous_holder,
+            previous_expired_at=expired,
+        )
 
 
-def _granting(
-    connection: Any, rows: Any, number: str, chosen: str, alias: str
-) -> tuple[str, Reader]:
-    """The statement that grants what the text ``chosen`` brings, and what reads its answer."""
-    s, alone, columns = speller(connection, rows.model), number == "one", sql_of(rows.granting)
-    alike = frozenset() if alone else moments_of(columns)
-    read = reader(rows.model, rows.db, more=("previous_expired_at",), alike=alike)
-    expired = f"CASE WHEN {HAD_EXPIRED} THEN c.expires_at END"
-    how = f"CASE WHEN {HAD_EXPIRED} THEN 'taken_over' ELSE 'acquired' END"
-    written = s("granted AS w JOIN chosen AS c ON c.{key} = w.{key}")
-    text = s(
-        GRANT,
-        rows=chosen,
-        alias=alias,
-        grant="%(grant)s::uuid" if alone else "gen_random_uuid()",
-        columns=_assigned(s, columns),
-        chosen=s(CHOSEN_ROW if alone else CHOSEN_ROWS) + (OR_NONE if number == "all" else ""),
-        noted=_noted(s, rows, written, how, "c.holder", expired),
-        answer=read.sql("w", "granted"),
-        expired=expired,
-        written=written,
-        order=s(IN_THEIR_ORDER) if number == "some" else "",
-    )
-    return text, read
+class _Grant(NamedTuple):
+    """A statement that grants, and what reads its answer."""
+
+    text: str
+    read: Reader
+    #: The terms that it has as values.
+    terms: tuple[str, ...]
+    #: Of each column that is not read back the term that it was given, or None and its value.
+    known: tuple[tuple[str | None, Any], ...]
+    #: The field by which the rows were chosen.
+    field: Any
 
 
-def _compiled(rows: Any) -> tuple[str, dict[str, Any]]:
-    """What chooses ``rows``, as Django's compiler spells it, and its values."""
-    term = rows.select_related(None).only("pk", "holder", "grants", "released_at", "expires_at")
-    query: Any = term.query.chain()
-    # The lock is written behind it. Django would write one inside of transaction blocks alone.
-    query.select_for_update = False
-    text, params = query.get_compiler(rows.db).as_sql()
-    values = {f"filter_{number}": value for number, value in enumerate(params)}
-    return text.replace("%%", "%%%%") % tuple(f"%({name})s" for name in values), values
-
-
-# Parts of statements
-
-
-def speller(connection: Any, model: Any) -> Callable[..., str]:
-    """Return what puts names, the database's clock and other parts into the places of a text."""
-    names = spelled(model)
-    given = {
-        **names._asdict(),
-        "key_type": _type(names.key_field, connection),
-        "now": moment(DbNow, connection),
-        "microseconds": moment(DbMicroseconds, connection),
-        "channel": CHANNEL,
-        "ledger": quoted(apps.get_model("leasing", "LeaseEvent")._meta.db_table),
-    }
-    return lambda text, **parts: text.format_map({**given, **parts})
+def _not_read(
+    model: Any, using: str, columns: Mapping[str, str], terms: Any
+) -> dict[str, tuple[str | None, Any]]:
+    """Return what those ``columns`` have, by attribute, that are known once they are written:
+    constants, and terms that come back as they were sent."""
+    known: dict[str, tuple[str | None, Any]] = {}
+    by_column = {field.column: field for field in model._meta.concrete_fields}
+    for column, text in columns.items():
+        field, term = by_column[column], _TERM.fullmatch(text)
+        if field.get_db_converters(connections[using]):
+            continue
+        if text == "NULL" or (text in _WRITTEN and type(field) in _KEPT_AS_SENT):
+            known[field.attname] = None, _WRITTEN[text]
+        elif term and type(getattr(terms, term[1])) is _KEPT_AS_SENT.get(type(field)):
+            known[field.attname] = term[1], None
+    return known
 
 
 def moment(kind: Any, connection: Any) -> str:
@@ -494,28 +537,11 @@ def moments_of(columns: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name for name, text in columns.items() if "{now}" in text and "t." not in text)
 
 
-def _assigned(s: Callable[..., str], columns: Mapping[str, str]) -> str:
-    return ", ".join(f"{quoted(name)} = {s(text)}" for name, text in columns.items())
+def _takes_several_statements(connection: Any) -> bool:
+    from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
-
-def _noted(
-    s: Callable[..., str],
-    rows: Any,
-    written: str,
-    kind: str,
-    previous_holder: str,
-    previous_expired_at: str,
-) -> str:
-    """The part of a statement that writes to the ledger, where these rows have one."""
-    if not rows.keeps_events:
-        return ""
-    return s(
-        NOTED,
-        written=written,
-        kind=kind,
-        previous_holder=previous_holder,
-        previous_expired_at=previous_expired_at,
-    )
+    bound_by_server = connection.settings_dict["OPTIONS"].get("server_side_binding")
+    return bool(is_psycopg3) and not bound_by_server
 
 
 # Values, as text where that is how the driver is fast
@@ -536,10 +562,6 @@ def sent(value: Any) -> Any:
 @lru_cache(maxsize=64)
 def _interval(value: timedelta) -> str:
     return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"
-
-
-def _field(rows: Any, column: str) -> Any:
-    return rows.model._meta.get_field(column)
 
 
 def _type(field: Any, connection: Any) -> str:

@@ -22,7 +22,7 @@ from django.db.models import Q
 from django.urls import get_resolver
 
 from leasing.db.compiled_queries import query_instance
-from leasing.db.routing import RoutedQuerySet, kept_rows
+from leasing.db.routing import RoutedQuerySet
 from leasing.db.statements import Marker
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow, after
@@ -74,8 +74,6 @@ class TokenState(models.TextChoices):
 class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
     """Tokens of the API: ``ApiToken.objects``."""
 
-    kept_for = frozenset({"bearing"})
-
     def issue(
         self,
         name: str,
@@ -124,7 +122,7 @@ class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
         """Return of all tokens the usable one with that secret, None if there is none."""
         if not _SECRET.fullmatch(secret):
             return None
-        rows = kept_rows(type(self), self.model, None).home()
+        rows = self.home()
 
         def compiled() -> Any:
             token_hash = Marker("token_hash", rows.model._meta.get_field("token_hash"))

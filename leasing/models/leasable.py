@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from leasing.conf import DEFAULT, Wait
-from leasing.db.routing import is_ours, kept_rows
+from leasing.db.routing import is_ours
 from leasing.functions import EPOCH
 from leasing.holding import Hold, Term
 from leasing.models.ledger import Guarded
@@ -164,23 +164,23 @@ class Leasable(Guarded):
     def renew(self) -> Self:
         """Renew the grant that this instance was acquired or read with, and update the instance:
         see ``LeasableQuerySet.renew``. Raises LeaseLost, LeaseInTransaction."""
-        type(self)._kept_rows().renew(self)
+        type(self).lease_rows().renew(self)
         return self
 
     def release(self) -> Self:
         """Release the grant that this instance was acquired or read with: see
         ``LeasableQuerySet.release``. Raises LeaseLost."""
-        type(self)._kept_rows().release(self)
+        type(self).lease_rows().release(self)
         return self
 
     async def arenew(self) -> Self:
         """``renew``, for async code."""
-        await type(self)._kept_rows().arenew(self)
+        await type(self).lease_rows().arenew(self)
         return self
 
     async def arelease(self) -> Self:
         """``release``, for async code. It releases even if it is cancelled while it waits."""
-        await type(self)._kept_rows().arelease(self)
+        await type(self).lease_rows().arelease(self)
         return self
 
     @classmethod
@@ -188,13 +188,6 @@ class Leasable(Guarded):
         """Every row, with the verbs: what a default manager hides from some requests is leased
         and renewed like the rest."""
         return verbs_of(cls)(cls, using=using)
-
-    @classmethod
-    def _kept_rows(cls, using: str | None = None) -> LeasableQuerySet[Any]:
-        """``lease_rows``, for verbs in ``kept_for`` and those by which stores renew and release:
-        one queryset for all calls."""
-        rows: LeasableQuerySet[Any] = kept_rows(verbs_of(cls), cls, using)
-        return rows
 
     def renewal_now(self) -> Renewal:
         """Return the answer to the holder of this row, which was just renewed and read with

@@ -1,56 +1,63 @@
-"""Every conditional update on leases: the verbs on rows of any leasable model.
+"""Rows of any leasable model: the verbs of operators, and the doors to those of holders.
 
-The modules ``saving``, ``states``, ``holder`` (the verbs of holders) and ``granting`` each build on
-the one before. The verbs require of the row, in addition to its key:
-
-    acquire   released, or the deadline has passed (for rows never granted it always has)
-    renew     this grant, not released, the deadline not passed
-    release   this grant, not released, the deadline not passed
-    revoke    granted and not released
+The modules ``saving`` and ``states`` each build on the one before. The verbs of holders are those
+of ``leasing.stores.rows``; of operators ``revoke`` requires that the row is granted and not
+released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from django.db.models import F
 from django.db.models.functions import Greatest, Least
 
-from leasing.conf import DEFAULT, Wait
-from leasing.db import joins, sql
-from leasing.db.dialects import after_commit, atomic, durable, lock
+from leasing.conf import DEFAULT, Wait, leasing_settings
+from leasing.db import joins
+from leasing.db.dialects import after_commit, atomic, lock
+from leasing.db.routing import is_plain
+from leasing.exceptions import LeaseLost
 from leasing.functions import DbMicroseconds, DbNow, next_token
 from leasing.holding import Hold, Term
-from leasing.querysets.claim import Claim
-from leasing.querysets.granting import GrantingRows, pause_shortly
+from leasing.holding.claim import Claim
+from leasing.holding.hold import TermCallback
 from leasing.querysets.saving import LEASE_FIELDS, Row
-from leasing.querysets.states import LeaseState
-from leasing.runtime.aio import Undoable, adrive, drive, in_thread
+from leasing.querysets.states import LeaseRows, LeaseState
+from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.events import happened
+from leasing.store import Renewals
+from leasing.stores.memory import memory
+from leasing.stores.rows import RowStore, row_store
+from leasing.stores.separate import SeparateRowStore
 from leasing.validation.terms import Terms
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
 
-__all__ = ["LEASE_FIELDS", "LeasableQuerySet", "LeaseState", "pause_shortly", "verbs_of"]
+__all__ = ["LEASE_FIELDS", "LeasableQuerySet", "LeaseState", "verbs_of"]
 
 #: Rows whose tokens are raised in one transaction.
 RAISED_TOGETHER = 1000
 
 
-class LeasableQuerySet(GrantingRows[Row]):
+class LeasableQuerySet(LeaseRows[Row]):
     """Rows of any leasable model: by state, and the verbs on a row that is held.
 
     Holder verbs (renew, release) take the held row and raise LeaseLost if its term has ended.
     Operator verbs (revoke) act on the whole queryset and return how many rows they changed.
     """
 
-    kept_for = frozenset({"acquire", "renew", "release", "hold"})
+    # Holders: doors to the store of the rows
 
-    # Taking
+    def store(self, row: Row | None = None) -> RowStore:
+        """Return the store of these rows, in the database that they, or ``row`` of them, are
+        written to."""
+        return row_store(self.model, self.written_to(row), type(self))
 
     def acquire(
         self,
@@ -71,9 +78,7 @@ class LeasableQuerySet(GrantingRows[Row]):
         Raises LeaseHeld, LeaseTimeout (still held after ``wait``), LeaseLost (the row is gone),
         InvalidResource (the holder), InvalidTTL, LeaseInTransaction inside an atomic block.
         """
-        _refuse_unsaved(row)
-        terms = Terms.check(holder=holder, ttl=ttl)
-        return drive(self.home(row).acquiring(row.lease_resource, terms, wait, {"pk": row.pk}))
+        return drive(self._acquiring(row, Terms.check(holder=holder, ttl=ttl), wait))
 
     async def aacquire(
         self,
@@ -84,11 +89,31 @@ class LeasableQuerySet(GrantingRows[Row]):
         wait: Wait = DEFAULT,
     ) -> Row:
         """``acquire``, for async code."""
+        return await adrive(self._acquiring(row, Terms.check(holder=holder, ttl=ttl), wait))
+
+    def _acquiring(self, row: Row, terms: Terms, wait: Wait) -> Steps[Row]:
         _refuse_unsaved(row)
-        terms = Terms.check(holder=holder, ttl=ttl)
-        return await adrive(
-            self.home(row).acquiring(row.lease_resource, terms, wait, {"pk": row.pk})
-        )
+        return self.acquiring(row.lease_resource, terms, wait, ("pk", row.pk), row)
+
+    def acquiring(
+        self,
+        resource: str,
+        terms: Terms,
+        wait: Wait,
+        key: tuple[str, Any],
+        row: Row | None = None,
+    ) -> Steps[Row]:
+        """Return the steps that acquire the one of these rows with ``key``, for a driver. The other
+        arguments are those of ``RowStore.acquiring``, and ``store``."""
+        store = self.store(row)
+        return store.acquiring(resource, terms, wait, key, rows=self._narrowed(store.using))
+
+    def _narrowed(self, using: str) -> Self | None:
+        """Return these rows in the database ``using``; None: they are all of their table."""
+        if is_plain(self.query):
+            return None
+        joins.refuse_repeated(self)
+        return self.using(using)
 
     def hold(
         self,
@@ -109,10 +134,76 @@ class LeasableQuerySet(GrantingRows[Row]):
             on_lost: Called once, on a thread of the keeper, when the hold is lost.
         """
         _refuse_unsaved(row)
-        terms = Terms.check(holder=holder, ttl=ttl)
-        return self.home(row).holding_of(
-            row.lease_resource, terms, wait, {"pk": row.pk}, separate=separate, on_lost=on_lost
-        )
+        asked = row.lease_resource, Terms.check(holder=holder, ttl=ttl), wait, ("pk", row.pk)
+        return self._hold(*asked, row=row, separate=separate, on_lost=on_lost)
+
+    def _hold(
+        self,
+        resource: str,
+        terms: Terms,
+        wait: Wait,
+        key: tuple[str, Any],
+        *,
+        row: Row | None = None,
+        separate: bool = False,
+        stopping: threading.Event | None = None,
+        on_lost: TermCallback | None = None,
+        on_yield: TermCallback | None = None,
+    ) -> Hold:
+        """Return a hold on the row with ``key``; where the setting ENABLED is off, in the memory of
+        this process."""
+        store: Any = self.store(row)
+        if not leasing_settings.ENABLED:
+            take = partial(memory.acquire_row, self.model(**dict([key])), terms)
+            unless_in = None if separate else store.using
+            steps = partial(memory.taking, take, resource, wait, stopping, unless_in)
+            return Hold(memory, steps, resource=resource, on_lost=on_lost, on_yield=on_yield)
+        if separate:
+            store = SeparateRowStore(store.model, store.using, store.kind)
+        asked = resource, terms, wait, key, stopping, self._narrowed(store.using)
+        steps = partial(store.holding, *asked)
+        return Hold(store, steps, resource=resource, on_lost=on_lost, on_yield=on_yield)
+
+    def renew(self, row: Row) -> Row:
+        """Move the deadline of ``row`` to now plus its ttl, never to an earlier time.
+
+        Raises LeaseLost if the grant is no longer the current one or the deadline has
+        passed, LeaseInTransaction inside an atomic block.
+        """
+        self.store(row).renew_row(row)
+        return row
+
+    async def arenew(self, row: Row) -> Row:
+        """``renew``, for async code."""
+        return await in_thread(self.renew, row)
+
+    def release(self, row: Row) -> Row:
+        """Release ``row``. A second release of the same grant changes nothing.
+
+        Raises LeaseLost if the grant is no longer the current one or had expired.
+        """
+        self.store(row).release_row(row)
+        return row
+
+    #: What stores replace by a call of their own, unless a subclass releases otherwise.
+    plain_release = release
+
+    async def arelease(self, row: Row) -> Row:
+        """``release``, for async code. It releases even if it is cancelled while it waits."""
+        return await in_thread(self.release, row)
+
+    def renew_many(self, grants: Mapping[Any, uuid.UUID], timeout: float = 10.0) -> Renewals:
+        """See ``RowStore.renew_many``."""
+        return self.store().renew_many(grants, timeout)
+
+    def release_many(self, held: Iterable[Row]) -> dict[Any, LeaseLost]:
+        """See ``RowStore.release_rows``."""
+        held = list(held)
+        return self.store(held[0] if held else None).release_rows(held)
+
+    def prove(self, row: Row) -> None:
+        """See ``RowStore.prove``."""
+        self.store(row).prove(row)
 
     def claim(
         self,
@@ -135,16 +226,9 @@ class LeasableQuerySet(GrantingRows[Row]):
         Raises InvalidResource (the holder), InvalidTTL, LeaseInTransaction, and ValueError for rows
         that a join may bring several times: choose these by a subquery.
         """
-        terms = Terms.check(holder=holder, ttl=ttl)
-        rows = self.home()
-        joins.refuse_repeated(rows)
-        if sql.can_grant(rows):
-            granted = sql.claim(rows, terms, limit)
-        else:
-            with durable(rows.db):
-                ordered = rows if rows.ordered else rows.order_by("pk")
-                granted = ordered._grant_locked(terms, limit)
-        return Claim(rows._tell_granted(granted), rows.store(terms))
+        store = self.store()
+        rows = self._narrowed(store.using)
+        return store.claim(Terms.check(holder=holder, ttl=ttl), limit, rows)
 
     async def aclaim(
         self,

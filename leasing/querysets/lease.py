@@ -12,19 +12,17 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q
 from django.db.models.functions import Coalesce, Greatest, Least
 
 from leasing.conf import DEFAULT, Wait
-from leasing.db import sql
 from leasing.db.dialects import after_commit, durable, lock
 from leasing.db.sql import in_sql
 from leasing.exceptions import InvalidResource, LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after
 from leasing.holding import Hold, Term
-from leasing.querysets.claim import Claim
-from leasing.querysets.granting import TRIES, pause_shortly
+from leasing.holding.claim import Claim
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.querysets.states import GRANTING, RENEWAL
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
@@ -56,8 +54,6 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
                        seconds, but never before the deadline that it already has
         metadata       a JSON object, for readers of the row
     """
-
-    kept_for = LeasableQuerySet.kept_for | {"acquire_many", "acquiring_named", "named"}
 
     def heartbeats(
         self, limit: int
@@ -132,12 +128,11 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         The other arguments are the terms.
         """
         check_name(resource, "resource")
-        asked = Terms.check(**terms)
-        return self.home().holding_of(
+        return self._hold(
             resource,
-            asked,
+            Terms.check(**terms),
             wait,
-            {"resource": resource},
+            ("resource", resource),
             separate=separate,
             stopping=stopping,
             on_lost=on_lost,
@@ -155,14 +150,8 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         if isinstance(resources, str):
             raise InvalidResource("The resources must be a list of names, not a string.")
         names = sorted({check_name(resource, "resource") for resource in resources})
-        rows = self.home()
-        for number in range(TRIES):
-            granted = rows._grant_all(names, asked)
-            if granted is not None:
-                return Claim(rows._tell_granted(granted), rows.store(asked))
-            if number:
-                pause_shortly()
-        raise LeaseHeld(", ".join(names))
+        leases: Claim[Lease] = self.store().grant_all(asked, "resource", names)
+        return leases
 
     async def aacquire_many(
         self, resources: Iterable[str], **terms: Unpack[TermOptions]
@@ -223,42 +212,40 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         """The steps of ``acquire``, for a driver, under ``terms`` that may have a ``request_id``:
         the same request gets the same grant while it holds, and LeaseLost once it has ended."""
         check_name(resource, "resource")
-        return self.home().acquiring(resource, terms, wait, {"resource": resource})
+        return self.acquiring(resource, terms, wait, ("resource", resource))
 
     def named(self, resource: str) -> Lease | None:
         """Return the lease of ``resource`` as it stands, ``with_state``; None if there is none. Its
         statement is compiled once: each request of a holder over HTTP sends it."""
-        found: Lease | None = self.home()._standing(whole=True, resource=resource)
+        found: Lease | None = self._standing("resource", resource, whole=True)
         return found
 
-    def _tell_freed(self, freed: list[Lease]) -> None:
-        notify = notifier(self.db).notify
-        for lease in freed:
-            notify(lease.resource)
-        super()._tell_freed(freed)
+    def judge(self, resource: str, terms: Terms, key: tuple[str, Any]) -> Lease | None:
+        # Who preempts proves by all of it whom it asks; who repeats a request gets all of it.
+        whole = terms.preempt_after is not None or terms.request_id is not None
+        sent_at = clock()
+        current = self._standing(*key, whole=whole)
+        if current is None:
+            self._create_free([resource])
+            return None
+        if terms.granted(current):
+            if reason := self.why_over(current, current.grant_id):
+                raise LeaseLost(resource, reason)
+            current.sent_at = sent_at
+            found: Lease = current
+            return found
+        self._refuse_if_held(current, terms)
+        return None
 
-    def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> Lease:
-        for number in range(TRIES):
-            lease = self._grant(terms, resource=resource)
-            if lease is not None:
-                return lease
-            # Who preempts proves by all of it whom it asks; who repeats a request gets all of it.
-            whole = terms.preempt_after is not None or terms.request_id is not None
-            sent_at = clock()
-            current = self._standing(whole=whole, resource=resource)
-            if current is None:
-                self._create_free([resource])
-                continue
-            if terms.granted(current):
-                if reason := self.why_over(current, current.grant_id):
-                    raise LeaseLost(resource, reason)
-                current.sent_at = sent_at
-                found: Lease = current
-                return found
-            self._refuse_if_held(current, terms)
-            if number:
-                pause_shortly()
-        raise LeaseHeld(resource)
+    def judge_all(self, names: list[str], terms: Terms) -> None:
+        """Judge the leases on ``names`` that could not all be granted just now. Raises LeaseHeld;
+        otherwise another try may succeed."""
+        named = self._everything().filter(resource__in=names)
+        known = list(named.with_state().order_by("resource"))
+        if missing := set(names) - {lease.resource for lease in known}:
+            self._create_free(sorted(missing))
+        for lease in known:
+            self._refuse_if_held(lease, terms)
 
     def _refuse_if_held(self, current: Lease, terms: Terms) -> None:
         """Raise LeaseHeld if somebody holds ``current`` or its grace runs. If ``terms`` preempt,
@@ -274,32 +261,6 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
     def _create_free(self, resources: Iterable[str]) -> None:
         rows = [self.model(resource=resource) for resource in resources]
         self._everything().bulk_create(rows, ignore_conflicts=True)
-
-    def _grant_all(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]] | None:
-        """Grant all of ``names`` or none. Return None if another try may succeed."""
-        if sql.can_grant(self):
-            granted = sql.grant_all(self._everything(), terms, "resource", names)
-        else:
-            granted = self._grant_all_locked(names, terms)
-        if len(granted) == len(names):
-            return granted
-        named = self._everything().filter(resource__in=names)
-        known = list(named.with_state().order_by("resource"))
-        if missing := set(names) - {lease.resource for lease in known}:
-            self._create_free(sorted(missing))
-        for lease in known:
-            self._refuse_if_held(lease, terms)
-        return None
-
-    def _grant_all_locked(self, names: list[str], terms: Terms) -> list[tuple[Lease, str]]:
-        """Grant all of ``names`` or none, in several statements."""
-        named = self._everything().filter(resource__in=names).order_by("resource")
-        with durable(self.db):
-            granted = named._grant_locked(terms, limit=None)
-            if len(granted) == len(names):
-                return granted
-            transaction.set_rollback(True, using=self.db)
-        return []
 
     def _preempt(self, held: Lease, by: str, priority: int, delay: timedelta) -> None:
         """Ask the holder of ``held`` to yield: its renewals end after ``delay``. If somebody has
@@ -317,7 +278,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         if asked:
             happened("lease.preempted", [held], by=by)
 
-    def _say_wanted(self, resource: str, by: str = "") -> None:
+    def say_wanted(self, resource: str, by: str = "") -> None:
         """Request a notification of the holder's release; ``by`` is who waits."""
         if connections[self.db].vendor != "postgresql":
             return

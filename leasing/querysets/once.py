@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Self
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Coalesce
 
+from leasing.conf import Wait
 from leasing.db.sql import in_sql
 from leasing.exceptions import LeaseHeld, PayloadMismatch
 from leasing.functions import DbNow, after
-from leasing.querysets.granting import TRIES, pause_shortly
-from leasing.querysets.holder import releasing
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
 from leasing.querysets.states import GRANTING
-from leasing.runtime.aio import in_thread
+from leasing.runtime.aio import Steps, in_thread
+from leasing.stores.portable import releasing
 from leasing.validation.terms import Terms
 from leasing.validation.values import check_json
 
@@ -109,28 +109,27 @@ class OnceQuerySet(LeasableQuerySet["OnceKey"]):
         """``settle``, for async code."""
         return await in_thread(self.settle, result, by)
 
-    def _attempt(self, resource: str, terms: Terms, key: dict[str, Any]) -> OnceKey:
-        """Begin the work, or return the row of work that is finished.
+    def beginning(self, resource: str, terms: OnceTerms, wait: Wait, key: str) -> Steps[OnceKey]:
+        """Return the steps that begin the work called ``key``, or give the row of work that is
+        finished. The other arguments are those of ``acquiring``.
 
-        Raises LeaseHeld while it is under way, PayloadMismatch for another payload.
+        They raise LeaseHeld while it is under way, PayloadMismatch for another payload.
         """
-        assert isinstance(terms, OnceTerms)
         same = Q(payload_hash=terms.payload_hash) | Q(window_ends_at__lte=DbNow())
-        for number in range(TRIES):
-            row = self.filter(same)._grant(terms, **key)
-            if row is not None:
-                return row
-            current = self._everything().filter(**key).with_state().first()
-            if current is None:
-                self._everything().bulk_create([self.model(**key)], ignore_conflicts=True)
-                continue
-            if current.window_ends_at > current.now:
-                if current.payload_hash != terms.payload_hash:
-                    raise PayloadMismatch(current.key)
-                if current.finished_at is not None:
-                    return current
-            if current.state == LeaseState.ACTIVE:
-                raise LeaseHeld(resource, current.holder, current.expires_at)
-            if number:
-                pause_shortly()
-        raise LeaseHeld(resource)
+        return self.filter(same).acquiring(resource, terms, wait, ("key", key))
+
+    def judge(self, resource: str, terms: Terms, key: tuple[str, Any]) -> OnceKey | None:
+        assert isinstance(terms, OnceTerms)
+        rows, named = self._everything(), dict([key])
+        current = rows.filter(**named).with_state().first()
+        if current is None:
+            rows.bulk_create([self.model(**named)], ignore_conflicts=True)
+            return None
+        if current.window_ends_at > current.now:
+            if current.payload_hash != terms.payload_hash:
+                raise PayloadMismatch(current.key)
+            if current.finished_at is not None:
+                return current
+        if current.state == LeaseState.ACTIVE:
+            raise LeaseHeld(resource, current.holder, current.expires_at)
+        return None

@@ -7,7 +7,7 @@ lock (it would judge by a time that is over): the row is locked first, updated s
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Self
 
@@ -17,9 +17,11 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest
 
 from leasing.db import joins
+from leasing.db.compiled_queries import query_instance
 from leasing.db.dialects import lock
 from leasing.db.sql import in_sql
-from leasing.exceptions import LeaseLost
+from leasing.db.statements import Marker
+from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after, next_token
 from leasing.querysets.saving import GuardedRows, Row
 from leasing.runtime.events import happened
@@ -60,6 +62,12 @@ class LeaseRows(GuardedRows[Row]):
 
     #: True to write grants and losses of these rows to LeaseEvent.
     keeps_events = True
+    #: False to tell nobody of grants and releases: neither log, nor signals.
+    is_told = True
+    #: The name of the verb that renews these rows.
+    renewing = "renew"
+    #: True to notify other processes of a release: of rows with ``wanted_until``.
+    tells_waiters = False
 
     # By state
 
@@ -156,6 +164,46 @@ class LeaseRows(GuardedRows[Row]):
             return Reason(Why.EXPIRED, f"it expired at {_clock_time(row.expires_at)}")
         return None
 
+    def why_lost(self, grants: Mapping[Any, uuid.UUID]) -> dict[Any, str]:
+        """Return why those of ``grants``, by the keys of their rows, hold no longer."""
+        found = {row.pk: row for row in self._lease_columns(grants)}
+        reasons = {key: self.why_over(found.get(key), grant) for key, grant in grants.items()}
+        return {key: reason for key, reason in reasons.items() if reason}
+
+    def judge(self, resource: str, terms: Terms, key: tuple[str, Any]) -> Row | None:
+        """Judge the row that could not be granted just now: return it if the caller has it already,
+        None if another try may succeed.
+
+        Args:
+            resource: The name of its resource.
+            terms: The terms that were asked for.
+            key: A unique column, and its value.
+
+        Raises LeaseHeld, LeaseLost (the row is gone).
+        """
+        current = self._standing(*key)
+        if current is None:
+            raise LeaseLost(resource, "its row is gone")
+        if current.state == LeaseState.ACTIVE:
+            raise LeaseHeld(resource, current.holder, current.expires_at)
+        return None
+
+    def _standing(self, column: str, value: Any, *, whole: bool = False) -> Any:
+        """Return the row whose ``column`` is ``value`` as it stands, ``with_state``; None if there
+        is none. Unless ``whole``, with those columns alone by which a refusal is judged and told.
+        """
+
+        def compile() -> Any:
+            model: Any = self.model.leased_model()
+            field = model._meta.pk if column == "pk" else model._meta.get_field(column)
+            rows: Any = self._everything().filter(**{column: Marker(column, field)})
+            if not whole:
+                rows = rows.only("pk", *model.refusal_columns)
+            return rows.order_by("pk").with_state()[:1]
+
+        about = (type(self), self.model, self.db, column, whole)
+        return query_instance(about, compile, {column: value})
+
     # The ledger
 
     def record(self, kind: str, row: Row, **fields: Any) -> None:
@@ -198,6 +246,22 @@ class LeaseRows(GuardedRows[Row]):
         still = set(self.filter(pk__in=keys).order_by().values_list("pk", flat=True))
         return [key for key in keys if key in still]
 
+    def _chosen(self, free: Self, limit: int | None) -> dict[Any, Row]:
+        """Lock up to ``limit`` of the rows of ``free``, passing over those that others have."""
+        read = free.select_related(None).prefetch_related(None)
+        term = read.only("pk", "holder", "grants", "grant_id", "released_at", "expires_at")
+        of = joins.lock_of(self.model, self.db)
+        return {row.pk: row for row in lock(term, skip_locked=True, of=of)[:limit]}
+
+    def _write_grants(
+        self, before: dict[Any, Row], grants: dict[Any, uuid.UUID], columns: dict[str, Any]
+    ) -> None:
+        """Write ``columns`` and its grant to each of the chosen rows that is still available."""
+        chosen = [When(pk=pk, then=Value(grants[pk])) for pk in before]
+        self._everything().filter(pk__in=list(before)).available().update(
+            grant_id=Case(*chosen, output_field=models.UUIDField()), **columns
+        )
+
     def _lock(self, row: Row) -> None:
         list(lock(self._everything().filter(pk=row.pk)).values_list("pk"))
 
@@ -209,7 +273,7 @@ class LeaseRows(GuardedRows[Row]):
         rows = self._everything().filter(pk__in=list(keys))
         return rows.only("pk", *self.model.verb_columns).annotate(now=DbNow())
 
-    def _was_released_by_holder(self, row: Row) -> bool:
+    def was_released_by_holder(self, row: Row) -> bool:
         # A revocation keeps the grant too, but raises the token.
         return (
             self._everything()

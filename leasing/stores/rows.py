@@ -1,12 +1,27 @@
-"""Grants that stand in rows of the database, for holds and the keeper."""
+"""Grants that stand in rows of the database: the verbs of holders, for holds and the keeper too.
+
+The verbs require of the row, in addition to its key:
+
+    acquire   released, or the deadline has passed (for rows never granted it always has)
+    renew     this grant, not released, the deadline not passed
+    release   this grant, not released, the deadline not passed
+
+PostgreSQL gets one statement for each (``leasing.db.sql``), where the model's conditions have SQL;
+what that does not do, for the row is locked or its term has ended, the portable form
+(``leasing.stores.portable``) does, which waits for the lock and finds out why.
+"""
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any, Unpack
 
 from django.apps import apps
@@ -14,40 +29,301 @@ from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 
-from leasing.conf import leasing_settings
+from leasing.conf import Wait, leasing_settings
+from leasing.db import sql
 from leasing.db.dialects import (
+    after_commit,
+    durable,
     hang_up,
     in_transaction,
     limit_silence,
     limit_waiting,
     patience,
+    refuse_transaction,
     use_private_connection,
 )
-from leasing.exceptions import LeaseLost
+from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.holding import Hold, Term
+from leasing.holding import claim as claims
+from leasing.holding.claim import Claim
 from leasing.holding.keeper import keeper
-from leasing.runtime.aio import drive
+from leasing.runtime.aio import Steps, Undoable, drive
 from leasing.runtime.event_lines import log
-from leasing.runtime.events import happened, subscribe
+from leasing.runtime.events import during, happened, subscribe
 from leasing.runtime.notes import NOTE_LIMIT
 from leasing.store import HoldOptions, Incumbent, Renewals, Store
+from leasing.stores import portable
 from leasing.validation.terms import Terms
+from leasing.waiting.notifier import notifier, taking, told
 
 #: For how many times its ttl a holder may say nothing to the server within its proof. Its term is
 #: over by then, but successors wait for its lock: it may have been stopped.
 SILENCE = 2.0
+#: Tries of an acquisition while a row is free and another process is about to acquire it.
+TRIES = 3
 
 #: The connections of the keeper's thread, by database.
 _lines: dict[str, BaseDatabaseWrapper] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowStore:
     """Keeps grants that stand in rows of ``model``: what a Hold and the keeper work with."""
 
     #: A ``Leasable``, which stands in a layer above.
     model: type[Any]
     using: str
+    #: The class of querysets whose conditions and columns the verbs take.
+    kind: type[Any] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.kind is None:
+            object.__setattr__(self, "kind", type(self.model.lease_rows()))
+
+    def rows(self) -> Any:
+        """Return every row, as a queryset."""
+        return self.kind(self.model, using=self.using)
+
+    def _statements(self, verb: str) -> sql.Statements | None:
+        """Return the statements by hand, if they serve for ``verb`` here."""
+        if not sql.serves(self.using):
+            return None
+        known = sql.statements(self.kind, self.model, self.using)
+        return known if getattr(known, verb) else None
+
+    # Acquire
+
+    def acquiring(
+        self,
+        resource: str,
+        terms: Terms,
+        wait: Wait,
+        key: tuple[str, Any],
+        stopping: threading.Event | None = None,
+        rows: Any = None,
+    ) -> Steps[Any]:
+        """Return the steps that acquire a row, for a driver, and wait for it between tries.
+
+        Args:
+            resource: The name of its resource.
+            terms: The terms of the grant.
+            wait: Seconds to wait for the current holder; None: for ever.
+            key: A unique column, and its value.
+            stopping: An event that ends the waiting with LeaseTimeout.
+            rows: The rows of which it is to be one; None: it may be any.
+        """
+        # A request that may be sent again keeps what it won: the one that repeats it finds it.
+        undo = self.release_row if terms.request_id is None else _keep
+        attempt = Undoable(partial(self.attempt, resource, terms, key, rows), undo)
+        say_wanted = None
+        if self.kind.tells_waiters:
+            # What can be stopped may wait for days, and is a campaign.
+            say_wanted = partial(self._say_wanted, resource, "" if stopping else terms.holder)
+        steps = taking(
+            self.using, resource, wait, attempt, say_wanted=say_wanted, stopping=stopping
+        )
+        return told(self.model, resource, steps, is_campaign=stopping is not None)
+
+    def holding(self, *asked: Any) -> Steps[Term]:
+        """Return the steps of ``acquiring`` for a hold."""
+        return self.term((yield from self.acquiring(*asked)))
+
+    def attempt(self, resource: str, terms: Terms, key: tuple[str, Any], rows: Any = None) -> Any:
+        """Acquire now. Arguments are those of ``acquiring``. Raises LeaseHeld; LeaseLost when the
+        row is gone."""
+        for number in range(TRIES):
+            row = self.grant(terms, key, rows)
+            if row is not None:
+                return row
+            current = (self.rows() if rows is None else rows).judge(resource, terms, key)
+            if current is not None:
+                return current
+            if number:
+                pause_shortly()
+        raise LeaseHeld(resource)
+
+    def grant(self, terms: Terms, key: tuple[str, Any], rows: Any = None) -> Any:
+        """Grant the one available row with ``key``, or return None."""
+        statements = self._statements("grants")
+        if statements is not None:
+            granted = statements.grant(terms, *key, rows)
+        else:
+            rows = self.rows() if rows is None else rows
+            with durable(self.using):
+                granted = portable.grant(rows, terms, 1, **dict([key]))
+        return self._told(granted)[0] if granted else None
+
+    def claim(self, terms: Terms, limit: int, rows: Any = None) -> Claim[Any]:
+        """Grant up to ``limit`` available rows in one transaction.
+
+        Args:
+            terms: The terms of the grants.
+            limit: The number of rows, at most.
+            rows: The rows, in their order; None: all, in the order of their keys.
+        """
+        statements = self._statements("grants")
+        if statements is not None:
+            granted = statements.claim(terms, limit, rows)
+        else:
+            rows = self.rows() if rows is None else rows
+            with durable(self.using):
+                ordered = rows if rows.ordered else rows.order_by("pk")
+                granted = portable.grant(ordered, terms, limit)
+        return Claim(self._told(granted), self)
+
+    def grant_all(self, terms: Terms, column: str, names: list[str]) -> Claim[Any]:
+        """Grant the rows whose ``column`` is one of ``names``, which are sorted, or none. Raises
+        LeaseHeld."""
+        for number in range(TRIES):
+            statements = self._statements("grants")
+            if statements is not None:
+                granted = statements.grant_all(terms, column, names)
+            else:
+                granted = self._grant_all(terms, column, names)
+            if len(granted) == len(names):
+                return Claim(self._told(granted), self)
+            self.rows().judge_all(names, terms)
+            if number:
+                pause_shortly()
+        raise LeaseHeld(", ".join(names))
+
+    def _grant_all(self, terms: Terms, column: str, names: list[str]) -> list[portable.Granted]:
+        named = self.rows().filter(**{f"{column}__in": names}).order_by(column)
+        with durable(self.using):
+            granted = portable.grant(named, terms, None)
+            if len(granted) == len(names):
+                return granted
+            transaction.set_rollback(True, using=self.using)
+        return []
+
+    def _told(self, granted: list[portable.Granted]) -> list[Any]:
+        """Signal what was ``granted``, and return the rows."""
+        if self.kind.is_told:
+            alike: dict[str, list[Any]] = {}
+            for row, kind in granted:
+                alike.setdefault(kind, []).append(row)
+            for kind, rows in alike.items():
+                happened(f"lease.{kind}", rows)
+        return [row for row, _ in granted]
+
+    def _say_wanted(self, resource: str, by: str) -> None:
+        self.rows().say_wanted(resource, by)
+
+    # Renew
+
+    def renew_row(self, row: Any) -> None:
+        """Renew the grant of ``row``, and update the instance. Raises LeaseLost,
+        LeaseInTransaction."""
+        statements = self._statements("renews")
+        if statements is None or not statements.renew_one(row):
+            rows = self.rows()
+            if not portable.renew(rows, row):
+                raise rows._refuse(row, self.kind.renewing)
+        happened("lease.renewed", [row])
+
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        try:
+            return self.renew_many(grants, timeout)
+        except Error:
+            # A connection that failed once is not trusted with the next renewal.
+            if not connections[self.using].in_atomic_block:
+                self.close()
+            raise
+
+    def renew_many(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
+        """Renew the rows whose key and grant are in ``grants``, in one transaction.
+
+        Rows that someone else has locked are skipped and are not in the answer: try them again. No
+        statement runs longer than ``timeout`` seconds.
+
+        Raises LeaseInTransaction inside an atomic block: after a rollback the holders would trust a
+        renewal that was not stored.
+        """
+        refuse_transaction(self.using)
+        statements = self._statements("renews")
+        if statements is not None:
+            renewed = statements.renew(grants, timeout)
+        else:
+            renewed = portable.renew_many(self.rows(), grants, timeout)
+        mine = [row for row in renewed if row.grant_id == grants[row.pk]]
+        answer = Renewals({row.pk: row.renewal_now() for row in mine})
+        missed = {key: grants[key] for key in grants if key not in answer.renewed}
+        if missed:
+            answer.lost = self.rows().why_lost(missed)
+        return answer
+
+    # Release
+
+    def release(self, term: Term) -> None:
+        row = term.held_row
+        if self.kind.release is self.kind.plain_release:
+            self.release_row(row)
+        else:
+            self.rows().release(row)
+
+    def release_row(self, row: Any) -> None:
+        """Release ``row``, and update the instance. A second release of the same grant changes
+        nothing. Raises LeaseLost."""
+        with during("lease.release", row):
+            if not claims.blocks:
+                self._release(row)
+                return
+            with claims.ending(self.using, [row]):
+                self._release(row)
+
+    def _release(self, row: Any) -> None:
+        if self._release_in_one([row]):
+            return
+        rows = self.rows()
+        if portable.release(rows, row):
+            after_commit(self.using, partial(happened, "lease.released", [row]))
+        elif not rows.was_released_by_holder(row):
+            raise rows._refuse(row, "release")
+
+    def release_rows(self, rows: Iterable[Any]) -> dict[Any, LeaseLost]:
+        """Release the grants of ``rows``, on PostgreSQL in one statement. Returns how those were
+        lost that were, by their keys; all others are released."""
+        key = attrgetter(self.model._meta.pk.attname)
+        left = {key(row): row for row in rows}
+        release = self.release_row
+        if self.kind.release is not self.kind.plain_release:
+            release = self.rows().release
+        elif left:
+            with claims.ending(self.using, left.values()) as standing:
+                for row in self._release_in_one(list(left.values())):
+                    del left[key(row)]
+                standing += left.values()
+        losses = {}
+        for row in left.values():
+            try:
+                release(row)
+            except LeaseLost as loss:
+                losses[row.pk] = loss
+        return losses
+
+    def _release_in_one(self, held: list[Any]) -> list[Any]:
+        """Release rows in one statement, and signal that. Returns the released ones."""
+        statements = self._statements("releases")
+        if statements is None:
+            return []
+        connection = connections[self.using]
+        freed = statements.release(connection, held)
+        if freed:
+            after_commit(connection, partial(self._freed, freed))
+        return freed
+
+    def _freed(self, rows: list[Any]) -> None:
+        if self.kind.tells_waiters:
+            for row in rows:
+                notifier(self.using).notify(row.lease_resource)
+        if self.kind.is_told:
+            happened("lease.released", rows)
+
+    def term(self, row: Any) -> Term:
+        """Return the term of ``row``, which was just granted."""
+        return term_of(row, self)
+
+    # For the keeper
 
     def open(self) -> None:
         """Give this thread a connection of its own."""
@@ -60,25 +336,6 @@ class RowStore:
     def close(self) -> None:
         """Drop this thread's connection: the next query makes a new one."""
         connections[self.using].close()
-
-    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
-        try:
-            renewals: Renewals = self._rows().renew_many(grants, timeout)
-            return renewals
-        except Error:
-            # A connection that failed once is not trusted with the next renewal.
-            if not connections[self.using].in_atomic_block:
-                self.close()
-            raise
-
-    def release(self, term: Term) -> None:
-        self._rows().release(term.held_row)
-
-    def release_rows(self, rows: Iterable[Any]) -> dict[Any, LeaseLost]:
-        """Release the grants of these ``rows``. Returns how those were lost that were, by their
-        keys."""
-        lost: dict[Any, LeaseLost] = self._rows().release_many(rows)
-        return lost
 
     def lost(self, term: Term, reason: str) -> None:
         happened("lease.lost", [term.held_row], reason=reason)
@@ -96,43 +353,56 @@ class RowStore:
 
     def hold(self, resource: str, **options: Unpack[HoldOptions]) -> Hold:
         """See ``leasing.store.NamedStore``: it is ``Lease.objects.hold``."""
-        hold: Hold = self._rows().hold(resource, **options)
+        hold: Hold = self.rows().hold(resource, **options)
         return hold
 
     def acquire(self, resource: str, terms: Terms) -> Term:
         """See ``leasing.store.NamedStore``."""
-        return term_of(drive(self._rows().acquiring_named(resource, terms, 0)), self)
+        return term_of(drive(self.rows().acquiring_named(resource, terms, 0)), self)
 
     def revoke(self, resource: str, reason: str = "", by: str = "") -> bool:
         """See ``leasing.store.NamedStore``."""
-        return bool(self._rows().filter(resource=resource).revoke(reason, by))
+        return bool(self.rows().filter(resource=resource).revoke(reason, by))
 
     def current(self, resource: str) -> Incumbent | None:
         """See ``leasing.store.NamedStore``."""
-        row = self._rows().filter(resource=resource).active().first()
+        row = self.rows().filter(resource=resource).active().first()
         return None if row is None else Incumbent(row.holder, row.fencing_token, row.expires_at)
 
     # In one transaction with the user's data
 
     @contextmanager
     def proving(self, row: Any) -> Iterator[None]:
-        rows = self._rows().home()
         is_ours = not connections[self.using].in_atomic_block
         with transaction.atomic(using=self.using):
             if is_ours:
                 limit_silence(self.using, SILENCE * row.ttl.total_seconds())
-            rows.prove(row)
+            self.prove(row)
             yield
-            rows.prove(row)
+            self.prove(row)
 
-    def _rows(self) -> Any:
-        return self.model._kept_rows(self.using)
+    def prove(self, row: Any) -> None:
+        """Lock ``row`` until the caller's transaction ends, if its grant is still the current
+        one and the deadline has not passed. Raises LeaseLost."""
+        rows = self.rows()
+        rows._lock(row)
+        if not rows._of_grant(row).unexpired().exists():
+            raise rows._refuse(row, "commit")
 
 
 @cache
-def row_store(model: type[Any], using: str) -> RowStore:
-    """The store of the rows of ``model``: one for all holds on them."""
-    return RowStore(model, using)
+def row_store(model: type[Any], using: str, kind: type[Any] | None = None) -> RowStore:
+    """The store of the rows of ``model``, as ``RowStore`` makes it: one for all holds on them."""
+    return RowStore(model, using, kind)  # type: ignore[arg-type]
+
+
+def _keep(row: Any) -> None:
+    """Leave the lease to the caller."""
+
+
+def pause_shortly() -> None:
+    """While someone else is just about to take a free row."""
+    time.sleep(random.uniform(0.002, 0.02))
 
 
 def _abort(using: str) -> None:
@@ -195,7 +465,7 @@ def _record_refused(rows: Sequence[Any], *, verb: str, reason: str) -> None:
 def _kept(row: Any) -> Any:
     """Return the queryset of the rows in the database that has ``row``; None: none has it."""
     is_stored = isinstance(row, Model) and row._state.db is not None
-    return type(row)._kept_rows().home(row) if is_stored else None
+    return type(row).lease_rows().home(row) if is_stored else None
 
 
 subscribe({"lease.lost": _record_lost}, log.log_failed)

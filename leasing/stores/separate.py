@@ -40,6 +40,9 @@ Result = TypeVar("Result")
 class SeparateRowStore(RowStore):
     """Keeps grants of holds inside of which the caller's transaction may end, or around which."""
 
+    def acquiring(self, *asked: Any) -> Steps[Any]:
+        return _taking_separately(self.using, super().acquiring(*asked))
+
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> Renewals:
         if not in_transaction(self.using):
             return super().renew(grants, timeout)
@@ -75,7 +78,7 @@ def _connection(using: str) -> SideConnection:
     return OfTest(using) if is_rolled_back_by_test(using) else SideConnection(using)
 
 
-def taking_separately(using: str, steps: Steps[Any]) -> Steps[Any]:
+def _taking_separately(using: str, steps: Steps[Any]) -> Steps[Any]:
     """``steps``, outside of the transaction in which their caller may be."""
     if not (yield partial(in_transaction, using)):
         return (yield from steps)

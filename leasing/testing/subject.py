@@ -50,7 +50,7 @@ class RowSubject:
 
     def acquire(self, terms: Terms) -> tuple[Any, Callable[[], object]]:
         """Return the row, granted under ``terms``, and what gives it back."""
-        row = drive(self._rows.acquiring(self.resource, terms, 0, self._key))
+        row = drive(self._rows.acquiring(self.resource, terms, 0, *self._key.items()))
         return row, partial(self._rows.release, row)
 
     def events(self) -> list[LeaseEvent]:

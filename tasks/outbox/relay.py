@@ -30,13 +30,12 @@ from django.db.models.functions import Cast, Right
 
 from leasing.exceptions import LeaseLost
 from leasing.holding import Term
+from leasing.holding.claim import Claim
 from leasing.models import Lease
-from leasing.querysets.claim import Claim
 from leasing.querysets.lease import LeaseQuerySet
 from leasing.runtime.clock import clock
 from leasing.runtime.events import during, happened
 from leasing.runtime.services import Service
-from leasing.stores.rows import RowStore
 from leasing.validation.names import default_holder
 from leasing.validation.terms import Terms
 from tasks.conf import task_settings
@@ -100,21 +99,7 @@ class _Leases(LeaseQuerySet):
     """The leases of relays. Ledger, log and signals leave out their terms: there are some for each
     burst of messages."""
 
-    keeps_events = False
-
-    def store(self, terms: Terms) -> RowStore:
-        return _LeaseStore(self.model, self.db)
-
-    def _tell_granted(self, granted: list[tuple[Lease, str]]) -> list[Lease]:
-        return [lease for lease, _ in granted]
-
-    def _tell_freed(self, freed: list[Lease]) -> None:
-        pass
-
-
-class _LeaseStore(RowStore):
-    def _rows(self) -> _Leases:
-        return _Leases(self.model, using=self.using)
+    keeps_events = is_told = False
 
 
 class Delivery:

@@ -14,8 +14,8 @@ from django.db.models.functions import Greatest
 from leasing.db.dialects import after_commit, lock
 from leasing.exceptions import PayloadMismatch
 from leasing.functions import DbNow
-from leasing.querysets.leasable import pause_shortly
 from leasing.runtime.events import happened
+from leasing.stores.rows import pause_shortly
 from tasks import registry
 from tasks.exceptions import KeyBusy
 from tasks.notifier import notify

@@ -23,7 +23,7 @@ from leasing.db import sql
 from leasing.db.deletion import unprotected
 from leasing.db.dialects import atomic, in_transaction, lock
 from leasing.functions import after
-from leasing.querysets.claim import ending as leaving_blocks
+from leasing.holding.claim import ending as leaving_blocks
 from tasks import registry
 from tasks.exceptions import NotSerializable, Snooze
 from tasks.notifier import notify

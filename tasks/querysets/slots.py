@@ -26,7 +26,7 @@ from django.db.models import Case, Value, When
 
 from leasing.db import joins
 from leasing.db.dialects import lock, lock_names
-from leasing.querysets.leasable import pause_shortly
+from leasing.stores.rows import pause_shortly
 from tasks.querysets.claim_request import may_wait
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tasks.querysets.base import TaskRows
 from tasks.querysets.ends import EndVerbs
 from tasks.querysets.operator import OperatorVerbs
 from tasks.querysets.producer import ProducerVerbs
@@ -15,5 +14,3 @@ class TaskQuerySet(  # type: ignore[override]
     ProducerVerbs, WorkerVerbs, EndVerbs, OperatorVerbs, RelayVerbs
 ):
     """Tasks: ``Task.objects``."""
-
-    kept_for = TaskRows.kept_for | {"enqueue", "enqueue_many", "take"}

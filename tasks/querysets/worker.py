@@ -23,8 +23,9 @@ from django.db.models.expressions import Combinable
 from leasing.db import sql
 from leasing.db.dialects import atomic, durable, lock_names, take_write_lock
 from leasing.functions import DbNow
-from leasing.querysets.claim import Claim
+from leasing.holding.claim import Claim
 from leasing.runtime.events import happened
+from leasing.stores import portable
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
 from tasks.conf import task_settings
@@ -95,7 +96,7 @@ class WorkerVerbs(RecoveryVerbs):
         if request_id is not None:
             tasks, again = _claim_for(rows, replace(terms, request_id=request_id), names, request)
             if again:
-                return Claim(again, rows.store(terms))
+                return Claim(again, rows.store())
         elif sql.serves(rows.db):
             tasks, more = one_statement.claim(rows, terms, names, request)
             if more and request.left:
@@ -105,7 +106,7 @@ class WorkerVerbs(RecoveryVerbs):
         else:
             tasks = _claim_portably(rows, terms, names, request)
         _tell_claimed(tasks)
-        return Claim(tasks, rows.store(terms))
+        return Claim(tasks, rows.store())
 
     def note_empty_claim(self, holder: str, request_id: uuid.UUID) -> Claim[Task]:
         """Remember that the call of ``claim`` with this ``request_id`` is answered with no task, so
@@ -117,7 +118,7 @@ class WorkerVerbs(RecoveryVerbs):
             again = _claimed_before(rows, terms)
             if not again:
                 _keys(rows).remember(request_id)
-        return Claim(again, rows.store(terms))
+        return Claim(again, rows.store())
 
     def take(
         self,
@@ -387,7 +388,7 @@ def _grant_to(
 
 def _grant(ready: TaskRows, terms: Terms, seats: Seats, limit: int) -> list[Task]:
     ready.seats = seats
-    return [task for task, _ in ready._grant_locked(terms, limit)]
+    return [task for task, _ in portable.grant(ready, terms, limit)]
 
 
 def _in_order(task: Task) -> tuple[Any, ...]:

@@ -25,8 +25,8 @@ from leasing.holding.keeper import keeper
 from leasing.holding.term import Term
 from leasing.leader import Incumbent
 from leasing.models import Lease
-from leasing.querysets.lease import LeaseQuerySet
 from leasing.stores.memory import MemoryStore
+from leasing.stores.rows import RowStore
 from leasing.testing import (
     assert_free,
     assert_held,
@@ -451,7 +451,7 @@ class Swallowed:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
         self.reached, self.let_go = threading.Event(), threading.Event()
-        call = getattr(LeaseQuerySet, verb)
+        call = getattr(RowStore, verb)
 
         def swallowed(rows: Any, *args: Any, **options: Any) -> Any:
             answer = call(rows, *args, **options)
@@ -460,7 +460,7 @@ class Swallowed:
                 assert self.let_go.wait(PATIENCE)
             return answer
 
-        monkeypatch.setattr(LeaseQuerySet, verb, swallowed)
+        monkeypatch.setattr(RowStore, verb, swallowed)
 
 
 @on_the_database
@@ -471,7 +471,7 @@ def test_a_candidate_who_is_not_answered_ends_when_asked_to_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(side_connection, "STOP_TIMEOUT", 0.1)
-    network = Swallowed(monkeypatch, "_attempt")
+    network = Swallowed(monkeypatch, "attempt")
     campaign = other_threads.start(lambda: list(leader.terms(stopping)))
     assert network.reached.wait(PATIENCE)
 

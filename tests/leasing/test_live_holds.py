@@ -110,7 +110,7 @@ def test_a_silent_database_loses_the_hold_and_the_ledger_hears_of_it_later(
         raise OperationalError("the database is away")
 
     monkeypatch.setattr(LeasableQuerySet, "record", record)
-    monkeypatch.setattr(LeasableQuerySet, "renew_many", renew)
+    monkeypatch.setattr(RowStore, "renew_many", renew)
     reported: list[Term] = []
     with override_settings(LEASING={**OFTEN, "MARGIN": 0.8}):
         hold = Lease.objects.hold("crane:1", ttl=1, on_lost=reported.append)
@@ -160,7 +160,7 @@ def test_a_renewal_that_failed_is_tried_again_on_a_new_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sessions: list[Any] = []
-    real = LeasableQuerySet.renew_many
+    real = RowStore.renew_many
 
     def renew_many(rows: Any, *args: Any) -> Any:
         connections["default"].ensure_connection()
@@ -169,7 +169,7 @@ def test_a_renewal_that_failed_is_tried_again_on_a_new_connection(
             raise OperationalError("the connection was cut")
         return real(rows, *args)
 
-    monkeypatch.setattr(LeasableQuerySet, "renew_many", renew_many)
+    monkeypatch.setattr(RowStore, "renew_many", renew_many)
     with Lease.objects.hold("crane:1"):
         wait_for(lambda: renewals() >= 1)
 

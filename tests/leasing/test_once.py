@@ -27,6 +27,7 @@ from leasing.holding.keeper import keeper
 from leasing.models import LeaseEvent, OnceKey
 from leasing.querysets.once import OnceQuerySet
 from leasing.runtime.aio import drive, in_thread
+from leasing.stores.rows import RowStore
 from leasing.testing.keeper import ManualKeeper, manual_keeper
 from leasing.waiting.notifier import notifier
 from tests.leasing.conftest import Sent
@@ -493,14 +494,14 @@ def test_a_row_that_is_about_to_be_taken_is_refused_after_three_tries(
 ) -> None:
     tries = []
 
-    def grant(rows: Any, terms: Any, **key: Any) -> None:
+    def grant(store: RowStore, terms: Any, key: Any, rows: Any) -> None:
         tries.append(key)
 
-    monkeypatch.setattr(OnceQuerySet, "_grant", grant)
+    monkeypatch.setattr(RowStore, "grant", grant)
     with pytest.raises(LeaseHeld, match="being acquired by someone else"):
         once("charge", window=60).run(body(done))
 
-    assert (tries, done) == ([{"key": "charge"}] * 3, [])
+    assert (tries, done) == ([("key", "charge")] * 3, [])
 
 
 # Settled by an operator

@@ -26,8 +26,8 @@ from leasing.exceptions import (
 )
 from leasing.holding.term import Term
 from leasing.models import Lease
-from leasing.querysets.lease import LeaseQuerySet
 from leasing.runtime import aio
+from leasing.stores.rows import RowStore
 from leasing.testing.keeper import ManualKeeper
 from leasing.waiting import waiter as waiting
 from leasing.waiting.notifier import Notifier, notifier
@@ -86,13 +86,13 @@ def waits(clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch) -> Waits:
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The name of the thread of each attempt to acquire a named lease."""
     made: list[str] = []
-    attempt = LeaseQuerySet._attempt
+    attempt = RowStore.attempt
 
     def counting(rows: Any, *args: Any) -> Any:
         made.append(threading.current_thread().name)
         return attempt(rows, *args)
 
-    monkeypatch.setattr(LeaseQuerySet, "_attempt", counting)
+    monkeypatch.setattr(RowStore, "attempt", counting)
     return made
 
 
@@ -322,7 +322,7 @@ def test_an_error_of_the_database_ends_the_waiting(
     def fail(rows: Any, *args: Any, **given: Any) -> Any:
         raise ConnectionError("the database is away")
 
-    waits.after(3, lambda: monkeypatch.setattr(LeaseQuerySet, "_grant", fail))
+    waits.after(3, lambda: monkeypatch.setattr(RowStore, "grant", fail))
 
     with pytest.raises(ConnectionError):
         Lease.objects.acquire("crane:1", wait=10)
@@ -612,7 +612,7 @@ class Stopped:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
         self.ended = threading.Event()
-        attempt = LeaseQuerySet._attempt
+        attempt = RowStore.attempt
 
         def slow(rows: Any, *args: Any) -> Any:
             if not before:
@@ -624,7 +624,7 @@ class Stopped:
             finally:
                 self.ended.set()
 
-        monkeypatch.setattr(LeaseQuerySet, "_attempt", slow)
+        monkeypatch.setattr(RowStore, "attempt", slow)
 
 
 @in_earnest

@@ -72,14 +72,15 @@ EXPLAINED: dict[str, str] = {
     "leasing.querysets.states.LeaseRows._locked_keys: without pk__in=keys in .filter": (
         "Of all that is read, what was locked is looked up."
     ),
-    "leasing.querysets.states.LeaseRows._was_released_by_holder: without pk=row.pk in .filter": (
+    "leasing.querysets.states.LeaseRows.was_released_by_holder: without pk=row.pk in .filter": (
         "A grant is of one row: the key is for the index."
     ),
     "tasks.querysets.base.TaskRows.ended_by_holders: without task=OuterRef('pk') in .filter": (
         "A grant is of one row: the key is for the index."
     ),
-    "leasing.querysets.granting.GrantingRows._grant_locked: without "
-    "pk__in=list(before) in .filter": ("A grant is of one row: the keys are for the index."),
+    "leasing.stores.portable.grant: without pk__in=list(before) in .filter": (
+        "A grant is of one row: the keys are for the index."
+    ),
     "leasing.querysets.leasable.LeasableQuerySet.raise_tokens: without "
     "released_at=None in .filter": (
         "What was released is not revoked again: it is only kept from being locked."
@@ -89,7 +90,7 @@ EXPLAINED: dict[str, str] = {
         "In the microsecond in which the grace ends, a row that somebody else has locked "
         "is refused instead of tried again."
     ),
-    "leasing.querysets.lease.LeaseQuerySet._say_wanted: "
+    "leasing.querysets.lease.LeaseQuerySet.say_wanted: "
     "wanted_until__lte=after(timedelta(seconds=2 * MAX_PAUSE)) for "
     "wanted_until__lt=after(timedelta(seconds=2 * MAX_PAUSE))": (
         "A mark is renewed a microsecond sooner."
@@ -162,11 +163,11 @@ EXPLAINED: dict[str, str] = {
     "(lease.wanted_until > lease.released_at)": (
         "What is announced has been released or revoked, and has released_at: this is for types."
     ),
-    "leasing.querysets.lease.LeaseQuerySet._attempt: terms.preempt_after is not None"
+    "leasing.querysets.lease.LeaseQuerySet.judge: terms.preempt_after is not None"
     " for terms.preempt_after is not None or terms.request_id is not None": (
         "What was not read with the row is read once it is asked for."
     ),
-    "leasing.querysets.lease.LeaseQuerySet._attempt: terms.request_id is not None"
+    "leasing.querysets.lease.LeaseQuerySet.judge: terms.request_id is not None"
     " for terms.preempt_after is not None or terms.request_id is not None": (
         "What was not read with the row is read once it is asked for."
     ),

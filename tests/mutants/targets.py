@@ -11,10 +11,8 @@ from tests.mutants.making import ROOT, Mutant, of_constant, of_file, of_text
 
 #: The files of the verbs' conditions: each condition in them is bent.
 FILES = (
-    *(
-        f"leasing/querysets/{name}.py"
-        for name in ("saving", "states", "holder", "granting", "leasable", "lease", "once")
-    ),
+    *(f"leasing/querysets/{name}.py" for name in ("saving", "states", "leasable", "lease", "once")),
+    *(f"leasing/stores/{name}.py" for name in ("rows", "portable")),
     *(f"leasing/models/{name}.py" for name in ("beat", "api_token")),
     "leasing/db/sql.py",
     "leasing/fencing.py",
@@ -106,15 +104,15 @@ def _of_trust() -> Iterator[Mutant]:
     for path, place, before, after in (
         (
             "leasing/db/sql.py",
-            "_granted",
+            "Statements._granted",
             "row.now, row.sent_at = row.acquired_at, sent_at",
             "row.now, row.sent_at = row.acquired_at, clock()",
         ),
         (
-            "leasing/querysets/granting.py",
-            "GrantingRows._grant_locked",
-            "rows[old.pk].sent_at = sent_at",
-            "rows[old.pk].sent_at = clock()",
+            "leasing/stores/portable.py",
+            "grant",
+            "row.sent_at = sent_at",
+            "row.sent_at = clock()",
         ),
         ("tasks/querysets/sql/claim.py", "_answers", "return sent_at, ", "return clock(), "),
         (

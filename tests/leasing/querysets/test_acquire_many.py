@@ -19,8 +19,8 @@ from leasing.exceptions import (
 )
 from leasing.holding.term import Term
 from leasing.models import Lease, LeaseEvent
-from leasing.querysets.granting import TRIES
-from leasing.querysets.lease import LeaseQuerySet
+from leasing.stores import portable
+from leasing.stores.rows import TRIES
 from leasing.testing.keeper import ManualKeeper
 from tests.factories import make_lease
 from tests.leasing.conftest import Sent
@@ -200,13 +200,13 @@ def test_what_somebody_else_is_about_to_take_is_tried_three_times(
     make_lease(resource="a", state="free")
     make_lease(resource="b", state="free")
     tries = []
-    real = LeaseQuerySet._grant_locked
+    real = portable.grant
 
     def but_one(rows: Any, terms: Any, limit: Any, **key: Any) -> Any:
         tries.append(limit)
         return real(rows.filter(resource="a"), terms, limit, **key)
 
-    monkeypatch.setattr(LeaseQuerySet, "_grant_locked", but_one)
+    monkeypatch.setattr(portable, "grant", but_one)
     with pytest.raises(LeaseHeld, match="^a, b is being acquired by someone else"):
         Lease.objects.acquire_many(["a", "b"])
 

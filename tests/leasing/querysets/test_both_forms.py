@@ -311,7 +311,7 @@ def _acquired(model: Any, rows: list[Any]) -> Any:
     answers: list[Any] = []
     for row in rows[:40]:
         terms = _terms(model)
-        key = {"resource": row.resource} if model is Lease else {"pk": row.pk}
+        key = ("resource", row.resource) if model is Lease else ("pk", row.pk)
         steps = model.lease_rows().acquiring(row.lease_resource, terms, 0, key)
         try:
             answers += told([drive(steps)])

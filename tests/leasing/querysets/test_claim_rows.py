@@ -22,9 +22,9 @@ from leasing.exceptions import (
     LeaseLost,
     LeaseTimeout,
 )
+from leasing.holding import claim as claims
 from leasing.holding.term import Term, keep_all
 from leasing.models import Lease, LeaseEvent
-from leasing.querysets import claim as querysets_claim
 from leasing.querysets.leasable import LeasableQuerySet
 from leasing.testing.keeper import ManualKeeper
 from tests.leasing.conftest import Sent
@@ -471,7 +471,7 @@ def test_a_row_lost_before_the_body_begins_cancels_it(monkeypatch: pytest.Monkey
 
     async def story() -> None:
         claimed = await Order.objects.aclaim(1)
-        monkeypatch.setattr(querysets_claim, "keep_all", keep_and_lose)
+        monkeypatch.setattr(claims, "keep_all", keep_and_lose)
         async with claimed:
             await asyncio.Event().wait()
 

@@ -22,7 +22,8 @@ import pytest
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
-from leasing.querysets import granting, holder, states
+from leasing.querysets import states
+from leasing.stores import portable
 from tests.factories import make_lease, make_leases
 from tests.leasing.support import (
     expire,
@@ -110,7 +111,7 @@ def test_a_renewal_of_many_is_of_the_rows_that_it_locked(
     """To update a row that someone else has locked would be to wait for it."""
     fine, busy = make_leases(2)
     before = stored(busy)
-    monkeypatch.setattr(holder, "lock", lambda rows, **how: rows.exclude(pk=busy.pk))
+    monkeypatch.setattr(portable, "lock", lambda rows, **how: rows.exclude(pk=busy.pk))
 
     Lease.objects.renew_many(grants(fine, busy))
 
@@ -190,7 +191,7 @@ def test_a_row_is_locked_before_it_is_judged(
         steps.append("lock")
         return lock_rows(rows, **how)
 
-    for module in (granting, holder, states):
+    for module in (portable, states):
         monkeypatch.setattr(module, "lock", lock)
     with just_before_the_update(lambda: steps.append("update")):
         verb(lease)

@@ -17,7 +17,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.functions import after
 from leasing.holding.term import Term
 from leasing.models import Lease, LeaseEvent
-from leasing.querysets.lease import LeaseQuerySet
+from leasing.stores.rows import RowStore
 from leasing.testing.keeper import ManualKeeper
 from tests.factories import make_lease
 from tests.leasing.stopped import Waits
@@ -107,12 +107,12 @@ def test_what_was_given_back_is_tried_again_where_another_try_met_it(
     """As where somebody has locked the row for a moment: its grace is none of a released row."""
     lease = Lease.objects.acquire("crane:1", holder="ann", grace=5)
     Lease.objects.release(lease)
-    grant, missed = LeaseQuerySet._grant, [None]
+    grant, missed = RowStore.grant, [None]
 
-    def once_in_vain(rows: Any, *terms: Any, **key: Any) -> Any:
-        return missed.pop() if missed else grant(rows, *terms, **key)
+    def once_in_vain(store: RowStore, *asked: Any) -> Any:
+        return missed.pop() if missed else grant(store, *asked)
 
-    monkeypatch.setattr(LeaseQuerySet, "_grant", once_in_vain)
+    monkeypatch.setattr(RowStore, "grant", once_in_vain)
     assert Lease.objects.acquire("crane:1", holder="bob").grants == 2
 
 

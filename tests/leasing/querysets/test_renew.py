@@ -8,9 +8,10 @@ from datetime import timedelta
 
 import pytest
 
+from leasing.db import sql
 from leasing.exceptions import LeaseLost
 from leasing.models import Lease, LeaseEvent
-from leasing.querysets.lease import LeaseQuerySet
+from leasing.stores import portable
 from tests.factories import make_lease
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import (
@@ -43,7 +44,8 @@ def test_renewing_moves_the_deadline_to_the_ttl_from_now(database_clock: Databas
 def test_a_renewal_that_met_a_change_of_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As without row locks: by the time the reason is looked for, the grant holds again."""
     lease = make_lease()
-    monkeypatch.setattr(LeaseQuerySet, "_renew", lambda rows, row: False)
+    monkeypatch.setattr(sql, "serves", lambda using: False)
+    monkeypatch.setattr(portable, "renew", lambda rows, row: False)
 
     with pytest.raises(LeaseLost, match="it was being changed"):
         Lease.objects.renew(lease)

@@ -12,8 +12,8 @@ from django.db.backends.postgresql import psycopg_any
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import LeaseInTransaction
 from leasing.models import Lease
-from leasing.querysets import holder
 from leasing.store import Renewal
+from leasing.stores import portable
 from tests.factories import grant_id_of, make_lease, make_leases
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import events, expire, grants, stored, usurp
@@ -107,7 +107,7 @@ def test_rows_that_are_locked_elsewhere_are_in_neither_and_stay_as_they_are(
         assert how == {"skip_locked": True}
         return rows.exclude(pk=busy.pk)
 
-    monkeypatch.setattr(holder, "lock", lock)
+    monkeypatch.setattr(portable, "lock", lock)
     answer = Lease.objects.renew_many(grants(fine, busy))
 
     assert (set(answer.renewed), answer.lost) == ({fine.pk}, {})
@@ -120,7 +120,7 @@ def test_a_row_that_is_locked_elsewhere_but_over_is_lost(
 ) -> None:
     lease = make_lease()
     usurp(lease)
-    monkeypatch.setattr(holder, "lock", lambda rows, **how: rows.none())
+    monkeypatch.setattr(portable, "lock", lambda rows, **how: rows.none())
 
     assert set(Lease.objects.renew_many(grants(lease)).lost) == {lease.pk}
 
@@ -139,7 +139,7 @@ def test_only_our_own_rows_are_locked_in_the_order_of_their_keys(
         locked.extend(rows.values_list("pk", flat=True))
         return lock_rows(rows, **how)
 
-    monkeypatch.setattr(holder, "lock", lock)
+    monkeypatch.setattr(portable, "lock", lock)
     Lease.objects.renew_many(mine)
 
     assert locked == [first.pk, last.pk]
@@ -191,7 +191,7 @@ def test_no_statement_of_it_runs_longer_than_the_timeout(
     def limit(using: str, seconds: float) -> None:
         limits.append((using, seconds, connection.in_atomic_block))
 
-    monkeypatch.setattr(holder, "limit_waiting", limit)
+    monkeypatch.setattr(portable, "limit_waiting", limit)
     Lease.objects.renew_many({}, timeout=2.5)
 
     assert limits == [("default", 2.5, True)]

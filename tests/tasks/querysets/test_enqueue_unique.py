@@ -14,7 +14,7 @@ from django.db.models.signals import pre_save
 from django.test.utils import CaptureQueriesContext
 
 from leasing.functions import after
-from leasing.querysets.leasable import pause_shortly
+from leasing.stores.rows import pause_shortly
 from tasks.exceptions import GiveUp, KeyBusy
 from tasks.models import Task, TaskStep
 from tasks.querysets import duplicates

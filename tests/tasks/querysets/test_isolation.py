@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from leasing.models import Lease
+from leasing.stores import portable
 from tasks.models import Schedule, Task
 from tasks.sample import SLEEP
 from tests.factories import make_lease, make_task
@@ -38,7 +39,7 @@ VERBS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "recover": (task_in("stuck"), lambda task: Task.objects.recover()),
     "retry": (task_in("failed"), lambda task: mine(task).retry()),
     # What one statement has passed over, because the row was locked.
-    "release": (make_lease, lambda lease: Lease.objects.home()._release(lease)),
+    "release": (make_lease, lambda lease: portable.release(Lease.objects.home(), lease)),
     "revoke": (make_lease, lambda lease: mine(lease).revoke()),
     "raise tokens": (make_lease, lambda lease: Lease.objects.all().raise_tokens()),
     "pause a schedule": (schedule, lambda schedule: mine(schedule).pause()),

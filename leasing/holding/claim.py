@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from weakref import ref
 
@@ -15,16 +14,15 @@ from leasing.holding.interrupt import Interrupt
 from leasing.holding.term import RELEASE, Term, detach_all, keep_all, leave_all, valid_of
 from leasing.runtime.aio import in_thread
 from leasing.runtime.events import happened
-from leasing.stores.rows import RowStore, term_of
 
 if TYPE_CHECKING:
     from leasing.models import Leasable
+    from leasing.stores.rows import RowStore
 
 Row = TypeVar("Row", bound="Leasable")
-Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 #: The claims whose blocks run, by ``id()``.
-_blocks: dict[int, ref[Claim[Any]]] = {}
+blocks: dict[int, ref[Claim[Any]]] = {}
 
 
 class Claim(list[Row]):
@@ -54,15 +52,15 @@ class Claim(list[Row]):
         if self._entered:
             raise RuntimeError("These rows have been held already. Claim them again.")
         self._entered = True
-        self._terms = terms = [term_of(row, self._store) for row in self]
+        self._terms = terms = [self._store.term(row) for row in self]
         keep_all(terms)
         number = id(self)
-        _blocks[number] = ref(self, lambda _: _blocks.pop(number, None))
+        blocks[number] = ref(self, lambda _: blocks.pop(number, None))
         happened("hold.begun", terms, inside=False)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        _blocks.pop(id(self), None)
+        blocks.pop(id(self), None)
         terms = self._terms
         self._terms, self._by_grant = [], {}
         losses = self._release_together(valid_of(terms))
@@ -134,7 +132,7 @@ def ending(using: str, rows: Iterable[Row]) -> Iterator[list[Row]]:
     take their end for a loss. Those that are put into the list that it yields stay, as all do if
     it fails, or is rolled back later."""
     standing: list[Row] = []
-    claims = [claim for block in list(_blocks.values()) if (claim := block()) is not None]
+    claims = [claim for block in list(blocks.values()) if (claim := block()) is not None]
     if not claims:
         yield standing
         return
@@ -161,17 +159,3 @@ def ending(using: str, rows: Iterable[Row]) -> Iterator[list[Row]]:
 def _stay(left: Iterable[tuple[Term, float]]) -> None:
     for term, trusted_until in left:
         term.resume(trusted_until)
-
-
-def leaves_block(verb: Verb) -> Verb:
-    """Make the row that is the first argument of ``verb`` leave its block, unless the verb
-    raises."""
-
-    @wraps(verb)
-    def leaving(rows: Any, row: Any, *args: Any, **options: Any) -> Any:
-        if not _blocks:
-            return verb(rows, row, *args, **options)
-        with ending(rows.home().db, [row]):
-            return verb(rows, row, *args, **options)
-
-    return cast("Verb", leaving)
