@@ -174,7 +174,7 @@ class Why(StrEnum):
 
 
 class Reason(str):
-    """Why, in words; ``why`` is the kind."""
+    """A reason in words; ``why`` is the kind."""
 
     why: Why
 

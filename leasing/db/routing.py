@@ -11,6 +11,7 @@ the routers' ``db_for_write`` says of another. A router is believed, as ``save()
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Self, TypeVar
 
 from django.db import models, router
@@ -66,7 +67,8 @@ class RoutedManager(models.Manager[Row]):
         return RoutedQuerySet(self.model, using=self._db, hints=self._hints)  # type: ignore[attr-defined]
 
 
-def is_ours(model: type[models.Model]) -> bool:
+@cache
+def is_ours(model: Any) -> bool:
     """Return True if ``model`` is of this distribution."""
     concrete: Any = model._meta.concrete_model
     return concrete._meta.app_label in OWN_APPS
@@ -91,6 +93,7 @@ def where_ours_are(hints: Mapping[str, Any]) -> str:
     """The database of rows that belong to another, which is among ``hints``: next to it, wherever
     it was read, if it is ours too."""
     near = hints.get("instance")
-    if near is not None and near._state.db and is_ours(type(near)):
+    kind: Any = type(near)
+    if near is not None and near._state.db and is_ours(kind):
         return str(near._state.db)
     return leasing_settings.DATABASE

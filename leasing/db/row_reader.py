@@ -70,8 +70,9 @@ class Reader:
 
     def rows(self, answers: Sequence[Sequence[Any]], known: Iterable[Any] = ()) -> list[Any]:
         """Return new instances. ``known`` are the values of the attributes that were not read."""
-        answers = convert(answers, self._conversions, connections[self._using])
-        equal = [*self._equal(answers), *known]
+        if self._conversions:
+            answers = convert(answers, self._conversions, connections[self._using])
+        equal = [*self._equal(answers), *known] if self._alike else [*known]
         if not _is_plain(self._model):
             names = (*self._names, *self._more)
             alike = [*zip(self._equal_names, equal, strict=True)]
@@ -89,13 +90,14 @@ class Reader:
     def read(self, rows: Sequence[Any], answers: Sequence[Sequence[Any]]) -> list[Any]:
         """Write the columns onto those of ``rows`` that were answered, and return these. What is
         read behind the columns is left alone."""
-        answers = convert(answers, self._conversions, connections[self._using])
+        if self._conversions:
+            answers = convert(answers, self._conversions, connections[self._using])
         if len(rows) == len(answers) == 1:
             found = list(rows)
         else:
             by_key = dict(zip(map(attrgetter(self._names[self.key]), rows), rows, strict=True))
             found = [by_key[answer[self.key]] for answer in answers]
-        width, equal = len(self._names), self._equal(answers)
+        width, equal = len(self._names), self._equal(answers) if self._alike else ()
         for row, answer in zip(found, answers, strict=True):
             self._update(row, (*answer[:width], *equal))
         return found

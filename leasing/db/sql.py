@@ -352,7 +352,7 @@ class Statements:
         if terms.request_id is not None:
             text = ONE_BY_REQUEST
             values["lowest"], values["highest"] = map(sent, terms.grants_of_request)
-        statement = self._grant(text, column, terms)
+        statement = self._grants.get((text, column)) or self._grant(text, column, terms)
         values["value"] = _value(statement.field, value, connection)
         return self._granted(statement, connection, terms, values)
 
@@ -362,14 +362,14 @@ class Statements:
         if rows is not None:
             ordered = rows if rows.ordered else rows.order_by("pk")
             return self._granted_of(ordered.available()[:limit], connection, terms, {})
-        statement = self._grant(FIRST, "pk", terms)
+        statement = self._grants.get((FIRST, "pk")) or self._grant(FIRST, "pk", terms)
         return self._granted(statement, connection, terms, {"limit": limit})
 
     def grant_all(self, terms: Any, column: str, values: list[str]) -> list[Granted]:
         """``grant`` the rows whose ``column`` is one of ``values``, in the order of these, or
         none."""
         connection = connections[self._using]
-        statement = self._grant(ALL, column, terms)
+        statement = self._grants.get((ALL, column)) or self._grant(ALL, column, terms)
         sent_values = {
             "values": _array(statement.field, values, connection),
             "count": len(values),
@@ -379,23 +379,22 @@ class Statements:
         return [found[value] for value in values] if found else []
 
     def _grant(self, chosen: str, column: str, terms: Any) -> _Grant:
-        """Return the statement that grants what the text ``chosen`` brings by ``column``."""
-        known = self._grants.get((chosen, column))
-        if known is None:
-            field = named = self._model._meta.pk
-            if column != "pk":
-                field = named = self._model._meta.get_field(column)
-            if named.primary_key:
-                field = self._names.key_field
-            text = self._text(
-                chosen,
-                column=quoted(named.column),
-                value_type=_type(field, connections[self._using]),
-                available=self._text(sql_of(self._kind.available)),
-            )
-            number = {FIRST: "some", ALL: "all"}.get(chosen, "one")
-            known = self._grants[chosen, column] = self._made(text, "t", number, terms, field)
-        return known
+        """Make the statement that grants what the text ``chosen`` brings by ``column``, and keep
+        it."""
+        field = named = self._model._meta.pk
+        if column != "pk":
+            field = named = self._model._meta.get_field(column)
+        if named.primary_key:
+            field = self._names.key_field
+        text = self._text(
+            chosen,
+            column=quoted(named.column),
+            value_type=_type(field, connections[self._using]),
+            available=self._text(sql_of(self._kind.available)),
+        )
+        number = {FIRST: "some", ALL: "all"}.get(chosen, "one")
+        made = self._grants[chosen, column] = self._made(text, "t", number, terms, field)
+        return made
 
     def _made(self, chosen: str, alias: str, number: str, terms: Any, field: Any = None) -> _Grant:
         """Return the statement that grants what the text ``chosen`` brings: "one", "some", or "all"

@@ -82,7 +82,8 @@ class Hold:
         return term
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.term.leave(error)
+        assert self._term is not None
+        self._term.leave(error)
 
     async def __aenter__(self) -> Term:
         """As ``with``; in addition the body is cancelled when the term is lost."""

@@ -401,7 +401,10 @@ class Keeper:
     def start(self) -> None:
         """Start both threads, or the one that has ended. Called before anything is held. Raises
         RuntimeError if the system refuses another thread."""
-        if not self._with_threads or self._stopped.is_set() or self._is_manned():
+        threads = self._threads
+        if len(threads) == 2 and threads[0].is_alive() and threads[1].is_alive():
+            return
+        if not self._with_threads or self._stopped.is_set():
             return
         with self._lock:
             was_short, self._is_short = self._is_short, True
@@ -413,10 +416,6 @@ class Keeper:
                 if not was_short:
                     log.keeper_not_started(error=error)
                 raise
-
-    def _is_manned(self) -> bool:
-        threads = self._threads
-        return len(threads) == 2 and threads[0].is_alive() and threads[1].is_alive()
 
     def _start_thread(self, place: int, name: str, work: Callable[[Any], object]) -> None:
         before = self._threads[place : place + 1]

@@ -263,7 +263,7 @@ class Term:
     # Its state
 
     def _takes(self, event: Mapping[State, State]) -> bool:
-        """Let ``event`` happen, under the lock. Return True if it changes the state."""
+        """Take ``event``, under the lock. Return True if it changes the state."""
         after = event.get(self.state)
         if after is None:
             return False
@@ -423,7 +423,7 @@ class Term:
         """Release it after work that ended with ``error``, or None. Raises LeaseLost if it was lost
         before, unless the work failed. A release that fails is logged."""
         try:
-            if self.is_kept:
+            if self.state in KEPT:
                 self.release()
         except LeaseLost:
             if error is None:
@@ -436,7 +436,7 @@ class Term:
         try:
             self.end(error)
         finally:
-            self.unfollow()
+            happened("hold.ended", [self])
 
     async def aleave(self, error: BaseException | None) -> None:
         """``leave``, for a coroutine. One that a loss cancelled gets LeaseLost instead."""
@@ -448,7 +448,7 @@ class Term:
             if self.is_kept:
                 await in_thread(self.end, error)
         finally:
-            self.unfollow()
+            happened("hold.ended", [self])
 
     def note_unreleased(self, failure: Exception) -> None:
         """Log that the release failed. The work was done under the lease; it ends by its ttl, or by
@@ -464,10 +464,6 @@ class Term:
     def follow(self) -> None:
         """Tell that its block begins, on this thread or coroutine."""
         happened("hold.begun", [self], inside=True)
-
-    def unfollow(self) -> None:
-        """Tell that its block has ended."""
-        happened("hold.ended", [self])
 
     def drop(self) -> None:
         """``detach`` it for good, and drop its callbacks."""

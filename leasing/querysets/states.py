@@ -149,7 +149,7 @@ class LeaseRows(GuardedRows[Row]):
     def why_over(
         self, row: Any, grant_id: uuid.UUID | None, fencing_token: int | None = None
     ) -> str | None:
-        """Why the grant no longer holds ``row``, read with ``now``; None while it does."""
+        """Return why the grant no longer holds ``row``, read with ``now``; None while it does."""
         if row is None:
             return Reason(Why.GONE, "its row is gone")
         if row.grant_id != grant_id:

@@ -86,7 +86,7 @@ SENTENCES: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 
 class Answer(NamedTuple):
-    """What a server knows of a lease. Times are microseconds of its clock."""
+    """The answer of a server about a lease. Times are microseconds of its clock."""
 
     now: int
     token: int

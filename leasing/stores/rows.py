@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import attrgetter
@@ -61,6 +61,7 @@ from leasing.waiting.notifier import notifier, taking, told
 SILENCE = 2.0
 #: Tries of an acquisition while a row is free and another process is about to acquire it.
 TRIES = 3
+NOTHING: AbstractContextManager[Any] = nullcontext()
 
 #: The connections of the keeper's thread, by database.
 _lines: dict[str, BaseDatabaseWrapper] = {}
@@ -126,7 +127,7 @@ class RowStore:
 
     def holding(self, *asked: Any) -> Steps[Term]:
         """Return the steps of ``acquiring`` for a hold."""
-        return self.term((yield from self.acquiring(*asked)))
+        return term_of((yield from self.acquiring(*asked)), self)
 
     def attempt(self, resource: str, terms: Terms, key: tuple[str, Any], rows: Any = None) -> Any:
         """Acquire now. Arguments are those of ``acquiring``. Raises LeaseHeld; LeaseLost when the
@@ -264,21 +265,15 @@ class RowStore:
     def release_row(self, row: Any) -> None:
         """Release ``row``, and update the instance. A second release of the same grant changes
         nothing. Raises LeaseLost."""
-        with during("lease.release", row):
-            if not claims.blocks:
-                self._release(row)
+        leaving = claims.ending(self.using, [row]) if claims.blocks else NOTHING
+        with during("lease.release", row), leaving:
+            if self._release_in_one([row]):
                 return
-            with claims.ending(self.using, [row]):
-                self._release(row)
-
-    def _release(self, row: Any) -> None:
-        if self._release_in_one([row]):
-            return
-        rows = self.rows()
-        if portable.release(rows, row):
-            after_commit(self.using, partial(happened, "lease.released", [row]))
-        elif not rows.was_released_by_holder(row):
-            raise rows._refuse(row, "release")
+            rows = self.rows()
+            if portable.release(rows, row):
+                after_commit(self.using, partial(happened, "lease.released", [row]))
+            elif not rows.was_released_by_holder(row):
+                raise rows._refuse(row, "release")
 
     def release_rows(self, rows: Iterable[Any]) -> dict[Any, LeaseLost]:
         """Release the grants of ``rows``, on PostgreSQL in one statement. Returns how those were
