@@ -3,35 +3,21 @@ frozen, emptied, cut off, or has a clock that is off."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.chaos import redis_servers
-from tests.chaos.history import Operation
-from tests.chaos.redis_servers import clock_off, emptied, frozen, killed, replies_dropped
-from tests.chaos.workload import NOBODY, Actor, Part, Run, Violation, calls
+from tests.chaos.redis_servers import DATABASES, FAULTS, FIRST, check, must_happen
+from tests.chaos.workload import Actor, Part, Run
 from tests.leasing.stores.redis_servers import SkewedStore
 
-DATABASES = ("postgresql",)
-FAULTS = ("kill-holding", "stop", "kill")
-FIRST = ("kill-holding", "stop")
-BROKEN: Mapping[str, redis_servers.Fault] = {
-    "killed": killed,
-    "frozen": frozen,
-    "emptied": emptied,
-    "replies dropped": replies_dropped,
-    "clock off": clock_off,
-}
+__all__ = ["DATABASES", "FAULTS", "FIRST", "check", "must_happen"]
+
 #: The first is wanted by all.
 NAMES = [*["hot"] * 5, *(f"cold:{number}" for number in range(5))]
 
 
 def actors(run: Run) -> list[Actor]:
-    env = {"CHAOS_SECONDS": str(run.seconds)}
-    return [
-        calls(keep, kind=NOBODY, lasts=True, env=env),
-        *(calls(contend, number) for number in range(8)),
-    ]
+    return redis_servers.actors(run, keep, contend)
 
 
 def contend(part: Part) -> None:
@@ -39,7 +25,8 @@ def contend(part: Part) -> None:
 
 
 def keep(part: Part) -> None:
-    redis_servers.keep(part, 3, BROKEN, admit)
+    broken = {**redis_servers.BROKEN, "clock off": redis_servers.clock_off}
+    redis_servers.keep(part, 3, broken, admit)
 
 
 def admit(urls: list[str], is_nothing_held: bool) -> Any:
@@ -48,11 +35,3 @@ def admit(urls: list[str], is_nothing_held: bool) -> Any:
         return store.admit(is_nothing_held)
     finally:
         store.disconnect()
-
-
-def check(operations: Sequence[Operation], facts: None) -> list[Violation]:
-    return redis_servers.check(operations)
-
-
-def must_happen(operations: Sequence[Operation], facts: None) -> dict[str, int]:
-    return redis_servers.must_happen(operations, BROKEN)

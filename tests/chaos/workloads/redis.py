@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leasing.stores.redis import RedisStore
 from tests.chaos import redis_servers
-from tests.chaos.history import Operation
-from tests.chaos.redis_servers import emptied, frozen, killed, replies_dropped
-from tests.chaos.workload import NOBODY, Actor, Part, Run, Violation, calls
+from tests.chaos.redis_servers import DATABASES, FAULTS, FIRST, check, must_happen
+from tests.chaos.workload import Actor, Part, Run
 
-DATABASES = ("postgresql",)
-FAULTS = ("kill-holding", "stop", "kill")
-FIRST = ("kill-holding", "stop")
-BROKEN: Mapping[str, redis_servers.Fault] = {
-    "killed": killed,
-    "frozen": frozen,
-    "emptied": emptied,
-    "replies dropped": replies_dropped,
-}
+__all__ = ["DATABASES", "FAULTS", "FIRST", "check", "must_happen"]
 
 
 def actors(run: Run) -> list[Actor]:
-    env = {"CHAOS_SECONDS": str(run.seconds)}
-    return [
-        calls(keep, kind=NOBODY, lasts=True, env=env),
-        *(calls(contend, number) for number in range(8)),
-    ]
+    return redis_servers.actors(run, keep, contend)
 
 
 def contend(part: Part) -> None:
@@ -35,7 +21,7 @@ def contend(part: Part) -> None:
 
 
 def keep(part: Part) -> None:
-    redis_servers.keep(part, 1, BROKEN, admit)
+    redis_servers.keep(part, 1, redis_servers.BROKEN, admit)
 
 
 def admit(urls: list[str], is_nothing_held: bool) -> Any:
@@ -45,11 +31,3 @@ def admit(urls: list[str], is_nothing_held: bool) -> Any:
         return store.admit(True) if is_nothing_held else []
     finally:
         store.disconnect()
-
-
-def check(operations: Sequence[Operation], facts: None) -> list[Violation]:
-    return redis_servers.check(operations)
-
-
-def must_happen(operations: Sequence[Operation], facts: None) -> dict[str, int]:
-    return redis_servers.must_happen(operations, BROKEN)
