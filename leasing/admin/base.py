@@ -306,7 +306,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 badge_text(badge) if badge else "",
                 diagnosis,
                 [each for each in links if isinstance(each, SafeString)],
-                [act for act in self._allowed(request) if act.fits(obj)],
+                [
+                    act
+                    for act in self._allowed(request)
+                    if act.outlook(self.rows(), {obj.pk: None}, {}).fitting
+                ],
             )
         return super().render_change_form(request, context, add, change, form_url, obj)
 

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
+from django.urls import reverse
 from django.utils import timezone
 
 from leasing.db.row_locks import RowLock
@@ -50,6 +51,11 @@ class Place(NamedTuple):
     query: str = ""
     key: int | str | None = None
 
+    @property
+    def address(self) -> str:
+        """The URL."""
+        return reverse(self.view, args=[self.key] if self.key else []) + self.query
+
 
 GENERATOR: Final = Place("leasing_tasks:generator", "Generator")
 QUEUES: Final = Place("leasing_tasks:queues", "Queues")
@@ -74,6 +80,8 @@ class Figures:
     #: The newest failed tasks by handler and error, and the attempts that fail in a row.
     failures: list[Failures] = field(default_factory=list)
     failing: list[Failures] = field(default_factory=list)
+    #: The failed ones among those that were to undo others.
+    undoing: list[Failures] = field(default_factory=list)
     #: Tasks that run for much longer than usual, and workers that die again and again.
     long_runs: list[LongRun] = field(default_factory=list)
     deaths: Deaths | None = None
@@ -127,8 +135,8 @@ class Need:
     headline: str
     detail: str
     place: Place
-    #: A queue that one may want to pause.
-    pausable: str = ""
+    #: Where else one may want to go: the page of a queue to pause, or of the runbook.
+    also: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -319,7 +327,7 @@ def _running(figures: Figures) -> Iterator[Need]:
             "with the same error.",
             f"{each.error} · Retries continue, and each of them uses up an attempt.",
             _page_of_task(each.task),
-            pausable=each.queue,
+            also=Place("leasing_tasks:queues", f"Pause the queue {each.queue}"),
         )
     for run in figures.long_runs[:NAMED]:
         more, name = run.count - 1, run.use.name
@@ -338,20 +346,15 @@ def _running(figures: Figures) -> Iterator[Need]:
 def _paused(figures: Figures) -> Iterator[Need]:
     for line in figures.paused:
         if line.ready and (queue := line.queue) and queue.paused_at:
+            headline = f"The queue {line.name} is paused{_by(queue)}; {_waiting_tasks(line.ready)}."
             stays = "Its tasks are not claimed until someone resumes it."
-            why = f" Reason: {queue.reason}" if queue.reason else ""
-            yield Need(
-                "paused",
-                "info",
-                f"The queue {line.name} is paused{_by(queue)}; {_waiting_tasks(line.ready)}.",
-                Sentence(figures.now, "Paused ", Moment(queue.paused_at), f". {stays}{why}"),
-                QUEUES,
-            )
+            yield Need("paused", "info", headline, _since(queue, stays, figures.now), QUEUES)
     for row, status in figures.paused_schedules:
         skipped = _count(status.skipped, "due time was", "due times were")
         skipped = f"; {skipped} skipped" if status.skipped else ""
         headline = f"The schedule {row.name} is paused{_by(row)}{skipped}."
-        yield Need("paused_schedule", "info", headline, status.why, SCHEDULES)
+        detail = _since(row, "Due times until someone resumes it are skipped.", figures.now)
+        yield Need("paused_schedule", "info", headline, detail, SCHEDULES)
     if more := figures.more_paused_schedules:
         headline = f"{_count(more, 'more schedule is', 'more schedules are')} paused."
         detail = "The list says who paused each of them, and why."
@@ -359,22 +362,43 @@ def _paused(figures: Figures) -> Iterator[Need]:
 
 
 def _failed(figures: Figures) -> Iterator[Need]:
-    if not figures.failed:
+    undoing = sum(each.count for each in figures.undoing)
+    if first := next(iter(figures.undoing), None):
+        place = _tasks_with("These tasks", state="failed", name=first.name)
+        they = "Fix the cause, then retry them: until then, their tasks cannot be retried."
+        if undoing == 1:
+            place = _page_of_task(first.task)
+            they = f"Fix the cause, then retry task:{first.task}: nothing else undoes it."
+        yield Need(
+            "undo_failed",
+            "critical",
+            f"{plural(undoing, 'compensation has', 'compensations have')} failed: what was to be "
+            "undone is undone in part, or not at all.",
+            Sentence(figures.now, *_errors(figures.undoing), they),
+            place,
+            also=Place("leasing_tasks:runbook_page", "Runbook", key="compensation-failed"),
+        )
+    if not figures.failed or figures.failed.value <= undoing:
         return
-    detail: list[str | Moment] = []
-    for each in figures.failures[:NAMED]:
-        detail += [f"{each.count} {each.name}: {each.error}, the last ", Moment(each.at), " · "]
-    if (more := len(figures.failures) - NAMED) > 0:
-        detail.append(f"{plural(more, 'more error')} · ")
-    detail.append("A failed task stays failed until someone retries or discards it.")
+    others = Capped(figures.failed.value - undoing, more=figures.failed.is_capped)
+    stays = "A failed task stays failed until someone retries or discards it."
     is_fresh = any(figures.now - each.at < FRESH for each in figures.failures)
+    have = ("other task has", "other tasks have") if undoing else ("task has", "tasks have")
     yield Need(
         "failed",
         "warning" if is_fresh else "info",
-        f"{_count(figures.failed, 'task has', 'tasks have')} failed.",
-        Sentence(figures.now, *detail),
+        f"{_count(others, *have)} failed.",
+        Sentence(figures.now, *_errors(figures.failures), stays),
         _tasks_with("Failed tasks", state="failed"),
     )
+
+
+def _errors(failures: Sequence[Failures]) -> Iterator[str | Moment]:
+    """The first of ``failures``, in parts of a sentence, and how many more there are."""
+    for each in failures[:NAMED]:
+        yield from (f"{each.count} {each.name}: {each.error}, the last ", Moment(each.at), " · ")
+    if (more := len(failures) - NAMED) > 0:
+        yield f"{plural(more, 'more error')} · "
 
 
 def _waiting(figures: Figures) -> Iterator[Need]:
@@ -474,6 +498,12 @@ def _held_remotely(figures: Figures) -> bool:
 
 def _by(row: Queue | Schedule) -> str:
     return f" by {row.paused_by}" if row.paused_by else ""
+
+
+def _since(row: Queue | Schedule, stays: str, now: datetime) -> str:
+    """Since when ``row`` is paused, and why."""
+    why = f" Reason: {row.reason}" if row.reason else ""
+    return Sentence(now, "Paused ", Moment(row.paused_at or now), f". {stays}{why}")
 
 
 def _named(workers: Sequence[str]) -> str:

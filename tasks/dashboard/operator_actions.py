@@ -48,16 +48,7 @@ class TaskAction(OperatorAction):
     is_grave: bool = False
 
     def judged(self, rows: Any) -> Any:
-        return (
-            rows.only(*STANDING)
-            .with_state()
-            .annotate(
-                is_without_its_key=rows.is_without_its_key(),
-                is_bound=rows.is_bound_by_compensation(),
-                is_needed=rows.is_needed_by_compensation(),
-                is_protected=is_protected(Task),
-            )
-        )
+        return with_bonds(rows.only(*STANDING).with_state())
 
     def why_not(self, row: Task, said: Said) -> str:
         if row.status not in self.statuses:
@@ -65,22 +56,31 @@ class TaskAction(OperatorAction):
         return self.idle(row, said)
 
 
+def with_bonds(rows: Any) -> Any:
+    """Return ``rows`` with what keeps each from being retried or discarded."""
+    return rows.annotate(
+        is_without_its_key=rows.is_without_its_key(),
+        is_bound=rows.is_bound_by_compensation(),
+        is_needed=rows.is_needed_by_compensation(),
+        is_protected=is_protected(Task),
+    )
+
+
 def _is_asked(task: Task, said: Said) -> str:
     return "already asked to stop" if task.cancel_requested_at else ""
 
 
-def _is_bound(task: Task, said: Said) -> str:
-    if getattr(task, "is_bound", False):
+def _is_bound(task: Any, said: Said) -> str:
+    if task.is_bound:
         void = "the task that it undoes was retried or deleted"
         return void if task.compensation == "" else "its compensation has not succeeded"
-    taken = getattr(task, "is_without_its_key", False)
-    return "unique key taken by another task" if taken else ""
+    return "unique key taken by another task" if task.is_without_its_key else ""
 
 
-def _is_protected(task: Task, said: Said) -> str:
-    if getattr(task, "is_needed", False):
+def _is_protected(task: Any, said: Said) -> str:
+    if task.is_needed:
         return f"it is {'undone by' if task.compensation else 'the undoing of'} another task"
-    return "protected by a row that refers to it" if getattr(task, "is_protected", False) else ""
+    return "protected by a row that refers to it" if task.is_protected else ""
 
 
 def _is_there(task: Any, said: Said) -> str:

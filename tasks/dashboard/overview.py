@@ -193,6 +193,7 @@ def _unusual(queues: Queues | None, workers: list[Worker], now: datetime) -> dic
         "deaths": troubles.deaths(workers, now),
         "long_runs": troubles.long_runs(now),
         "failing": troubles.failing(now),
+        "undoing": troubles.failed_compensations(),
         "wanted": _wanted(now),
         "locks": _locks() if queues is None or queues.late else {},
     }

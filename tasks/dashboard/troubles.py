@@ -105,15 +105,28 @@ def long_runs(now: datetime) -> list[LongRun]:
 
 
 def failed_tasks() -> list[Failures]:
-    """Return the newest failed tasks by handler and error, the latest first."""
+    """Return the newest failed tasks by handler and error, the latest first; without those that
+    were to undo others."""
 
     def newest() -> Any:
         failed: Any = Task.objects.home().failed().filter(processed_at__isnull=False)
+        failed = failed.exclude(compensation="")
         last = failed.order_by("-processed_at").values("processed_at")[READ - 1 : READ]
         since = Coalesce(Subquery(last), Value(EPOCH))
         return _by_error(failed.filter(processed_at__gte=since), "", "last_error", "processed_at")
 
     return _grouped(query_rows((failed_tasks, leasing_settings.DATABASE), newest))
+
+
+def failed_compensations() -> list[Failures]:
+    """Return READ of the failed tasks that were to undo others, as ``failed_tasks``."""
+
+    def some() -> Any:
+        failed: Any = Task.objects.home().failed().filter(compensation="")
+        bounded = failed.filter(pk__in=failed.order_by().values("pk")[:READ])
+        return _by_error(bounded, "", "last_error", "processed_at")
+
+    return _grouped(query_rows((failed_compensations, leasing_settings.DATABASE), some))
 
 
 def failing(now: datetime) -> list[Failures]:

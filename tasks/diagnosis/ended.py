@@ -9,6 +9,7 @@ from tasks.diagnosis.facts import attempt_facts, stamped
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.models import Task
 from tasks.querysets import TaskStatus
+from tasks.querysets.base import UNDO_OPEN
 from tasks.querysets.recovery import is_lost_with_worker
 from tasks.querysets.transitions import WITH_PARENT
 
@@ -19,6 +20,7 @@ def ended(task: Task, around: Surroundings) -> Diagnosis:
     """Diagnose a task that succeeded, failed or was cancelled."""
     until = f"Ended at {stamped(task.processed_at)}."
     facts = [("Ended", stamped(task.processed_at)), *attempt_facts(task)]
+    actions = [RETRY, DISCARD]
     if task.status == TaskStatus.SUCCEEDED:
         headline = f"Completed by {task.holder}."
         return Diagnosis("done", "ok", headline, OVER, until=until, facts=facts)
@@ -29,7 +31,10 @@ def ended(task: Task, around: Surroundings) -> Diagnosis:
         next_ = OVER
     else:
         facts.append(("Last error", task.last_error))
-        next_ = _after_failure(task, around.undoing.get(task.pk))
+        undo = around.undoing.get(task.pk)
+        next_ = _after_failure(task, undo)
+        if undo is not None and undo.status in UNDO_OPEN:
+            actions = []
         code, severity = "given_up", "critical"
         headline = "Failed: this error is never retried."
         if task.attempts >= task.max_attempts:
@@ -39,9 +44,7 @@ def ended(task: Task, around: Surroundings) -> Diagnosis:
                 headline = "Its only attempt failed."
             if is_lost_with_worker(task.last_error):
                 headline = f"Lost with its worker, after {plural(task.max_attempts, 'attempt')}."
-    return Diagnosis(
-        code, severity, headline, next_, until=until, facts=facts, actions=[RETRY, DISCARD]
-    )
+    return Diagnosis(code, severity, headline, next_, until=until, facts=facts, actions=actions)
 
 
 def _after_failure(task: Task, undo: Task | None) -> str:

@@ -20,7 +20,7 @@ from tasks.dashboard.attempt_chart import drawing_of
 from tasks.dashboard.badges import SEVERITY_BADGES, badge_of_task
 from tasks.dashboard.exports import PAYLOAD, VIEW_PAYLOAD
 from tasks.dashboard.forms import PageFilter
-from tasks.dashboard.operator_actions import ACTIONS
+from tasks.dashboard.operator_actions import ACTIONS, with_bonds
 from tasks.dashboard.timeline import timeline
 from tasks.diagnosis import explain
 from tasks.diagnosis.trace import read_trace
@@ -68,7 +68,7 @@ def detail(
         status: The HTTP status.
     """
     sees_payload, sees_audit = (request.user.has_perm(each) for each in (VIEW_PAYLOAD, VIEW_AUDIT))
-    rows = listing.tasks().with_state().defer(*(() if sees_payload else UNSEEN))
+    rows = with_bonds(listing.tasks().with_state().defer(*(() if sees_payload else UNSEEN)))
     form = PageFilter(request.GET)
 
     def read(now: datetime, cursor: Cursor | None) -> dict[str, Any]:
@@ -121,8 +121,10 @@ def _diagnosed(task: Task, now: datetime, *, fresh: bool) -> dict[str, Any]:
 def _verbs(
     task: Task, forms: Mapping[str, forms.Form], context: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the actions on the task, with those that the user may do."""
+    """Return the actions on the task, with those that the user may do, and why its state allows
+    others that would change nothing."""
     fitting = [each for each in ACTIONS.values() if each.fits(task)]
+    refusing = [each for each in ACTIONS.values() if task.status in each.statuses]
     allowed = [verb for verb in fitting if verb.name in context["allowed"]]
     is_held = task.status == TaskStatus.RUNNING
     may_revoke = is_held and context["may_revoke"]
@@ -130,6 +132,7 @@ def _verbs(
         "verbs": [
             (verb, forms.get(verb.name) or verb.form_for(listing.tasks(), {})) for verb in allowed
         ],
+        "refused": [(each.label, why) for each in refusing if (why := each.idle(task, {}))],
         "may_revoke": may_revoke,
         "revoke_form": ForceReleaseForm(task.lease_resource),
         "has_forbidden": len(allowed) < len(fitting) or is_held and not may_revoke,

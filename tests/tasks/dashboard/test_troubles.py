@@ -112,6 +112,38 @@ def test_failures_are_grouped_by_handler_and_error_the_latest_first(viewer: Clie
     ]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_failed_compensations_are_an_issue_of_their_own_before_other_failures(
+    viewer: Client, count: int
+) -> None:
+    make_worker()
+    make_task(state="failed")
+    undoing = make_tasks(count, max_attempts=1)
+    for task in undoing:
+        Task.objects.fail(claimed(task, "ann"), OSError("no answer"))
+        Task.objects.filter(pk=task.pk).update(compensation="", name="trip.unbook")
+
+    page = get(viewer, OVERVIEW)
+
+    first, *others = needs(page).items()
+    assert first[0] == "undo_failed"
+    have = "1 compensation has failed" if count == 1 else "2 compensations have failed"
+    assert f"{have}: what was to be undone is undone in part, or not at all." in first[1]
+    assert f"{count} trip.unbook: OSError: no answer, the last " in first[1]
+    of_many = "/ops/tasks/?state=failed&name=trip.unbook"
+    place = f"/ops/tasks/{undoing[0].pk}/" if count == 1 else of_many
+    links = page.all(".needs li")[0].links
+    assert {place, "/ops/runbook/compensation-failed/"} <= set(links)
+    assert [code for code, _ in others] == ["failed"]
+    assert "1 other task has failed." in others[0][1]
+    assert "trip.unbook" not in others[0][1]
+
+    Task.objects.exclude(compensation="").delete()
+    assert list(needs(get(viewer, OVERVIEW))) == ["undo_failed"]
+    Task.objects.discard()
+    assert needs(get(viewer, OVERVIEW)) == {}
+
+
 @pytest.mark.parametrize(
     ("age", "order"), [(3_500, ["failed", "paused"]), (3_700, ["paused", "failed"])]
 )

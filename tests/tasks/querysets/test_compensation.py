@@ -17,10 +17,12 @@ from tasks.models import Task, TaskStatus, TaskStep
 from tasks.testing import FakeContext, drain, run, run_handler
 from tests.factories import claimed
 from tests.leasing.support import expire, just_before_the_update
+from tests.pages import Page, get, signed_in
 from tests.tasks.support import row_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_handlers")]
 
+OPERATES = tuple(f"leasing_tasks.{verb}_task" for verb in ("view", "retry", "discard"))
 STEPS = ("flight", "hotel", "car", "tickets", "mail")
 NOW = timedelta(0)
 
@@ -398,6 +400,58 @@ def test_operators_read_how_far_the_compensation_is(
     assert diagnose(task).next.startswith(f"task:{undo.pk} {what}")
     assert skipped("retry", task) == is_open * "its compensation has not succeeded"
     assert skipped("discard", task) == is_open * "it is undone by another task"
+    assert bool(diagnose(task).actions) != is_open
+
+
+def offered(page: Page, panel: str) -> set[str]:
+    """The actions with a button."""
+    named = {f"/{name}/": name for name in ACTIONS}
+    forms = [each["action"] for each in page.all(f"{panel} form") if each["action"]]
+    inside = {name for end, name in named.items() for each in forms if each.endswith(end)}
+    return inside | {each["value"] for each in page.all(f"{panel} button[name=action]")}
+
+
+@pytest.mark.parametrize(
+    ("panel", "address"),
+    [
+        ("[data-answer=do]", "/ops/tasks/{}/"),
+        (".leasing-panel", "/admin/leasing_tasks/task/{}/change/"),
+    ],
+)
+def test_no_action_is_offered_that_a_compensation_keeps_from_being_done(
+    shop: Shop, panel: str, address: str
+) -> None:
+    operator = signed_in(*OPERATES, is_staff=True)
+    task = failed(shop)
+    undo = undo_of(task)
+
+    def buttons(of: Task) -> set[str]:
+        return offered(get(operator, address.format(of.pk)), panel)
+
+    settle(undo, "failed")
+    assert buttons(task) == set()
+    assert buttons(undo) == {"retry", "discard"}
+    rows(undo).retry("ann")
+    run(undo)
+    assert buttons(task) == {"retry", "discard"}
+    assert buttons(undo) == set()
+    rows(task).retry("ann")
+    rows(undo).update(status=TaskStatus.CANCELLED)
+    assert buttons(undo) == {"discard"}
+
+
+def test_the_page_says_why_a_compensation_keeps_an_action_from_being_done(shop: Shop) -> None:
+    viewer = signed_in("leasing_tasks.view_task")
+    task = failed(shop)
+    said = [each.text for each in get(viewer, f"/ops/tasks/{task.pk}/").all("[data-refused]")]
+    assert said == [
+        "Retry: not now, its compensation has not succeeded.",
+        "Discard: not now, it is undone by another task.",
+    ]
+    undo = run(undo_of(task))
+    (only,) = get(viewer, f"/ops/tasks/{undo.pk}/").all("[data-refused]")
+    assert only.text == "Discard: not now, it is the undoing of another task."
+    assert get(viewer, f"/ops/tasks/{task.pk}/").all("[data-refused]") == []
 
 
 def test_operators_read_what_a_compensation_is(shop: Shop) -> None:
