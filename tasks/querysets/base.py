@@ -215,9 +215,10 @@ class TaskRows(LeasableQuerySet["Task"]):
     def next_due_in(self, seconds: float, since: float = 0.0) -> float | None:
         """Seconds until the next of these tasks is due, if that is within ``seconds``; 0 if one has
         become due within the last ``since`` seconds."""
+        lately = after(timedelta(seconds=-since)) if since else DbNow()
         soon = self.filter(
             status=TaskStatus.READY,
-            scheduled_at__gt=after(timedelta(seconds=-since)),
+            scheduled_at__gt=lately,
             scheduled_at__lte=after(timedelta(seconds=seconds)),
         )
         moments: Any = soon.order_by("scheduled_at", "id").values_list("scheduled_at", DbNow())
