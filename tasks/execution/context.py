@@ -1,28 +1,87 @@
-"""The context that a handler gets in addition to its data."""
+"""The context that a handler gets in addition to its data.
+
+A handler may report as often as it likes: reports are written at most once in ``EVERY`` seconds.
+One that came too soon waits, and is written with the next report, checkpoint or step, or when the
+handler ends. Inside a transaction nothing is written either: nobody would see it, and the row,
+locked until the commit, could not be renewed.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.db import transaction
+from django.db import Error, transaction
 
-from leasing.db.dialects import refuse_transaction
+from leasing.db.dialects import in_transaction, refuse_transaction
 from leasing.exceptions import LeaseLost
 from leasing.holding.term import Term
 from leasing.runtime.clock import clock
 from tasks.execution.cancellation import Interruption
-from tasks.execution.completing import Completing
-from tasks.execution.progress import Progress
+from tasks.log import log
+from tasks.payload import check_json
 from tasks.querysets.claimed import ClaimedTask, instance_of
 from tasks.querysets.compensation import Compensated, compensated
 
 if TYPE_CHECKING:
     from tasks.models import Task
+
+#: Seconds between writes of progress.
+EVERY = 1.0
+
+
+class Completing:
+    """A block at whose end the task is completed, in the block's own transaction: ``with
+    ctx.completing():``, one commit for the handler's own writes and its task's end.
+
+    ``output``, what the task gives back, may be set until the block ends. ``async with`` opens
+    the transaction on the thread that the coroutine's own queries run on.
+    """
+
+    def __init__(
+        self, block: Callable[[Completing], AbstractContextManager[None]], output: Any
+    ) -> None:
+        self.output = output
+        self._block = block(self)
+        self._entered = False
+
+    def __enter__(self) -> Completing:
+        self._block.__enter__()
+        self._entered = True
+        return self
+
+    def __exit__(self, *how: Any) -> bool | None:
+        return self._block.__exit__(*how)
+
+    async def __aenter__(self) -> Completing:
+        try:
+            await _to_its_end(self.__enter__)
+        except asyncio.CancelledError as error:
+            if self._entered:
+                await _to_its_end(self.__exit__, type(error), error, None)
+            raise
+        return self
+
+    async def __aexit__(self, *how: Any) -> bool | None:
+        ended: bool | None = await _to_its_end(self.__exit__, *how)
+        return ended
+
+
+async def _to_its_end(call: Callable[..., Any], *args: Any) -> Any:
+    """Await ``call`` on the thread for queries. A thread cannot be cancelled: when the caller
+    is, its transaction is to be left in a known state before anything else happens."""
+    work = asyncio.ensure_future(sync_to_async(call)(*args))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.gather(work, return_exceptions=True)
+        raise
 
 
 class Context:
@@ -37,7 +96,11 @@ class Context:
     completed: bool = False
     #: Why the handler gave its task back, and for how long; None while it did not.
     given_back: tuple[str, timedelta] | None = None
-    _words: Progress | None = None
+    #: The progress that waits to be written, and True if any does.
+    _waiting: Any = None
+    _waits: bool = False
+    #: The moment of the latest write.
+    _written_at: float = float("-inf")
 
     def __init__(
         self,
@@ -136,8 +199,17 @@ class Context:
         """
         given = {"done": done, "total": total}
         value = {key: said for key, said in given.items() if said is not None} | more
-        with self._losing():
-            self._progress.say(value or None, is_last=done is not None and done == total)
+        check_json(value, "progress")
+        self._waiting, self._waits = value or self._waiting, True
+        timeout, every = self._given.progress_timeout, EVERY
+        if timeout is not None:
+            # A report that waits here must not look like a stalled handler.
+            every = min(EVERY, timeout.total_seconds() / 3)
+        is_last = done is not None and done == total
+        is_due = is_last or clock() - self._written_at >= every
+        if is_due and not in_transaction(self._rows.db):
+            with self._losing():
+                self._write_progress()
 
     async def aprogress(self, done: Any = None, total: Any = None, **more: Any) -> None:
         """``progress``, for coroutines."""
@@ -148,7 +220,7 @@ class Context:
         progress. Inside a transaction it is part of that. Raises LeaseLost, NotSerializable.
         """
         with self._losing():
-            self._rows.checkpoint(self.task, state, progress=self._progress.take())
+            self._rows.checkpoint(self.task, state, progress=self._take_progress())
 
     async def acheckpoint(self, state: Any) -> None:
         """``checkpoint``, for coroutines."""
@@ -185,7 +257,7 @@ class Context:
 
     def _finish(self, name: str, output: Any) -> Any:
         with self._losing():
-            said = self._progress.take()
+            said = self._take_progress()
             return self._rows.finish_step(self.task, name, output, progress=said).output
 
     def compensated(self) -> Compensated:
@@ -227,8 +299,8 @@ class Context:
         # At the isolation level that the site asks for: the writes are its own.
         with self._losing(), transaction.atomic(using=using):
             yield
-            if self._words is not None and self._words.waits:
-                self._rows.progress(self.task, self._progress.take())
+            if self._waits:
+                self._write_progress()
             # The keeper may find the task ended before this thread has stopped its renewals.
             self._hold.expect_end()
             self._rows.complete(self.task, end.output)
@@ -236,16 +308,31 @@ class Context:
         self._hold.detach()
 
     def flush(self) -> None:
-        """Write the progress that still waits. The worker calls it when the handler ends. Raises
-        nothing."""
+        """Write the progress that still waits. The worker calls it when the handler ends, before
+        the result is stored, which matters more. Raises nothing."""
         # Not after a loss: its refusal would be recorded in place of the result's.
-        if self._words is not None and self._hold.valid:
-            self._words.flush()
+        if not self._waits or not self._hold.valid:
+            return
+        try:
+            self._write_progress()
+        except (LeaseLost, Error) as error:
+            # A loss has been logged already.
+            level = INFO if isinstance(error, LeaseLost) else WARNING
+            log.task_progress_dropped(self.task, level=level, error=error)
 
     async def aflush(self) -> None:
         """``flush``, for coroutines."""
-        if self._words is not None and self._words.waits:
+        if self._waits:
             await sync_to_async(self.flush)()
+
+    def _write_progress(self) -> None:
+        self._rows.progress(self.task, self._take_progress())
+
+    def _take_progress(self) -> Any:
+        """Return the progress that waits, for a statement that writes it."""
+        value, self._waiting, self._waits = self._waiting, None, False
+        self._written_at = clock()
+        return value
 
     def _load(self) -> None:
         task, rows = self.task, self._rows
@@ -256,12 +343,6 @@ class Context:
                     task.refresh_from_db(fields=missing, from_queryset=mine)
                 except task.DoesNotExist:
                     raise rows.home()._refuse(task, "load") from None
-
-    @property
-    def _progress(self) -> Progress:
-        if self._words is None:
-            self._words = Progress(self._given)
-        return self._words
 
     @property
     def _rows(self) -> Any:

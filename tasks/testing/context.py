@@ -9,7 +9,7 @@ from typing import Any
 
 from leasing.exceptions import LeaseLost
 from tasks.exceptions import TaskCancelled
-from tasks.execution.completing import Completing
+from tasks.execution.context import Completing
 from tasks.models import Task, TaskStep
 from tasks.payload import OUTPUT, check_json
 from tasks.querysets.compensation import Compensated

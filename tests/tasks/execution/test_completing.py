@@ -14,8 +14,7 @@ from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.holding.keeper import Keeper
 from leasing.holding.term import Term
 from tasks.exceptions import Snooze
-from tasks.execution.completing import Completing
-from tasks.execution.context import Context
+from tasks.execution.context import Completing, Context
 from tasks.models import Queue, Task, TaskStatus
 from tests.leasing.support import FakeClock, OtherSession, under_repeatable_read
 from tests.tasks.support import (
