@@ -29,7 +29,6 @@ from tasks.registry import KINDS
 
 if TYPE_CHECKING:
     from tasks.models import Task
-    from tasks.querysets.claim_request import ClaimRequest
     from tasks.querysets.slots import Seats
 
 #: The lowest and the highest priority: the bounds of the column.
@@ -77,9 +76,8 @@ def is_paused(name: Any) -> Exists:
 class TaskRows(LeasableQuerySet["Task"]):
     """Tasks by their state, and what the verbs share."""
 
-    #: The slots of the claim that these rows are a part of, and what it asks for.
+    #: What the claim may take that these rows are a part of.
     seats: Seats | None = None
-    request: ClaimRequest | None = None
     keeps_events = False  # TaskAttempt is their ledger.
     renewing = "heartbeat"
 

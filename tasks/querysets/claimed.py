@@ -343,6 +343,14 @@ class ClaimedTask:
         return claimed
 
 
+class Taken(list[ClaimedTask]):
+    """The tasks that a claim got."""
+
+    #: True if there is probably more: it got as many as it asked for, or came past tasks that are
+    #: claimed for a free slot alone.
+    has_more = False
+
+
 def instance_of(task: Task | ClaimedTask) -> Task:
     """Return the model instance of ``task``, as it is now."""
     return task.ended_task if isinstance(task, ClaimedTask) else task

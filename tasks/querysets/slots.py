@@ -14,7 +14,6 @@ that task.
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -27,7 +26,6 @@ from django.db.models import Case, Value, When
 from leasing.db import joins
 from leasing.db.dialects import lock, lock_names
 from leasing.stores.rows import pause_shortly
-from tasks.querysets.claim_request import may_wait
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -39,16 +37,38 @@ LOCK = "leasing_tasks.slot:"
 TRIES = 8
 
 
-class Seats:
-    """The slots as one claim finds and fills them, over all the queues it looks at."""
+def may_wait(attempts: int, max_attempts: int) -> bool:
+    """Return True if a ready task may be claimed before there is a slot of the worker for it: if
+    its worker dies meanwhile, that costs an attempt, and this one has others."""
+    return attempts == 0 and max_attempts > 1
 
-    def __init__(self, model: type[Task], using: str) -> None:
-        self._rows = model._default_manager.using(using)
+
+class Seats:
+    """What one claim may take, and the slots as it finds and fills them, over all the queues it
+    looks at.
+
+    Args:
+        rows: All tasks.
+        room: The number of tasks that it may take.
+        free: The number of them that begin at once. None: all.
+    """
+
+    def __init__(self, rows: TaskRows, room: int, free: int | None = None) -> None:
+        self.room = room
+        self.free = room if free is None else free
+        #: True if it came past tasks that are claimed for a free slot alone.
+        self.passed_over = False
+        self._rows = rows._everything()
         self._taken: dict[str, set[str]] = {}
         #: Given, and perhaps not written yet.
         self._given: dict[str, set[str]] = defaultdict(set)
         #: Keys of which another claim has been seating tasks for too long.
         self._elsewhere: set[str] = set()
+
+    def take(self, count: int) -> None:
+        """Note that ``count`` tasks were claimed."""
+        self.room -= count
+        self.free = max(0, self.free - count)
 
     def look(self, keys: Iterable[str]) -> None:
         """Lock ``keys``, and read what is taken."""
@@ -61,7 +81,8 @@ class Seats:
         self._elsewhere |= {name.removeprefix(LOCK) for name in names}
         self._taken = defaultdict(set)
         seated = self._rows.filter(slot__isnull=False)
-        for key, slot in seated.values_list("concurrency_key", "slot"):
+        found: Any = seated.values_list("concurrency_key", "slot")
+        for key, slot in found:
             self._taken[key].add(slot)
         for key, slots in self._given.items():
             self._taken[key] |= slots
@@ -93,18 +114,16 @@ class Seats:
 def choose(rows: TaskRows, free: TaskRows, limit: int | None) -> dict[int, Task]:
     """Lock up to ``limit`` of ``free``, each with a slot where it needs one."""
     chosen = _locked(free, limit)
-    seats = rows.seats or Seats(rows.model, rows.db)
+    seats = rows.seats or Seats(rows, len(chosen))
     seated: dict[int, Task] = {}
     while chosen:
         if keys := {task.concurrency_key for task in chosen.values()} - {""}:
             seats.look(keys)
-        full, begin = False, _beginning(rows, chosen.values())
+        full = False
         for pk, task in chosen.items():
-            if len(seated) >= begin and not may_wait(task.attempts, task.max_attempts):
-                assert rows.request is not None
-                rows.request.passed_over = True
-                continue
-            if seats.seat(task):
+            if len(seated) >= seats.free and not may_wait(task.attempts, task.max_attempts):
+                seats.passed_over = True
+            elif seats.seat(task):
                 seated[pk] = task
             else:
                 full = True
@@ -113,15 +132,6 @@ def choose(rows: TaskRows, free: TaskRows, limit: int | None) -> dict[int, Task]
         more = seats.past_the_full(free).exclude(pk__in=list(seated))
         chosen = _locked(more, None if limit is None else limit - len(seated))
     return seated
-
-
-def _beginning(rows: TaskRows, chosen: Iterable[Task]) -> float:
-    """Return the number of the ``chosen`` tasks that need not wait for a slot."""
-    request = rows.request
-    if request is None:
-        return math.inf
-    has_run = any(task.attempts for task in chosen)
-    return request.free_left if has_run else request.soon_left
 
 
 def _locked(free: TaskRows, limit: int | None) -> dict[int, Task]:

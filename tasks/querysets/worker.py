@@ -20,7 +20,6 @@ from django.apps import apps
 from django.db.models import F, Value
 from django.db.models.expressions import Combinable
 
-from leasing.db import sql
 from leasing.db.dialects import atomic, durable, lock_names, take_write_lock
 from leasing.functions import DbNow
 from leasing.holding.claim import Claim
@@ -34,8 +33,7 @@ from tasks.payload import check_json
 from tasks.querysets import slots
 from tasks.querysets.base import TaskRows, check_queue, step_model
 from tasks.querysets.claim_key import ClaimKeyQuerySet
-from tasks.querysets.claim_request import ClaimRequest
-from tasks.querysets.claimed import ClaimedTask, keeping
+from tasks.querysets.claimed import ClaimedTask, Taken, keeping
 from tasks.querysets.recovery import RecoveryVerbs
 from tasks.querysets.slots import Seats
 from tasks.querysets.sql import claim as one_statement
@@ -91,21 +89,24 @@ class WorkerVerbs(RecoveryVerbs):
         """
         rows = self.home()
         terms, names = _asked(rows, holder, queues, ttl)
-        request = ClaimRequest(limit, free=free)
-        tasks: list[Task] = []
-        if request_id is not None:
-            tasks, again = _claim_for(rows, replace(terms, request_id=request_id), names, request)
-            if again:
-                return Claim(again, rows.store())
-        elif sql.serves(rows.db):
-            tasks, more = one_statement.claim(rows, terms, names, request)
-            if more and request.left:
-                with keeping(tasks):
-                    seated = _claim_portably(rows, terms, names, request)
-                    tasks = sorted([*tasks, *seated], key=_in_order)
+        seats = Seats(rows, limit, free)
+        if request_id is None:
+            tasks, more = _claim_at_once(rows, terms, names, seats)
+            if more:
+                with keeping(tasks), durable(rows.db):
+                    tasks = sorted([*tasks, *_claim(rows, terms, names, seats)], key=_in_order)
         else:
-            tasks = _claim_portably(rows, terms, names, request)
-        _tell_claimed(tasks)
+            terms = replace(terms, request_id=request_id)
+            with durable(rows.db):
+                if again := _claimed_before(rows, terms):
+                    return Claim(again, rows.store())
+                tasks, more = _claim_at_once(rows, terms, names, seats)
+                if more:
+                    tasks = sorted([*tasks, *_claim(rows, terms, names, seats)], key=_in_order)
+                if tasks:
+                    _keys(rows).remember(request_id)
+        if tasks:
+            happened("task.claimed", tasks)
         return Claim(tasks, rows.store())
 
     def note_empty_claim(self, holder: str, request_id: uuid.UUID) -> Claim[Task]:
@@ -127,27 +128,37 @@ class WorkerVerbs(RecoveryVerbs):
         queues: Sequence[str] | None = None,
         limit: int = 1,
         ttl: float | timedelta | None = None,
-        requests: Sequence[ClaimRequest] | None = None,
+        kinds: Sequence[int] = KINDS,
+        free: int | None = None,
         cursor: ClaimCursor | None = None,
-    ) -> list[ClaimedTask]:
-        """``claim`` for workers, without model instances unless something needs them: of each kind
-        in its order, and what ``requests`` ask for; by default ``limit`` tasks of any kind. It goes
-        on where the claim before with the same ``cursor`` has ended. Further arguments and errors
-        are those of ``claim``."""
-        rows = self.home()
-        requests = requests or [ClaimRequest(limit)]
-        cursor = cursor or ClaimCursor()
+    ) -> Taken:
+        """``claim`` for workers, without model instances: queue by queue, and of each the ``kinds``
+        one after the other. Raises as ``claim`` does.
+
+        Args:
+            holder: The name of the worker.
+            queues: The queues to claim from; None: all.
+            limit: The number of tasks, at most.
+            ttl: Seconds of the lease, from now and from each heartbeat.
+            kinds: Numbers of ``tasks.registry.Kind``.
+            free: As of ``claim``.
+            cursor: It goes on where the claim before with this cursor has ended.
+        """
+        rows, taken = self.home(), Taken()
         terms, names = _asked(rows, holder, queues, ttl)
-        claimed: list[ClaimedTask] = []
-        more = True
-        if sql.serves(rows.db):
-            claimed, more = one_statement.take(rows, terms, names, requests, cursor)
-        if more:
-            with keeping(claimed):
-                seated = _take_portably(rows, terms, names, requests)
-                claimed += [ClaimedTask.taken(task) for task in seated]
-        _tell_claimed(claimed)
-        return claimed
+        seats, are_keyed = Seats(rows, limit, free), limit > 0
+        if are_keyed and one_statement.serves(rows):
+            claimed, are_keyed = one_statement.take(
+                rows, terms, names, kinds, seats, cursor or ClaimCursor()
+            )
+            taken += claimed
+        if are_keyed and seats.room > 0:
+            with keeping(taken):
+                taken += map(ClaimedTask.taken, _take(rows, terms, names, kinds, seats))
+        taken.has_more = seats.passed_over or seats.room <= 0 < limit
+        if taken:
+            happened("task.claimed", taken)
+        return taken
 
     def take_one(
         self, key: int, holder: str, *, queue: str, ttl: float | timedelta | None = None
@@ -162,17 +173,18 @@ class WorkerVerbs(RecoveryVerbs):
         """
         rows = self.home()
         terms, _ = _asked(rows, holder, [queue], ttl)
-        claimed: list[ClaimedTask] = []
-        more = True
-        if sql.serves(rows.db):
-            claimed, more = one_statement.take_one(rows, terms, queue, key)
-        if more:
+        seats, claimed, is_keyed = Seats(rows, 1), list[ClaimedTask](), True
+        if one_statement.serves(rows):
+            claimed, is_keyed = one_statement.take_one(rows, terms, queue, key, seats)
+        if is_keyed:
             one = rows.filter(pk=key).to_claim_of(queue)
             with durable(rows.db):
-                seated = _grant(one, terms, Seats(rows.model, rows.db), 1)
+                seated = _grant(one, terms, seats, 1)
             claimed = [ClaimedTask.taken(task) for task in seated]
-        _tell_claimed(claimed)
-        return claimed[0] if claimed else None
+        if not claimed:
+            return None
+        happened("task.claimed", claimed)
+        return claimed[0]
 
     def heartbeat(self, task: Task) -> Task:
         """Move the deadline of a running task to now plus its ttl. Raises LeaseLost."""
@@ -267,26 +279,6 @@ class WorkerVerbs(RecoveryVerbs):
         slots.write(self.db, super()._write_grants, before, grants, columns)
 
 
-def _claim_for(
-    rows: TaskRows, terms: Terms, queues: Sequence[str], request: ClaimRequest
-) -> tuple[list[Task], list[Task]]:
-    """Claim for a request that may have been sent before. Returns what it claims, or what it
-    claimed then and still holds. Raises as ``_claimed_before``."""
-    claimed: list[Task] = []
-    more = True
-    with durable(rows.db):
-        if again := _claimed_before(rows, terms):
-            return [], again
-        if sql.serves(rows.db):
-            claimed, more = one_statement.claim(rows, terms, queues, request)
-        if more:
-            claimed += _claim_within(rows, terms, queues, request)
-        if claimed:
-            assert terms.request_id is not None
-            _keys(rows).remember(terms.request_id)
-    return sorted(claimed, key=_in_order), []
-
-
 def _claimed_before(rows: TaskRows, terms: Terms) -> list[Task]:
     """Return what the same request has claimed before and still holds, and lock it until the
     transaction ends. Raises ClaimUnderWay while it still claims, and ClaimAnswered if it was
@@ -311,11 +303,6 @@ def _keys(rows: TaskRows) -> ClaimKeyQuerySet:
     return keys
 
 
-def _tell_claimed(claimed: Sequence[Task | ClaimedTask]) -> None:
-    if claimed:
-        happened("task.claimed", claimed)
-
-
 def _asked(rows: RecoveryVerbs, holder: str, queues: Queues, ttl: Ttl) -> tuple[Terms, list[str]]:
     """Check what is asked for, and sweep if that is due. Returns the terms, and the queues in the
     order they are looked at."""
@@ -326,69 +313,54 @@ def _asked(rows: RecoveryVerbs, holder: str, queues: Queues, ttl: Ttl) -> tuple[
     return terms, names
 
 
-def _claim_portably(
-    rows: TaskRows, terms: Terms, queues: Sequence[str], request: ClaimRequest
-) -> list[Task]:
-    """Claim of every kind, in the order of all of them."""
-    with durable(rows.db):
-        return _claim_within(rows, terms, queues, request)
+def _claim_at_once(
+    rows: TaskRows, terms: Terms, queues: Sequence[str], seats: Seats
+) -> tuple[list[Task], bool]:
+    """Claim in one statement, if there is one. Returns also whether to look for more."""
+    if not one_statement.serves(rows):
+        return [], True
+    tasks, more = one_statement.claim(rows, terms, queues, seats)
+    return tasks, more and seats.room > 0
 
 
-def _claim_within(
-    rows: TaskRows, terms: Terms, queues: Sequence[str], request: ClaimRequest
-) -> list[Task]:
-    granted: list[Task] = []
-    seats = Seats(rows.model, rows.db)
+def _claim(rows: TaskRows, terms: Terms, queues: Sequence[str], seats: Seats) -> list[Task]:
+    """Claim of every kind, in the order of all of them, within the caller's transaction."""
+    claimed: list[Task] = []
     for queue in queues:
-        granted += sorted(_claim_of(rows, terms, seats, queue, request), key=_in_order)
-    return granted
+        kinds, passed = list(KINDS), False
+        while kinds and seats.room > 0 and not passed:
+            first = rows.to_claim_next(queue, seats.room, "kind", kinds=kinds)
+            shares, passed = Counter(kind for *_, kind in first), True
+            for kind, share in shares.items():
+                mine = _grant(rows.to_claim(queue, kind), terms, seats, share)
+                claimed += mine
+                # All others are locked, without a seat or a slot, and in nobody's way.
+                if len(mine) < share:
+                    kinds.remove(kind)
+                    passed = False
+    return claimed
 
 
-def _claim_of(
-    rows: TaskRows, terms: Terms, seats: Seats, queue: str, request: ClaimRequest
+def _take(
+    rows: TaskRows,
+    terms: Terms,
+    queues: Sequence[str],
+    kinds: Sequence[int],
+    seats: Seats,
 ) -> list[Task]:
-    granted: list[Task] = []
-    kinds = list(KINDS)
-    while kinds and request.left > 0:
-        first = rows.to_claim_next(queue, request.left, "kind", kinds=kinds)
-        left = len(kinds)
-        for kind, share in Counter(kind for *_, kind in first).items():
-            mine = _grant_to(request, rows.to_claim(queue, kind), terms, seats, share)
-            granted += mine
-            # All others are locked, without a seat or a slot, and in nobody's way.
-            if len(mine) < share:
-                kinds.remove(kind)
-        if len(kinds) == left:
-            break
-    return granted
-
-
-def _take_portably(
-    rows: TaskRows, terms: Terms, queues: Sequence[str], requests: Sequence[ClaimRequest]
-) -> list[Task]:
-    granted: list[Task] = []
-    seats = Seats(rows.model, rows.db)
+    taken: list[Task] = []
     with durable(rows.db):
-        for request in requests:
-            for queue, kind in product(queues, request.kinds):
-                if request.left > 0:
-                    ready = rows.to_claim(queue, kind)
-                    granted += _grant_to(request, ready, terms, seats, request.left)
-    return granted
-
-
-def _grant_to(
-    request: ClaimRequest, ready: TaskRows, terms: Terms, seats: Seats, limit: int
-) -> list[Task]:
-    ready.request = request
-    granted = _grant(ready, terms, seats, limit)
-    request.found += len(granted)
-    return granted
+        for queue, kind in product(queues, kinds):
+            if seats.room > 0:
+                taken += _grant(rows.to_claim(queue, kind), terms, seats, seats.room)
+    return taken
 
 
 def _grant(ready: TaskRows, terms: Terms, seats: Seats, limit: int) -> list[Task]:
     ready.seats = seats
-    return [task for task, _ in portable.grant(ready, terms, limit)]
+    granted = [task for task, _ in portable.grant(ready, terms, limit)]
+    seats.take(len(granted))
+    return granted
 
 
 def _in_order(task: Task) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
 from tasks.execution.outcomes import Outcome
-from tasks.querysets.claim_request import may_wait
+from tasks.querysets.slots import may_wait
 from tasks.registry import Kind
 from tasks.runtime import marks
 from tasks.runtime.timing import USUAL, Timing

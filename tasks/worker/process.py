@@ -55,7 +55,6 @@ from tasks.log import log
 from tasks.maintenance import services
 from tasks.models import Queue, Task
 from tasks.notifier import limiter
-from tasks.querysets.claim_request import ClaimRequest
 from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
 from tasks.runtime import marks
@@ -325,15 +324,16 @@ class WorkerProcess:
         if room <= 0 or self.stopping.is_set():
             return 0
         # Without a parent nobody knows what has not begun here, should this process die.
-        request = ClaimRequest(room, kinds, executor.vacant if marks.current is None else None)
         claimed = Task.objects.take(
             self.name,
             queues=self.queues,
-            requests=[request],
+            kinds=kinds,
+            limit=room,
+            free=executor.vacant if marks.current is None else None,
             ttl=self.ttl,
             cursor=self.poller.cursor,
         )
-        executor.has_more = request.has_more
+        executor.has_more = claimed.has_more
         self._looked = True
         if claimed:
             self._busy = True

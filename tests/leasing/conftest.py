@@ -84,8 +84,7 @@ class Forgetful(dict[Any, Any]):
 def database_clock(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
     """Stops the clock of the database; the test moves it."""
     clock = DatabaseClock()
-    for cache in ("leasing.db.statements._cache", "tasks.querysets.sql.statements.statements"):
-        monkeypatch.setattr(cache, Forgetful())
+    monkeypatch.setattr("leasing.db.statements._cache", Forgetful())
     vendor = f"as_{connection.vendor}"
     monkeypatch.setattr(DbNow, vendor, lambda *args, **extra: clock.moment(*args, **extra))
     monkeypatch.setattr(

@@ -47,28 +47,6 @@ EXPLAINED: dict[str, str] = {
     " without schedule=schedule in .filter": (
         "Where another schedule has a slot in the same microsecond, this one has the next."
     ),
-    "tasks.querysets.sql.claim_text._CHOSEN: without `AND NOT is_keyed`": (
-        "The look for tasks with keys, which follows, takes what these would have kept from a slot."
-    ),
-    "tasks.querysets.sql.claim.take: without `if each.kind in request.kinds`": (
-        "A kind of which too few were found begins behind the last of them, finds none, and then"
-        " begins anew: a look more."
-    ),
-    "tasks.querysets.sql.claim.take: without `if place[0] in again`": (
-        "The second look finds nothing more of what the first looked at from its beginning."
-    ),
-    "tasks.querysets.sql.claim_text._WAITED:"
-    " >= in `rted} >= {now} OR {due} > {started} THEN {now} -`": (
-        "A task that ran before, and is due again in the microsecond in which it first started:"
-        " whether that wait is counted says nothing of any queue."
-    ),
-    "tasks.querysets.sql.claim._most: most <= limit for most < limit": (
-        "The constant is an upper bound for the planner; the limit is a parameter beside it."
-    ),
-    "tasks.querysets.sql.statements.cached_statement:"
-    " len(statements) > _KEPT for len(statements) >= _KEPT": (
-        "A cache of 101 statements instead of 100."
-    ),
     "leasing.querysets.states.LeaseRows._locked_keys: without pk__in=keys in .filter": (
         "Of all that is read, what was locked is looked up."
     ),
@@ -141,22 +119,6 @@ EXPLAINED: dict[str, str] = {
     ),
     "tasks.querysets.schedule.ScheduleQuerySet._free_moment: without at__gte=at in .filter": (
         "Of all that is read, the moments from now on are looked up."
-    ),
-    "tasks.querysets.slots.choose: Seats(rows.model, rows.db) for rows.seats or "
-    "Seats(rows.model, rows.db)": (
-        "A key that another claim keeps locked is waited for once a queue instead of once."
-    ),
-    "tasks.querysets.worker.WorkerVerbs.claim: more for more and request.left": (
-        "None is left to claim: a transaction in vain."
-    ),
-    "tasks.querysets.worker._claim_of: kinds for kinds and request.left > 0": (
-        "None is left to claim: the slice is empty, and the database is not asked."
-    ),
-    "tasks.querysets.worker._claim_of: request.left >= 0 for request.left > 0": (
-        "None is left to claim: the slice is empty, and the database is not asked."
-    ),
-    "tasks.querysets.worker._take_portably: request.left >= 0 for request.left > 0": (
-        "None is left to claim: the slice is empty, and the database is not asked."
     ),
     "leasing.querysets.lease.LeaseQuerySet._announce_free: lease.wanted_until and "
     "lease.wanted_until > lease.released_at for lease.wanted_until and lease.released_at and "

@@ -9,7 +9,6 @@ from types import FunctionType
 from typing import Any
 
 from leasing.db import statements
-from tasks.querysets.sql import statements as statements_of_tasks
 from tests.mutants.making import Mutant
 
 
@@ -46,7 +45,6 @@ def function_of(module: Any, place: str) -> FunctionType:
 def forget_statements() -> None:
     """Empty the caches of the two packages."""
     statements._cache.clear()
-    statements_of_tasks.statements.clear()
     for name, module in list(sys.modules.items()):
         if name.startswith(("leasing.", "tasks.")):
             for value in vars(module).values():

@@ -31,14 +31,11 @@ FILES = (
                 "producer",
                 "queues",
             ),
-            *("recovery", "relay", "schedule", "claim_request", "slots", "transitions"),
+            *("recovery", "relay", "schedule", "slots", "transitions"),
             *("unique", "worker"),
         )
     ),
-    *(
-        f"tasks/querysets/sql/{name}.py"
-        for name in ("claim", "claim_text", "ends", "plans", "statements", "insert")
-    ),
+    *(f"tasks/querysets/sql/{name}.py" for name in ("claim", "ends", "plans", "insert")),
 )
 #: Functions that choose between two forms of one verb, or whether a compiled text is kept: what is
 #: bent there makes the verb slower, and no row what it must not be.
@@ -114,7 +111,7 @@ def _of_trust() -> Iterator[Mutant]:
             "row.sent_at = sent_at",
             "row.sent_at = clock()",
         ),
-        ("tasks/querysets/sql/claim.py", "_answers", "return sent_at, ", "return clock(), "),
+        ("tasks/querysets/sql/claim.py", "_sent", "return sent_at, ", "return clock(), "),
         (
             "leasing/stores/base.py",
             "BaseStore.granted",

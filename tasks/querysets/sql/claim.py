@@ -1,96 +1,236 @@
-"""PostgreSQL's one-statement forms of claims.
+"""PostgreSQL's statements for claims: each locks what it finds, grants, and answers in one round
+trip where the portable form takes five.
 
-A claim locks what it finds, grants, and answers in one round trip where the portable form takes
-five. The texts are in ``claim_text``.
+``take`` is the claim of a worker: of one or several kinds, each by the index; from the beginning,
+or behind the last task that the claim before it got. ``take_one`` is that of one task, by its key.
+``claim`` is that of a caller who wants model instances, of every kind in the order of all of them.
 
-The grants are random numbers of this process: as many as may be claimed travel with the request,
+Tasks with a concurrency key are locked in their turn, but need a slot: they are left to the
+portable form. Of what may not wait for a slot of the worker (it has one attempt, or has run
+before) only the first are granted, as many as begin at once.
+
+The grants are random numbers of this process: as many as may be claimed travel with the statement,
 for the database takes a microsecond to make one. They are no number with the key put into it:
 whoever sees one grant of a claim could tell the others.
+
+{most} and {places}, the number of queues and kinds, are constants around and inside of what is a
+parameter: by these alone the planner of a prepared statement would expect a tenth of the table. And
+each limit is a query: of a parameter, a plan for its value would seem cheaper than one for any, and
+be made for every claim. Inside more may be found than the limit; no more is locked, for a row is as
+it is asked for.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
+from leasing.db import sql
 from leasing.db.cached_cursors import fetch_all, new_cursor
+from leasing.db.routing import is_plain
 from leasing.db.row_reader import reader
-from leasing.db.statements import array_of, joined
-from leasing.functions import EPOCH
+from leasing.db.statements import array_of, cached_statement, joined
+from leasing.functions import EPOCH, DbMicroseconds, DbNow
+from leasing.querysets.states import GRANTING as GRANTING_OF_LEASES
 from leasing.runtime.clock import clock
 from leasing.runtime.events import is_heard
 from leasing.validation.terms import Terms
 from tasks import registry
-from tasks.querysets.claim_request import ClaimRequest
-from tasks.querysets.claimed import (
-    ClaimedTask,
-    ClaimTerm,
-    keeping,
-)
-from tasks.querysets.sql.claim_text import (
-    claim_statement,
-    take_after_statement,
-    take_one_statement,
-    take_statement,
-)
+from tasks.querysets.base import TaskRows
+from tasks.querysets.claimed import ClaimedTask, ClaimTerm, is_traced, keeping
 from tasks.querysets.sql.cursors import ClaimCursor
 from tasks.querysets.sql.plans import plan_took, planned
-from tasks.querysets.sql.statements import cached_statement
+from tasks.registry import KINDS
 
 if TYPE_CHECKING:
     from tasks.models import Task
-    from tasks.querysets.base import TaskRows
+    from tasks.querysets.slots import Seats
 
-#: A request's number, a queue and a kind that it looks at.
-Place = tuple[int, str, int]
+#: What ``TaskRows.available`` and ``to_claim`` ask of a task ``t``, here of the queue and the kind
+#: that are ``asked`` for.
+READY = "t.status = 'ready' AND t.scheduled_at <= {now}"
+OF_QUEUE = """t.queue = asked.queue AND NOT EXISTS (
+    SELECT 1 FROM leasing_tasks_queue AS q WHERE q.name = asked.queue AND q.paused_at IS NOT NULL
+)"""
+IN_ORDER = "ORDER BY t.priority DESC, t.scheduled_at, t.id"
+LOCKED = "FOR NO KEY UPDATE OF t SKIP LOCKED"
+SEEN = "t.id, t.concurrency_key, t.attempts, t.max_attempts, t.priority, t.scheduled_at"
+#: What is locked for a claim. With its columns for the choice among it.
+LIMITED = """
+WITH chosen AS MATERIALIZED (
+    SELECT *, concurrency_key <> '' AS is_keyed, attempts = 0 AND max_attempts > 1 AS may_wait
+    FROM (SELECT found.* FROM {asked}, LATERAL ({found}) AS found LIMIT (SELECT %(room)s)) AS within
+    LIMIT {most}
+), at_once AS MATERIALIZED (
+    SELECT id FROM chosen WHERE NOT is_keyed LIMIT (SELECT %(free)s)
+)"""
+TO_GRANT = "NOT is_keyed AND (may_wait OR id IN (SELECT id FROM at_once))"
+#: 1 where it came past tasks that need a seat, 2 past such as are claimed for a free slot alone.
+PASSED = """(SELECT coalesce(bit_or(CASE
+    WHEN is_keyed THEN 1 WHEN may_wait OR id IN (SELECT id FROM at_once) THEN 0 ELSE 2
+END), 0) FROM chosen)"""
+
+#: Several queues and kinds are one look: one after the other in the order they are given, each by
+#: the index, until there are enough.
+ASKED = """(
+    SELECT * FROM unnest(%(queues)s::text[], %(kinds)s::smallint[]) LIMIT {places}
+) AS asked (queue, kind)"""
+FOUND = """
+    SELECT {seen} FROM leasing_tasks_task AS t
+    WHERE {ready} AND {of_queue} AND t.kind = asked.kind
+    {in_order} LIMIT {most} {locked}
+"""
+#: The same from a place in the index on: behind the entry of a task that was claimed before. Of
+#: its two parts one has nothing to do; which, is decided before it looks at a row.
+ASKED_AFTER = """(
+        SELECT * FROM unnest(%(queues)s::text[], %(kinds)s::smallint[], %(after)s::bigint[])
+        LIMIT {places}
+    ) AS asked (queue, kind, after)
+    LEFT JOIN LATERAL (
+        SELECT id, priority, scheduled_at FROM leasing_tasks_task WHERE id = asked.after LIMIT 1
+    ) AS mark ON true
+"""
+FOUND_AFTER = """
+    SELECT * FROM (
+        SELECT {seen} FROM leasing_tasks_task AS t
+        WHERE {ready} AND {of_queue} AND t.kind = asked.kind AND asked.after IS NULL
+        {in_order} LIMIT {most} {locked}
+    ) AS first
+    UNION ALL
+    SELECT * FROM (
+        SELECT {seen} FROM leasing_tasks_task AS t
+        WHERE {ready} AND {of_queue} AND t.kind = asked.kind AND t.priority = mark.priority
+            AND (t.scheduled_at, t.id) > (mark.scheduled_at, mark.id)
+        {in_order} LIMIT {most} {locked}
+    ) AS further
+"""
+FOUND_ONE = """
+    SELECT {seen} FROM leasing_tasks_task AS t
+    WHERE {ready} AND {of_queue} AND t.id = %(key)s::bigint
+    LIMIT {most} {locked}
+"""
+#: What comes first of every kind is looked at without a lock, and says how many of each there are
+#: to be. Where others lock some of it meanwhile, or there are keys, the caller is told to look
+#: again.
+SHARED = """
+WITH first AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT queue, kind FROM unnest(%(queues)s::text[]) AS each (queue), LATERAL (
+            SELECT asked.kind FROM unnest(%(kinds)s::smallint[]) AS kinds (kind), LATERAL (
+                SELECT each.queue, kinds.kind
+            ) AS asked, LATERAL (
+                SELECT * FROM (
+                    SELECT {seen} FROM leasing_tasks_task AS t
+                    WHERE {ready} AND {of_queue} AND t.kind = asked.kind
+                    {in_order} LIMIT {most}
+                ) AS within LIMIT (SELECT %(room)s)
+            ) AS seen ORDER BY priority DESC, scheduled_at, seen.id LIMIT (SELECT %(room)s)
+        ) AS merged LIMIT (SELECT %(room)s)
+    ) AS within LIMIT {most}
+), chosen AS MATERIALIZED (
+    SELECT *, concurrency_key <> '' AS is_keyed, attempts = 0 AND max_attempts > 1 AS may_wait
+    FROM (
+        SELECT found.* FROM (
+            SELECT queue, kind, count(*) AS share FROM first GROUP BY queue, kind
+        ) AS asked, LATERAL (SELECT * FROM ({found}) AS locked LIMIT asked.share) AS found
+        LIMIT {most}
+    ) AS within
+), at_once AS MATERIALIZED (
+    SELECT id FROM chosen ORDER BY priority DESC, scheduled_at, id LIMIT (SELECT %(free)s)
+)"""
+PASSED_OF_SHARED = """(
+    SELECT (count(*) < (SELECT count(*) FROM first) OR coalesce(bool_or(is_keyed), false))::integer
+    FROM chosen
+)"""
+
+#: Each grant is sixteen of the bytes that come with the statement, by the place of the row's key
+#: among those that were chosen.
+GRANT = """encode(substring(%(noise)s::bytea FROM 16 * width_bucket(
+    t.id, ARRAY(SELECT id FROM chosen ORDER BY id)
+) - 15 FOR 16), 'hex')::uuid"""
+#: The columns of ``TaskRows.granting``.
+GRANTING = GRANTING_OF_LEASES | {
+    "grant_id": GRANT,
+    "status": "'running'",
+    "attempts": "t.attempts + 1",
+    "started_at": "coalesce(t.started_at, {now})",
+    "progress": "NULL",
+    "progressed_at": "{now}",
+    "unique_key": "CASE WHEN t.unique_for = 'waiting' THEN NULL ELSE t.unique_key END",
+}
+#: What is chosen is locked, and was ready when it was: that is not asked again. It would have
+#: PostgreSQL take the index of ready tasks for that of the chosen, and read all of them.
+UPDATE = """
+UPDATE leasing_tasks_task AS t SET {granting}
+WHERE t.id = ANY(ARRAY(SELECT id FROM chosen WHERE {to_grant}))
+RETURNING"""
+#: The answer has what was passed, and the clock, also where nothing was granted.
+CLAIM = """{chosen},
+granted AS ({update} {columns}, t.priority AS _priority, t.scheduled_at AS _due)
+SELECT said.*, granted.* FROM (SELECT {passed} AS passed, {clock} AS clock) AS said
+LEFT JOIN granted ON true
+ORDER BY _priority DESC, _due, granted.id
+"""
+#: The same in rows that come in no order and begin with what it is, and without one where nothing
+#: was granted: a quarter less work, for claims that look from the beginning where they find none.
+CLAIM_ON = """{chosen}
+{update} -t.priority::integer, date_part('epoch', t.scheduled_at), t.id,
+    {passed}, (SELECT {clock}), {columns}
+"""
+
+#: A moment as a number, which is read much faster.
+MICROSECONDS = "(EXTRACT(EPOCH FROM {moment}) * 1000000)::bigint"
+#: The columns of a ClaimedTask. Those that few tasks need are null for others, which is read
+#: faster. For how many microseconds a task had been due is read where somebody counts; nothing of
+#: one that was taken back, for it would tell of its first wait again.
+CLAIMED = """t.task_data, t.id, t.name, t.queue, t.kind, t.attempts, t.max_attempts, t.timeout,
+    t.progress_timeout, t.concurrency_key, t.grant_id::text, t.fencing_token, t.priority,
+    CASE WHEN t.name = ANY(%(reported)s::text[]) THEN {created} END,
+    CASE WHEN t.name = ANY(%(reported)s::text[]) THEN {started} END,
+    {waited}, {trace}"""
+WAITED = "CASE WHEN {started} >= {clock} OR {due} > {started} THEN {clock} - {due} END"
 
 #: Of the bytes with the version and the variant of a UUID, what they are of a random one.
 _VERSION = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT = bytes(byte & 0x3F | 0x80 for byte in range(256))
-
-#: Numbers that stand in a statement as constants, as nothing else that may stand there.
-_PLACES = {name: f"<{name} {secrets.token_hex()}>" for name in ("most", "requests")}
-
 #: As ``json.loads`` does it, without a look at what may stand around a text.
-_decoder: Any = json.JSONDecoder()
-_scan = _decoder.scan_once
+_scan: Any = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+def serves(rows: TaskRows) -> bool:
+    """Return True if these statements claim what ``rows`` would: all of a PostgreSQL database, by
+    the conditions and columns that they are written after."""
+    kind = type(rows)
+    return (
+        sql.serves(rows.db)
+        and is_plain(rows.query)
+        and kind.available is TaskRows.available
+        and kind.granting is TaskRows.granting
+    )
 
 
 def take(
     rows: TaskRows,
     terms: Terms,
     queues: Sequence[str],
-    requests: Sequence[ClaimRequest],
-    claim_cursor: ClaimCursor,
+    kinds: Sequence[int],
+    seats: Seats,
+    cursor: ClaimCursor,
 ) -> tuple[list[ClaimedTask], bool]:
-    """Grant ready tasks of ``rows`` that need no seat, as many as ``requests`` ask for. Returns
-    them, and whether it came past tasks that need one."""
-    places = [
-        (number, queue, kind)
-        for number, request in enumerate(requests, 1)
-        for queue in queues
-        for kind in request.kinds
-    ]
-    after = claim_cursor.after(places)
-    claimed, are_keyed = _take(rows, terms, places, requests, after)
-    again: list[int] = []
-    for number, request in enumerate(requests, 1):
-        if request.left > 0:
-            if claim_cursor.end(request.kinds) and not request.passed_over:
-                again.append(number)
-        else:
-            claim_cursor.go_on(each for each in claimed if each.kind in request.kinds)
-    if again and not are_keyed:
-        places = [place for place in places if place[0] in again]
+    """Grant ready tasks of these ``kinds`` that need no seat, as many as ``seats`` has room for.
+    Returns them, and whether it came past tasks that need one."""
+    places = [(queue, kind) for queue in queues for kind in kinds]
+    claimed, are_keyed = _take(rows, terms, places, seats, cursor.after(places))
+    if seats.room <= 0:
+        cursor.go_on(claimed)
+    elif cursor.end(kinds) and not (are_keyed or seats.passed_over):
         with keeping(claimed):
-            more, are_keyed = _take(rows, terms, places, requests, None)
+            more, are_keyed = _take(rows, terms, places, seats, None)
             claimed += more
     return claimed, are_keyed
 
@@ -98,151 +238,181 @@ def take(
 def _take(
     rows: TaskRows,
     terms: Terms,
-    places: Sequence[Place],
-    requests: Sequence[ClaimRequest],
+    places: Sequence[tuple[str, int]],
+    seats: Seats,
     after: list[int | None] | None,
 ) -> tuple[list[ClaimedTask], bool]:
-    numbers, queues, kinds = map(list, zip(*places, strict=True))
-    rooms = [request.left for request in requests]
-    parameters = {
-        **_parameters(terms, queues, sum(rooms)),
-        "requests": array_of(numbers),
-        "kinds": array_of(kinds),
-        "rooms": array_of(rooms),
-        "free": array_of([request.free_left for request in requests]),
-        "soon": array_of([request.soon_left for request in requests]),
+    queues, kinds = map(list, zip(*places, strict=True))
+    values = {**_values(terms, queues, seats), "kinds": array_of(kinds)}
+    if after is None:
+        chosen = (LIMITED, ASKED, FOUND)
+        return _claimed(rows, terms, seats, values, chosen, len(places))
+    values["after"] = joined("NULL" if each is None else str(each) for each in after)
+    parts = (CLAIM_ON, LIMITED, ASKED_AFTER, FOUND_AFTER, PASSED)
+    sent_at, answers = _sent(rows, parts, values, seats, places=len(places))
+    answers.sort()  # by what they begin with, in which no two are the same
+    passed, now = answers[0][3:5] if answers else (0, 0)
+    tasks = [answer[5:] for answer in answers]
+    return _read(rows, terms, seats, sent_at, now, tasks, passed), bool(passed & 1)
+
+
+def take_one(
+    rows: TaskRows, terms: Terms, queue: str, key: int, seats: Seats
+) -> tuple[list[ClaimedTask], bool]:
+    """``take``, of the task with this ``key`` alone."""
+    values = {**_values(terms, [queue], seats), "key": key}
+    asked = "unnest(%(queues)s::text[]) AS asked (queue)"
+    return _claimed(rows, terms, seats, values, (LIMITED, asked, FOUND_ONE), 1)
+
+
+def _claimed(
+    rows: TaskRows,
+    terms: Terms,
+    seats: Seats,
+    values: dict[str, Any],
+    chosen: tuple[str, str, str],
+    places: int,
+) -> tuple[list[ClaimedTask], bool]:
+    sent_at, answers = _sent(rows, (CLAIM, *chosen, PASSED), values, seats, places=places)
+    passed, now, data, *_ = answers[0]
+    tasks = [] if data is None else [answer[2:-2] for answer in answers]
+    return _read(rows, terms, seats, sent_at, now, tasks, passed), bool(passed & 1)
+
+
+def _read(
+    rows: TaskRows,
+    terms: Terms,
+    seats: Seats,
+    sent_at: float,
+    microseconds: int,
+    tasks: list[tuple[Any, ...]],
+    passed: int,
+) -> list[ClaimedTask]:
+    seats.passed_over = seats.passed_over or passed >= 2
+    if not tasks:
+        return []
+    seats.take(len(tasks))
+    now = EPOCH + timedelta(microseconds=microseconds)
+    term = ClaimTerm(terms.holder, terms.ttl, now, now + terms.ttl, now, sent_at, rows.db)
+    return [ClaimedTask(term, _scan(data, 0)[0], *columns) for data, *columns in tasks]
+
+
+def claim(
+    rows: TaskRows, terms: Terms, queues: Sequence[str], seats: Seats
+) -> tuple[list[Task], bool]:
+    """Grant ready tasks of every kind that need no seat, with every column, as model instances.
+    Returns them, and whether there may be more."""
+    values = {**_values(terms, queues, seats), "kinds": array_of(list(KINDS))}
+    parts = (CLAIM, SHARED, "", FOUND, PASSED_OF_SHARED)
+    sent_at, answers = _sent(rows, parts, values, seats, whole=True)
+    read = reader(rows.model, rows.db)
+    passed, now, *_ = answers[0]
+    found = [columns for _, _, *columns, _, _ in answers if columns[read.key] is not None]
+    tasks: list[Task] = read.rows(found)
+    for task in tasks:
+        task.now, task.sent_at = now, sent_at
+    seats.take(len(tasks))
+    return tasks, bool(passed)
+
+
+def _values(terms: Terms, queues: Sequence[str], seats: Seats) -> dict[str, Any]:
+    grants = bytearray(os.urandom(16 * seats.room))
+    grants[6::16] = grants[6::16].translate(_VERSION)
+    grants[8::16] = grants[8::16].translate(_VARIANT)
+    if terms.request_id is not None:
+        begin = terms.begin_of_grants
+        ends = range(8, len(grants), 16)
+        grants = bytearray(b"".join(begin + grants[at : at + 8] for at in ends))
+    return {
+        "holder": terms.holder,
+        "ttl": terms.ttl,
+        "queues": array_of(list(queues)),
+        "noise": bytes(grants),
+        "room": seats.room,
+        "free": seats.free,
         "reported": array_of(registry.observed()),
     }
-    most = sum(rooms)
-    if after is None:
-        statement = _timed("take", rows, take_statement, most, requests=len(requests))
-        claimed, said = _answered(rows, terms, statement, parameters)
-    else:
-        statement = _timed("take after", rows, take_after_statement, most, requests=len(requests))
-        parameters["after"] = joined("NULL" if each is None else str(each) for each in after)
-        sent_at, answers = _answers(rows, statement, parameters)
-        answers.sort()  # by what they begin with, in which no two are the same
-        claimed, said = _claimed(rows, terms, sent_at, [answer[3:] for answer in answers])
-    found = [each.kind for each in claimed]
-    for number, request in enumerate(requests, 1):
-        request.found += sum(map(found.count, request.kinds))
-        request.passed_over = request.passed_over or bool(said >> number & 1)
-    return claimed, bool(said & 1)
 
 
-def take_one(rows: TaskRows, terms: Terms, queue: str, key: int) -> tuple[list[ClaimedTask], bool]:
-    """``take``, of the task with this ``key`` alone."""
-    reported = array_of(registry.observed())
-    parameters = {**_parameters(terms, [queue], 1), "reported": reported, "key": key}
-    statement = _timed("take one", rows, take_one_statement, 1)
-    claimed, said = _answered(rows, terms, statement, parameters)
-    return claimed, bool(said)
-
-
-def _timed(
-    what: str, rows: TaskRows, compiled: Callable[..., str], limit: int, **numbers: int
-) -> str:
-    # How long they have waited is read where somebody counts, and nowhere else.
-    timed = is_heard("attempt.ran")
-    make = partial(compiled, timed=timed)
-    return _numbered((what, timed), rows, make, most=_most(limit), **numbers)
-
-
-def _numbered(what: Any, rows: TaskRows, compiled: Callable[..., str], **numbers: int) -> str:
-    """Return the statement with these ``numbers`` as constants: Django compiles one for all, which
-    takes longer than most claims."""
-
-    def make(rows: TaskRows) -> str:
-        places = {name: _PLACES[name] for name in numbers}
-        text = cached_statement(what, rows, partial(compiled, **places))
-        for name, number in numbers.items():
-            text = text.replace(_PLACES[name], str(number))
-        return text
-
-    return cached_statement((what, *numbers.values()), rows, make)
-
-
-def _most(limit: int) -> int:
-    """Return the limit of a claim, rounded so that few statements serve for all of them."""
-    most = 16
-    while most < limit:
-        most *= 16
-    return most
-
-
-def _answers(
-    rows: TaskRows, statement: str, parameters: dict[str, Any]
+def _sent(
+    rows: TaskRows,
+    parts: tuple[str, ...],
+    values: dict[str, Any],
+    seats: Seats,
+    *,
+    places: int = 1,
+    whole: bool = False,
 ) -> tuple[float, list[tuple[Any, ...]]]:
-    """Return the moment at which the statement was sent, and its rows."""
+    """Return the moment at which a statement of these ``parts`` was sent, and its rows; ``whole``
+    ones have every column."""
+    connection: Any = connections[rows.db]
+    most = 16
+    while most < seats.room:  # so that few statements serve for all limits
+        most *= 16
+    timed, traced = is_heard("attempt.ran"), is_traced()
+
+    def make() -> str:
+        return _spelled(rows, parts, most, places, whole=whole, timed=timed, traced=traced)
+
+    key = (parts, rows.model, most, places, whole, timed, traced)
+    statement = cached_statement(key, make)
     text = planned(statement)
     sent_at = clock()
-    answers = fetch_all(connections[rows.db], text, parameters, known_as=statement)
+    if whole:
+        # A hundred instances that Django reads and makes take longer than the statement.
+        with new_cursor(connection) as cursor:
+            cursor.execute(text, values)
+            answers = cursor.fetchall()
+    else:
+        answers = fetch_all(connection, text, values, known_as=statement)
     plan_took(clock() - sent_at, len(answers))
     return sent_at, answers
 
 
-def _answered(
-    rows: TaskRows, terms: Terms, statement: str, parameters: dict[str, Any]
-) -> tuple[list[ClaimedTask], int]:
-    sent_at, answers = _answers(rows, statement, parameters)
-    said, _, data, *_ = answers[0]
-    return ([], said) if data is None else _claimed(rows, terms, sent_at, answers)
-
-
-def _claimed(
-    rows: TaskRows, terms: Terms, sent_at: float, answers: list[tuple[Any, ...]]
-) -> tuple[list[ClaimedTask], int]:
-    if not answers:
-        return [], 0
-    said, microseconds, *_ = answers[0]
-    now = EPOCH + timedelta(microseconds=microseconds)
-    term = ClaimTerm(terms.holder, terms.ttl, now, now + terms.ttl, now, sent_at, rows.db)
-    return [ClaimedTask(term, _read(data), *others) for _, _, data, *others in answers], said
-
-
-def _read(data: str) -> dict[str, Any]:
-    value: dict[str, Any] = _scan(data, 0)[0]
-    return value
-
-
-def claim(
-    rows: TaskRows, terms: Terms, queues: Sequence[str], request: ClaimRequest
-) -> tuple[list[Task], bool]:
-    """Grant ready tasks of every kind that need no seat, as many as ``request`` asks for, with
-    every column, as model instances. Returns them, and whether there may be more."""
-    limit = request.left
-    statement = planned(_numbered("claim", rows, claim_statement, most=_most(limit)))
-    parameters = {**_parameters(terms, queues, limit), "limit": limit, "free": request.free_left}
-    sent_at = clock()
-    # A hundred instances that Django reads and makes take longer than the statement.
-    with new_cursor(connections[rows.db]) as cursor:
-        cursor.execute(statement, parameters)
-        answers = cursor.fetchall()
-    plan_took(clock() - sent_at, len(answers))
-    read = reader(rows.model, rows.db)
-    passed_over, now, *_ = answers[0]
-    # Behind the columns of a task is what the answer is ordered by.
-    claimed = [columns for _, _, *columns, _, _ in answers if columns[read.key] is not None]
-    tasks: list[Task] = read.rows(claimed)
-    for task in tasks:
-        task.now, task.sent_at = now, sent_at
-    request.found += len(tasks)
-    return tasks, bool(passed_over)
-
-
-def _parameters(terms: Terms, queues: Sequence[str], limit: int) -> dict[str, Any]:
-    noise = _new_grants(limit)
-    parameters: dict[str, Any] = {"holder": terms.holder, "ttl": terms.ttl}
-    parameters["queues"] = array_of(list(queues))
-    if terms.request_id is not None:
-        begin = terms.begin_of_grants
-        noise = b"".join(begin + noise[at : at + 8] for at in range(8, 16 * limit, 16))
-    return {**parameters, "noise": noise}
-
-
-def _new_grants(count: int) -> bytes:
-    """The bytes of as many of what ``uuid4`` makes."""
-    noise = bytearray(os.urandom(16 * count))
-    noise[6::16] = noise[6::16].translate(_VERSION)
-    noise[8::16] = noise[8::16].translate(_VARIANT)
-    return bytes(noise)
+def _spelled(
+    rows: TaskRows,
+    parts: tuple[str, ...],
+    most: int,
+    places: int,
+    *,
+    whole: bool,
+    timed: bool,
+    traced: bool,
+) -> str:
+    claim, chosen, asked, found, passed = parts
+    connection = connections[rows.db]
+    now = sql.moment(DbNow, connection)
+    microseconds = f"(SELECT {sql.moment(DbMicroseconds, connection)})"  # once, not for each row
+    names = ("created_at", "started_at", "scheduled_at")
+    created, started, due = (MICROSECONDS.format(moment=f"t.{name}") for name in names)
+    fields = rows.model._meta.concrete_fields
+    spelled = {
+        "chosen": chosen,
+        "asked": asked,
+        "found": found,
+        "passed": passed,
+        "most": most,
+        "places": places,
+        "now": now,
+        "microseconds": microseconds,
+        "clock": now if whole else microseconds,
+        "columns": ", ".join(f"t.{field.column}" for field in fields) if whole else CLAIMED,
+        "created": created,
+        "started": started,
+        "due": due,
+        "waited": WAITED if timed else "NULL",
+        "trace": "t.trace_context" if traced else "NULL",
+        "granting": ", ".join(f"{name} = {text}" for name, text in GRANTING.items()),
+        "update": UPDATE,
+        "to_grant": TO_GRANT,
+        "ready": READY,
+        "of_queue": OF_QUEUE,
+        "in_order": IN_ORDER,
+        "locked": LOCKED,
+        "seen": SEEN,
+    }
+    text = claim
+    while "{" in text:  # parts have parts
+        text = text.format_map(spelled)
+    # What has more than 4,096 characters the driver parses anew at every call.
+    return " ".join(text.split())

@@ -14,7 +14,7 @@ or gave back, and a task of higher priority of which nobody was notified (``end_
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leasing.runtime.clock import clock
 
@@ -26,8 +26,7 @@ LASTS = 0.25
 
 
 class ClaimCursor:
-    """The position of the claims of one worker, all with the same filter. Threads may share it: a
-    stale value does no harm."""
+    """The position of the claims of one worker. Threads may share it: a stale one does no harm."""
 
     def __init__(self, lasts: float = LASTS) -> None:
         self._lasts = lasts
@@ -35,9 +34,9 @@ class ClaimCursor:
         #: The last task that was claimed of each queue and kind.
         self._after: dict[tuple[str, int], ClaimedTask] = {}
 
-    def after(self, places: Iterable[tuple[Any, str, int]]) -> list[int | None] | None:
-        """For each of ``places``, a request's, a queue and a kind, the key of the task to begin
-        behind; None: begin at the beginning."""
+    def after(self, places: Iterable[tuple[str, int]]) -> list[int | None] | None:
+        """For each of ``places``, a queue and a kind, the key of the task to begin behind; None:
+        begin at the beginning."""
         now = clock()
         if not 0 <= now - self._began_at < self._lasts:
             self._began_at = now
@@ -45,7 +44,7 @@ class ClaimCursor:
         known = self._after
         if not known:
             return None
-        marks = (known.get((queue, kind)) for _, queue, kind in places)
+        marks = map(known.get, places)
         return [None if mark is None else mark.id for mark in marks]
 
     def go_on(self, claimed: Iterable[ClaimedTask]) -> None:

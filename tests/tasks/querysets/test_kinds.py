@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from tasks.models import Task
-from tasks.querysets.claim_request import ClaimRequest
+from tasks.querysets.claimed import ClaimedTask, Taken
 from tasks.querysets.sql.cursors import ClaimCursor
 from tasks.registry import Kind
 from tests.factories import make_task, make_tasks
@@ -42,8 +42,12 @@ def in_order(*kinds: int, **options: Any) -> list[int]:
     return [make_task(kind=kind, **options).pk for kind in kinds]
 
 
-def take(*requests: ClaimRequest, cursor: ClaimCursor | None = None) -> list[int]:
-    return [each.id for each in Task.objects.take("ann", requests=requests, cursor=cursor)]
+def take(limit: int, *kinds: int, **options: Any) -> Taken:
+    return Task.objects.take("ann", limit=limit, kinds=kinds, **options)
+
+
+def keys(claimed: Iterable[ClaimedTask]) -> list[int]:
+    return sorted(each.id for each in claimed)
 
 
 # Enqueuing
@@ -208,15 +212,13 @@ def test_a_claim_takes_others_for_those_that_somebody_has_locked(
 @pytest.mark.usefixtures("form", "unheard")
 def test_each_kind_is_taken_as_far_as_there_is_room_for_it() -> None:
     first, second, third = in_order(THREAD, THREAD, THREAD)
-    coroutine, *_ = in_order(COROUTINE, PROCESS, COROUTINE)
-    requests = ClaimRequest(2, [THREAD]), ClaimRequest(1, [COROUTINE]), ClaimRequest(5, [9])
+    coroutine, process, _ = in_order(COROUTINE, PROCESS, COROUTINE)
 
-    assert sorted(take(*requests)) == [first, second, coroutine]
-    assert [(each.found, each.has_more) for each in requests] == [(2, True), (1, True), (0, False)]
-
-    again = ClaimRequest(2, [PROCESS, THREAD])
-    assert third in take(again)
-    assert (again.found, again.left, again.has_more) == (2, 0, True)
+    taken = take(2, THREAD), take(1, COROUTINE), take(5, 9)
+    assert [keys(each) for each in taken] == [[first, second], [coroutine], []]
+    assert [each.has_more for each in taken] == [True, True, False]
+    assert (take(0, THREAD), take(0, THREAD).has_more) == ([], False)
+    assert keys(take(2, PROCESS, THREAD)) == [third, process]
 
 
 @pytest.mark.usefixtures("on_postgresql", "unheard")
@@ -224,21 +226,21 @@ def test_a_kind_that_ran_out_is_looked_for_from_the_beginning_and_no_other() -> 
     cursor = ClaimCursor(lasts=3600.0)
     threads, coroutines = in_order(*[THREAD] * 5), in_order(*[COROUTINE] * 3)
 
-    def requests() -> tuple[ClaimRequest, ClaimRequest]:
-        return ClaimRequest(2, [THREAD]), ClaimRequest(2, [COROUTINE])
+    def taken(limit: int, kind: int) -> list[int]:
+        return keys(take(limit, kind, cursor=cursor))
 
-    assert sorted(take(*requests(), cursor=cursor)) == [*threads[:2], *coroutines[:2]]
+    assert (taken(2, THREAD), taken(2, COROUTINE)) == (threads[:2], coroutines[:2])
     (high,) = in_order(THREAD, priority=1)
     (higher,) = in_order(COROUTINE, priority=1)
 
-    asked = requests()
     with CaptureQueriesContext(connection) as queries:
-        assert sorted(take(*asked, cursor=cursor)) == [*threads[2:4], coroutines[2], higher]
-
+        assert taken(2, THREAD) == threads[2:4]
+    assert len(queries) == 1
+    with CaptureQueriesContext(connection) as queries:
+        assert taken(2, COROUTINE) == [coroutines[2], higher]
     assert len(queries) == 2
-    assert [each.found for each in asked] == [2, 2]
-    assert take(ClaimRequest(1, [COROUTINE]), cursor=cursor) == []
-    assert sorted(take(ClaimRequest(2, [THREAD]), cursor=cursor)) == [threads[4], high]
+    assert taken(1, COROUTINE) == []
+    assert taken(2, THREAD) == [threads[4], high]
 
 
 @pytest.mark.usefixtures("form", "unheard")
@@ -248,34 +250,16 @@ def test_only_a_first_attempt_that_is_not_the_last_is_taken_to_wait_for_a_slot()
     Task.objects.give_back(tried, "again")
     Task.objects.filter(pk=tried.pk).update(attempts=1)
     fresh = make_tasks(3, max_attempts=2)
-    request = ClaimRequest(9, [THREAD], free=2)
 
     first, second, *rest = sorted([*once, tried, *fresh], key=lambda t: (t.scheduled_at, t.pk))
     expected = [first, second, *(task for task in rest if task in fresh)]
-    assert sorted(take(request)) == sorted(task.pk for task in expected)
-    assert (request.found, request.passed_over, request.has_more) == (len(expected), True, True)
+    taken = take(9, THREAD, free=2)
+    assert keys(taken) == sorted(task.pk for task in expected)
+    assert taken.has_more
 
     for free in (0, 1):
-        request = ClaimRequest(9, [THREAD], free=free)
-        assert len(take(request)) == free
-        assert request.passed_over == (not free)
-
-
-@pytest.mark.usefixtures("form", "unheard")
-def test_what_begins_soon_is_taken_too_unless_a_task_that_has_run_is_among_it() -> None:
-    """It may have killed the worker that had it, and would cost the others their only attempt."""
-    make_tasks(2, max_attempts=1)
-    tried = make_task(state="running")
-    Task.objects.give_back(tried, "again")
-    Task.objects.filter(pk=tried.pk).update(attempts=1)
-    make_tasks(4, max_attempts=1)
-
-    taken = [
-        len(take(ClaimRequest(room, [THREAD], free=1, soon=soon)))
-        for room, soon in ((2, 2), (9, 9), (2, 0), (9, 3))
-    ]
-
-    assert taken == [2, 1, 0, 3]
+        taken = take(9, THREAD, free=free)
+        assert (len(taken), taken.has_more) == (free, not free)
 
 
 @pytest.mark.usefixtures("form", "unheard")
@@ -283,9 +267,22 @@ def test_a_task_without_a_seat_takes_no_free_slot_from_others() -> None:
     for _ in range(3):
         Task.objects.enqueue("jobs.echo", concurrency_key="a", priority=9)
     (once,) = in_order(THREAD, max_attempts=1)
-    assert len(take(ClaimRequest(1, [THREAD]))) == 1
+    assert len(take(1, THREAD)) == 1
 
-    assert take(ClaimRequest(4, [THREAD], free=1)) == [once]
+    assert keys(take(4, THREAD, free=1)) == [once]
+
+
+@pytest.mark.usefixtures("on_postgresql", "unheard")
+def test_what_was_passed_over_further_on_is_not_looked_for_from_the_beginning() -> None:
+    cursor = ClaimCursor(lasts=3600.0)
+    (first,) = in_order(THREAD)
+    make_tasks(2, max_attempts=1)
+    assert keys(take(1, THREAD, cursor=cursor)) == [first]
+
+    with CaptureQueriesContext(connection) as queries:
+        taken = take(2, THREAD, free=1, cursor=cursor)
+
+    assert (len(taken), taken.has_more, len(queries)) == (1, True, 1)
 
 
 # What a look costs
@@ -296,7 +293,7 @@ def test_a_kind_without_tasks_costs_no_look_at_the_others() -> None:
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
         with CaptureQueriesContext(connection) as queries:
-            assert take(ClaimRequest(9, [COROUTINE]), ClaimRequest(9, [PROCESS])) == []
+            assert take(9, COROUTINE, PROCESS) == []
         looks = [
             each["sql"]
             for each in queries
@@ -325,20 +322,6 @@ def test_the_first_of_every_kind_are_read_by_the_index() -> None:
 
     assert plan.count("leasing_tasks_task_to_claim") == len(Kind)
     assert "Sort  " not in plan and "TEMP B-TREE" not in plan
-
-
-@pytest.mark.usefixtures("form")
-def test_a_second_look_for_one_kind_forgets_nothing_of_what_another_was_refused() -> None:
-    cursor = ClaimCursor(lasts=3600.0)
-    in_order(COROUTINE, COROUTINE, COROUTINE)
-    in_order(THREAD, THREAD, max_attempts=1)
-    take(ClaimRequest(2, [COROUTINE]), cursor=cursor)  # the next claim of them begins behind these
-    threads, coroutines = ClaimRequest(2, [THREAD], free=1), ClaimRequest(2, [COROUTINE])
-
-    take(threads, coroutines, cursor=cursor)
-
-    assert (threads.found, coroutines.found) == (1, 1)
-    assert threads.passed_over and threads.has_more
 
 
 @pytest.mark.usefixtures("form")
