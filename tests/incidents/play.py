@@ -46,7 +46,7 @@ def play(seed: int, number: int) -> None:
             stack.callback(process.end)
             return process
 
-        call_command("migrate", verbosity=0)
+        call_command("migrate", run_syncdb=True, verbosity=0)  # and models of the tests
         User.objects.create_superuser("olga", password="olga")
         (port,) = free_ports(1)
         server = ["manage.py", "runserver", "--insecure", "--noreload", f"127.0.0.1:{port}"]
