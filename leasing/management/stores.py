@@ -18,6 +18,7 @@ from leasing.management.subcommands import (
 )
 from leasing.models import Lease
 from leasing.stores import InvalidStore, stores
+from leasing.stores.rows import RowStore
 
 
 class Stores(SubcommandsCommand):
@@ -72,4 +73,5 @@ def _facts(alias: str) -> Iterator[dict[str, str]]:
                 )
         except StoreError as error:
             state = str(error)
-        yield {"store": alias, "place": str(server), "state": state}
+        place = "rows of the database" if isinstance(server, RowStore) else str(server)
+        yield {"store": alias, "place": place, "state": state}

@@ -47,7 +47,10 @@ def test_a_new_server_is_admitted_once_the_operator_confirms(
     server: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = f"127.0.0.1:{server.port}/0"
-    rows = {row["store"]: row["state"] for row in printed(capsys, "stores", "list")}
+    listed = printed(capsys, "stores", "list")
+    rows = {row["store"]: row["state"] for row in listed}
+    assert listed[0]["place"] == "rows of the database"
+    assert listed[1]["place"] == f"Redis at {where}"
     assert rows["default"] == rows["mine"] == "grants"
     assert rows["here"].startswith("may have forgotten leases, and grants none until 20")
     assert "does not answer: Error 111" in rows["away"]
