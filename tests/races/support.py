@@ -51,7 +51,7 @@ def start_workers(
     started = {label: spawn([*command, "--name", label], **env) for label in names.split()}
     workers: dict[str, Process] = {}
     for label, worker in started.items():
-        wait_for(Worker.objects.called(label).exists, timeout=PATIENCE, process=worker)
+        wait_for(Worker.objects.labelled(label).exists, timeout=PATIENCE, process=worker)
         workers[Worker.objects.called(label).get().name] = worker
     return workers
 

@@ -122,7 +122,7 @@ def test_a_worker_stopped_by_a_deadline_gives_its_task_back_for_nothing(
     spawn: Spawn, tmp_path: Path
 ) -> None:
     task = waiting(tmp_path, max_attempts=1)
-    worker = start_workers(spawn, "ann", "--stop-timeout", "0.2")["ann"]
+    worker = start_workers(spawn, "ann", "--stop-timeout", "0.2").popitem()[1]
     begins(tmp_path, 1)
 
     worker.terminate()
@@ -141,7 +141,7 @@ def test_a_second_signal_does_not_wait_and_a_polite_task_needs_none(
         folder.mkdir()
     (polite / "polite").touch()
     tasks = [waiting(stubborn), waiting(polite)]
-    worker = start_workers(spawn, "ann", "--stop-timeout", "1000")["ann"]
+    worker = start_workers(spawn, "ann", "--stop-timeout", "1000").popitem()[1]
     begins(stubborn, 1)
     begins(polite, 1)
 
