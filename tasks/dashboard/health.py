@@ -420,7 +420,7 @@ def _waiting(figures: Figures) -> Iterator[Need]:
         for each in named[:NAMED]
         if figures.now - each.since > WAITS
     ]
-    if not found:
+    if not found and not figures.unknown:
         wait, queue = figures.now - figures.oldest[0], figures.oldest[1]
         oldest = f"The oldest task in the queue {queue} has been due for {span(wait)}."
         next_ = "Workers serve the queue. The task's page says what it waits for."

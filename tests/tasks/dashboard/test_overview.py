@@ -161,7 +161,7 @@ def test_a_task_that_waits_for_long_is_a_problem_where_nothing_is_paused(viewer:
     make_worker()
     task = make_task()
     Task.objects.update(scheduled_at=after(timedelta(minutes=-6)))
-    assert need(get(viewer, OVERVIEW), "waits_long").one(".loud").numbers == [1, 6]
+    assert need(get(viewer, OVERVIEW), "waits_long").one(".loud").numbers[:2] == [1, 6]
     Queue.objects.pause(task.queue, by="olga", reason="x")
     page = get(viewer, OVERVIEW)
     assert needs(page) == ["paused"]
@@ -260,7 +260,7 @@ def test_tasks_that_are_put_off_for_lack_of_a_handler_count_as_waiting(viewer: C
     assert (line.ready.value, line.scheduled.value, line.due_since) == (1, 1, task.started_at)
     Worker.objects.update(started_at=after(timedelta(minutes=-6)))
     page = get(viewer, OVERVIEW)
-    assert need(page, "waits_long").one(".loud").numbers[0] == 7
+    assert needs(page) == ["unknown_task"]  # and no second one that its page says more
     assert "This process has it: check" in need(page, "unknown_task").one("p").text
     Worker.objects.update(started_at=after(timedelta(minutes=-8)))
     detail = need(get(viewer, OVERVIEW), "unknown_task").one("p").text
