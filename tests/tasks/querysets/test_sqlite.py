@@ -33,9 +33,7 @@ VERBS: dict[str, Callable[[Task], object]] = {
     "prune": lambda task: Task.objects.succeeded().prune(timedelta(0)),
     "serve a schedule": lambda task: Schedule.objects.serve(Schedule.objects.get().pk),
     "stop the generator": lambda task: stop_generator(),
-    "register a worker": lambda task: Worker.objects.register(
-        "w", instead_of=Worker.objects.get(), hostname="h", pid=1
-    ),
+    "register a worker": lambda task: Worker.objects.register("v", hostname="h", pid=2),
     "pause": lambda task: Queue.objects.pause("default"),
 }
 #: One statement, which cannot fail so.
