@@ -49,7 +49,7 @@ def test_workers_that_are_killed_at_every_stage_lose_no_task_and_complete_none_t
 def test_a_deploy_spends_no_attempt(spawn: Spawn, tmp_path: Path) -> None:
     """The old version drains while the new one, which knows more, begins."""
     running = waiting(tmp_path)
-    old = start_workers(spawn, "old", "--threads", "2", JOBS_VERSION="1")["old"]
+    ((name, old),) = start_workers(spawn, "old", "--threads", "2", JOBS_VERSION="1").items()
     begins(tmp_path, 1)
     news = Task.objects.enqueue_many("jobs.new", [{"n": n} for n in range(5)])
     wait_for(lambda: Task.objects.filter(last_error="", attempts=0, grants__gt=0).exists())
@@ -69,4 +69,4 @@ def test_a_deploy_spends_no_attempt(spawn: Spawn, tmp_path: Path) -> None:
 
     assert Task.objects.succeeded().count() == 1 + len(news)
     assert set(Task.objects.values_list("attempts", flat=True)) == {1}
-    assert Task.objects.get(pk=running.pk).holder == "old"
+    assert Task.objects.get(pk=running.pk).holder == name
