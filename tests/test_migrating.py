@@ -23,7 +23,7 @@ import leasing
 import tasks
 from leasing import exceptions as lease_exceptions
 from leasing.conf import leasing_settings
-from leasing.holding import Hold
+from leasing.holding import Hold, Term
 from leasing.models import Lease
 from leasing.store import HoldOptions
 from leasing.testing import hold_elsewhere
@@ -65,7 +65,7 @@ def parameters(of: Callable[..., Any]) -> set[str]:
 FACES: tuple[Any, ...] = (
     *(tasks, testing, signals, retry, exceptions, Task, Task(), Task.objects, Task.objects.none()),
     *(leasing, lease_exceptions, Lease, Lease(), Lease.objects, Lease.objects.none(), transaction),
-    *(Queue.objects, ScheduleSlot, Hold, Context, HandlerFunction, builtins),
+    *(Queue.objects, ScheduleSlot, Hold, Term, Context, HandlerFunction, builtins),
 )
 NAMES = {name for face in FACES for name in dir(face)} | {*tasks.__all__, *leasing.__all__}
 #: What its readers have: a handler, a row, models, a class of errors.
@@ -133,13 +133,12 @@ def test_a_wrong_name_in_a_table_would_be_found(code: str) -> None:
 
 def test_options_that_others_have_are_told_by_those_here() -> None:
     (listed,) = re.findall(r"An option that others\s+have \((.*?)\)", PAGE)
-    verbs: dict[str, Callable[..., Any]] = {"countdown": Task.objects.enqueue}
     options = re.findall(r"`(\w+)=`", listed)
 
     assert len(options) == 3
     for option in options:
         with pytest.raises(TypeError, match=rf"argument '{option}': \w"):
-            verbs.get(option, handler)("sync", **{option: 5})
+            handler("sync", **{option: 5})
 
 
 # Celery

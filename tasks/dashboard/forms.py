@@ -18,6 +18,7 @@ from leasing.validation.values import check_moment
 from tasks.conf import task_settings
 from tasks.dashboard.listing import STATES
 from tasks.dashboard.reconciliation import LISTS
+from tasks.models import Worker
 from tasks.querysets.base import PRIORITIES
 
 _UNKNOWN_STATE = {"invalid_choice": "Unknown state “%(value)s”. Choose one of the tabs."}
@@ -87,6 +88,14 @@ class TaskSearch(PageFilter):
     holder = forms.CharField(max_length=200, required=False, label="Worker (current or last)")
     since = MomentField(required=False, label="Enqueued from")
     until = MomentField(required=False, label="Enqueued before")
+
+    def clean(self) -> dict[str, Any]:
+        """Add ``holders``, the names that ``holder`` means: for each of a list's tabs alike."""
+        wanted = self.cleaned_data
+        named: list[str] = []
+        if name := wanted.get("holder"):
+            named = [name, *Worker.objects.home().called(name).values_list("name", flat=True)]
+        return {**wanted, "holders": named}
 
 
 class TaskFilter(StateFilter, TaskSearch):

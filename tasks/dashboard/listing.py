@@ -29,7 +29,7 @@ from leasing.web.paging import Search, condition_of
 from tasks import registry
 from tasks.conf import retention
 from tasks.dashboard.exports import readable
-from tasks.models import Task, TaskStatus, Worker
+from tasks.models import Task, TaskStatus
 
 #: Columns that a list never loads.
 LARGE: Final = ("task_data", "task_output", "last_error", "progress", "checkpoint")
@@ -48,9 +48,9 @@ PAYLOAD_START: Final = Left(Cast("task_data", TextField()), PAYLOAD_READ + 1)
 #: Children that the page of a task lists.
 CHILDREN_SHOWN: Final = 10
 #: Filters of a list, by their names in its address; ``q`` is an id, or the beginning of a name
-#: or a part of the payload.
+#: or a part of the payload. ``TaskSearch`` adds "holders", the names of workers that are called so.
 FILTERS: Final = ("q", "name", "queue", "holder", "since", "until")
-NOTHING_WANTED: Final = dict.fromkeys(FILTERS, "")
+NOTHING_WANTED: Final = {**dict.fromkeys(FILTERS, ""), "holders": ()}
 
 SOONEST_FIRST: Final = Order("scheduled_at", descending=False)
 LATEST_ENDED_FIRST: Final = Order("processed_at")
@@ -241,9 +241,8 @@ def columns_search(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
         "created_at__lt": wanted["until"],
     }
     demands = [Q(**{of_task + name: value}) for name, value in looked_for.items() if value]
-    if wanted["holder"]:
-        named = Worker.objects.home().called(wanted["holder"]).values_list("name", flat=True)
-        demands.append(Q(holder__in=[wanted["holder"], *named]))
+    if wanted["holders"]:
+        demands.append(Q(holder__in=wanted["holders"]))
     return Q(*demands) if demands else None
 
 

@@ -47,8 +47,8 @@ SABOTAGES = {
     ),
     "a fenced row does not compare the token": Sabotage(
         "leasing/fencing.py",
-        'self._accepting = {"fence__lt" if strictly else "fence__lte": self._token}',
-        "self._accepting: dict[str, int] = {}",
+        'below = {"fence__lt" if self._strictly else "fence__lte": self.token}',
+        "below: dict[str, int] = {}",
         "register",
         "stop-inside",
         "'fenced:",

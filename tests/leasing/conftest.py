@@ -11,6 +11,7 @@ from django.db import connection
 from django.test import override_settings
 
 from leasing import signals
+from leasing.db import statements
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
@@ -84,7 +85,7 @@ class Forgetful(dict[Any, Any]):
 def database_clock(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
     """Stops the clock of the database; the test moves it."""
     clock = DatabaseClock()
-    monkeypatch.setattr("leasing.db.statements._cache", Forgetful())
+    monkeypatch.setattr(statements, "_cache", Forgetful())
     vendor = f"as_{connection.vendor}"
     monkeypatch.setattr(DbNow, vendor, lambda *args, **extra: clock.moment(*args, **extra))
     monkeypatch.setattr(

@@ -94,6 +94,7 @@ def make_rows() -> None:
     hour = timedelta(seconds=LONG)
     Worker.objects.filter(name="worker-live").update(last_seen_at=after(hour))
     Task.objects.stuck().update(expires_at=after(-hour))
+    Task.objects.ready().update(scheduled_at=after(-hour))
     Task.objects.scheduled().update(scheduled_at=after(hour))
     with suppress(ZeroDivisionError):
         once("charge", window=LONG).run(lambda: 1 / 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,8 @@ from django.db import OperationalError
 
 from leasing.functions import after
 from leasing.validation.names import default_holder, unique_name
-from tasks.dashboard.listing import NOTHING_WANTED, columns_search
+from tasks.dashboard.forms import TaskSearch
+from tasks.dashboard.listing import columns_search
 from tasks.models import Task, Worker
 from tasks.worker.registration import WorkerRegistration
 from tests.conftest import Spawn
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The host of the rows that ``make_worker`` makes."""
-    monkeypatch.setattr("socket.gethostname", lambda: "host-1")
+    monkeypatch.setattr(socket, "gethostname", lambda: "host-1")
     yield
 
 
@@ -121,8 +123,9 @@ def test_tasks_are_found_by_the_label_of_their_worker() -> None:
     make_task(state="running", holder="web:0000000b")
 
     for holder in ("web", "web:0000000a"):
-        wanted = columns_search({**NOTHING_WANTED, "holder": holder})
-        assert list(Task.objects.filter(wanted)) == [found]
+        search = TaskSearch({"holder": holder})
+        assert search.is_valid()
+        assert list(Task.objects.filter(columns_search(search.cleaned_data))) == [found]
 
 
 # The row
