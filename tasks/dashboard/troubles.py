@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -18,8 +18,10 @@ from django.db.models.functions import Coalesce, Left
 from leasing.conf import leasing_settings
 from leasing.db.compiled_queries import query_rows
 from leasing.functions import EPOCH, after
+from tasks.dashboard.worker_rows import state_of
 from tasks.diagnosis.handlers import LONG_AT_LEAST, HandlerUse, usual
-from tasks.models import AttemptOutcome, Task, TaskAttempt, Worker
+from tasks.models import AttemptOutcome, Task, TaskAttempt, Worker, WorkerState
+from tasks.models.worker import ProcessEnd
 from tasks.querysets.recovery import LOST_WITH_WORKER, is_lost_with_worker
 
 #: Rows of each kind that are read, and characters of an error that are shown.
@@ -31,6 +33,7 @@ FAILING_AT_LEAST: Final = 5
 #: The time within which the deaths of workers are counted together, and the least of them.
 DEATHS_WITHIN: Final = timedelta(minutes=10)
 DEATHS_AT_LEAST: Final = 2
+_SILENT: Final = (WorkerState.LATE, WorkerState.GONE)
 _NUMBER: Final = re.compile(r"\d+")
 
 
@@ -191,10 +194,7 @@ def deaths(workers: Iterable[Worker], now: datetime) -> Deaths | None:
     DEATHS_AT_LEAST."""
     since = now - DEATHS_WITHIN
     ends = [
-        (worker, end)
-        for worker in workers
-        for end in worker.former_ends
-        if end.at >= since and not end.is_clean
+        (label, end) for label, end in _former_ends(workers) if end.at >= since and not end.is_clean
     ]
     if len(ends) < DEATHS_AT_LEAST:
         return None
@@ -203,12 +203,24 @@ def deaths(workers: Iterable[Worker], now: datetime) -> Deaths | None:
     most = list(by_task.filter(times__gte=DEATHS_AT_LEAST).order_by("-times", "task")[:READ])
     times = most[0][2] if most else 0
     return Deaths(
-        sorted({worker.label for worker, _ in ends}),
+        sorted({label for label, _ in ends}),
         len(ends),
         min(end.at for _, end in ends),
         [(key, name) for key, name, count in most if count == times],
         times,
     )
+
+
+def _former_ends(workers: Iterable[Worker]) -> Iterator[tuple[str, ProcessEnd]]:
+    """Yield the ends of processes that others have succeeded, each with its label. The row of one
+    that is silent stands for a while beside that of its successor."""
+    newest: set[tuple[str, str]] = set()
+    for worker in sorted(workers, key=lambda each: each.pk, reverse=True):
+        for end in worker.former_ends:
+            yield worker.label, end
+        if (worker.label, worker.hostname) in newest and state_of(worker) in _SILENT:
+            yield worker.label, worker.end
+        newest.add((worker.label, worker.hostname))
 
 
 def silent(workers: Sequence[Worker]) -> Silent | None:

@@ -192,6 +192,14 @@ def test_workers_that_die_again_and_again_are_named_with_the_tasks_that_they_ran
     assert f"/ops/tasks/{killer.pk}/" in page.one(".needs li").links
 
 
+def test_a_silent_worker_that_another_of_its_label_has_succeeded_has_died(viewer: Client) -> None:
+    for digits, state in (("0a1b2c3d", "late"), ("1a1b2c3d", "gone"), ("2a1b2c3d", "live")):
+        make_worker(name=f"shop:{digits}", state=state)
+    make_worker(name="shop:3a1b2c3d", hostname="elsewhere", state="late")
+
+    assert "Worker shop was replaced 2 times in" in needs(get(viewer, OVERVIEW))["workers_die"]
+
+
 def test_one_death_is_no_issue(viewer: Client) -> None:
     worker = make_worker()
     worker.ends = [ended(worker, 60)]
