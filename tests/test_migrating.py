@@ -136,9 +136,10 @@ def test_options_that_others_have_are_told_by_those_here() -> None:
     options = re.findall(r"`(\w+)=`", listed)
 
     assert len(options) == 3
+    decorate: Callable[..., Any] = handler
     for option in options:
         with pytest.raises(TypeError, match=rf"argument '{option}': \w"):
-            handler("sync", **{option: 5})
+            decorate("sync", **{option: 5})
 
 
 # Celery
