@@ -56,7 +56,7 @@ def start(spawn: Spawn, network: Proxy) -> Callable[..., Process]:
         name = connection.settings_dict["NAME"]
         url = f"postgresql://postgres@/{name}?host={network.folder}"
         worker = spawn(["-c", program], DATABASE_URL=url)
-        wait_for(Worker.objects.filter(name="ann").exists, process=worker)
+        wait_for(Worker.objects.labelled("ann").exists, process=worker)
         return worker
 
     return begin
