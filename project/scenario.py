@@ -75,10 +75,12 @@ def _tell(site: Supervisor, workers: dict[str, SiteProcess]) -> None:
         return task
 
     def signal_holder(task: Task, number: signal.Signals) -> str:
+        # A lease is renewed a while after its claim: by then the task surely sleeps.
+        _wait(Task.objects.filter(pk=task.pk, renewals__gt=0).exists)
         # While nobody else writes: a frozen process would keep SQLite's lock.
         with transaction.atomic():
             task.refresh_from_db()
-            _signal(workers[task.holder], number)
+            _signal(workers[_label(task.holder)], number)
             time.sleep(0.1)
         return task.holder
 
@@ -95,10 +97,14 @@ def _tell(site: Supervisor, workers: dict[str, SiteProcess]) -> None:
     say("The leases of B and C run out. Then others run both.")
     _wait(lambda: Task.objects.succeeded().count() == 3)
     say(f"B and C are done. {frozen} goes on where it was, and completes B a second time.")
-    _signal(workers[frozen], signal.SIGCONT)
+    _signal(workers[_label(frozen)], signal.SIGCONT)
     _wait(TaskAttempt.objects.filter(task=slow, refused_at__isnull=False).exists)
     say("Its late result is refused: another worker has had B since.")
     say("The traces of A, B and C:")
+
+
+def _label(holder: str) -> str:
+    return holder.rpartition(":")[0]
 
 
 def _signal(worker: SiteProcess, number: signal.Signals) -> None:
