@@ -31,8 +31,8 @@ def test_a_celery_worker_is_seen_among_the_workers_and_signs_off(
         PYTHONWARNINGS="default",  # those of Celery are not ours
     )
 
-    # Its name is taken before it has its broker, and knows its queues.
-    ready = Worker.objects.filter(name="worker0@test").exclude(queues=[])
+    # Its row is there before it has its broker, and knows its queues.
+    ready = Worker.objects.labelled("worker0@test").exclude(queues=[])
     wait_for(ready.exists, timeout=60, process=worker)
     row = Worker.objects.get()
     worker.send_signal(signal.SIGTERM)

@@ -168,7 +168,8 @@ def is_running() -> bool:
 
 
 def leader() -> str:
-    return str(desired().acknowledged_by)
+    """Return the label of the generator that leads, or nothing."""
+    return str(desired().acknowledged_by).rpartition(":")[0]
 
 
 def makers() -> list[str]:
