@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
     #: It cannot begin as things are (a value is not valid, a migration is missing, a port is in
     #: use), or it could do no more. It may be started again.
     FAILED = 1
-    #: The command line is wrong, or another process has its name: restarting does not help.
+    #: The command line is wrong: restarting does not help.
     REFUSED = 2
     #: Its term as the leader has ended, and it was to lead no more than one (EX_TEMPFAIL).
     TERM_ENDED = 75

@@ -252,15 +252,14 @@ class Parent:
     def _replace(self, member: Member, code: int) -> None:
         if self.is_stopping:
             return
-        exit_code = code if code in (ExitCode.DONE, ExitCode.REFUSED) else ExitCode.FAILED
         if not self.plan.restarts:
-            self.exit_code = self.exit_code or exit_code
+            self.exit_code = ExitCode.FAILED if code else self.exit_code
         elif self.plan.ends_with_worker and not code:
             return
         elif member.failed_starts >= MAX_FAILED_STARTS:
             times, how = member.failed_starts, member.last_end
             log.fleet_gives_up(worker=self.plan.name, times=times, how=how)
-            self.exit_code = exit_code or ExitCode.FAILED  # none has begun to work
+            self.exit_code = ExitCode.FAILED  # none has begun to work
             self.stop()
         else:
             member.is_awaited = True

@@ -71,10 +71,8 @@ def test_without_restarts_the_exit_code_tells_if_any_ended_badly(
     parent.loop.abandon()
 
 
-@pytest.mark.parametrize(("code", "exit_code"), [(1, 1), (0, 1), (-11, 1), (2, 2)])
-def test_a_child_that_does_not_start_five_times_ends_the_fleet(
-    now: FakeClock, code: int, exit_code: int
-) -> None:
+@pytest.mark.parametrize("code", [1, 0, -11, 2])
+def test_a_child_that_does_not_start_five_times_ends_the_fleet(now: FakeClock, code: int) -> None:
     parent = Parent(plan())
     member = parent.members[0]
 
@@ -83,7 +81,7 @@ def test_a_child_that_does_not_start_five_times_ends_the_fleet(
         ends(member, now, code=code, ready=False, after=0.1)
         parent._replace(member, code)
 
-    assert (parent.is_stopping, parent.exit_code) == (True, exit_code)
+    assert (parent.is_stopping, parent.exit_code) == (True, 1)
     assert member.restarts == 4
     parent.loop.abandon()
 
