@@ -120,8 +120,8 @@ _SPELLED_ALIKE = frozenset(
         *(models.EmailField, models.SlugField, models.TextField, models.URLField),
     }
 )
-#: What a column has once this is written to it, and what a term must be to come back as it was
-#: sent: nobody reads these back.
+#: Values of columns by the text that writes them, and the types of terms that come back as they
+#: were sent: nobody reads these back.
 _WRITTEN: Mapping[str, Any] = {"NULL": None, "0": 0, "''": ""}
 _TERM = re.compile(r"%\((\w+)\)s(::interval)?")
 _KEPT_AS_SENT: Mapping[type, type] = {
@@ -338,7 +338,7 @@ class Statements:
 
     # Grant
 
-    def grant(self, terms: Any, column: str, value: Any, rows: Any = None) -> list[Granted]:
+    def grant(self, terms: Any, column: str, value: Any, rows: Any) -> list[Granted]:
         """Grant the row whose ``column`` is ``value``, if it is one of ``rows``; None: of all.
         Returns what was granted. Raises LeaseInTransaction."""
         connection = connections[self._using]
@@ -356,12 +356,11 @@ class Statements:
         values["value"] = _value(statement.field, value, connection)
         return self._granted(statement, connection, terms, values)
 
-    def claim(self, terms: Any, limit: int, rows: Any = None) -> list[Granted]:
+    def claim(self, terms: Any, limit: int, rows: Any) -> list[Granted]:
         """``grant`` up to ``limit`` of ``rows``, in their order; None: of all."""
         connection = connections[self._using]
         if rows is not None:
-            ordered = rows if rows.ordered else rows.order_by("pk")
-            return self._granted_of(ordered.available()[:limit], connection, terms, {})
+            return self._granted_of(rows.available()[:limit], connection, terms, {})
         statement = self._grants.get((FIRST, "pk")) or self._grant(FIRST, "pk", terms)
         return self._granted(statement, connection, terms, {"limit": limit})
 

@@ -108,9 +108,10 @@ class LeasableQuerySet(LeaseRows[Row]):
         store = self.store(row)
         return store.acquiring(resource, terms, wait, key, rows=self._narrowed(store.using))
 
-    def _narrowed(self, using: str) -> Self | None:
-        """Return these rows in the database ``using``; None: they are all of their table."""
-        if is_plain(self.query):
+    def _narrowed(self, using: str, *, is_ordered: bool = False) -> Self | None:
+        """Return these rows in the database ``using``; None: they are all of their table, and their
+        order is not asked for."""
+        if is_plain(self.query) and not is_ordered:
             return None
         joins.refuse_repeated(self)
         return self.using(using)
@@ -185,7 +186,7 @@ class LeasableQuerySet(LeaseRows[Row]):
         self.store(row).release_row(row)
         return row
 
-    #: What stores replace by a call of their own, unless a subclass releases otherwise.
+    #: Stores call ``release_row`` in place of this one, unless a subclass releases otherwise.
     plain_release = release
 
     async def arelease(self, row: Row) -> Row:
@@ -227,7 +228,7 @@ class LeasableQuerySet(LeaseRows[Row]):
         that a join may bring several times: choose these by a subquery.
         """
         store = self.store()
-        rows = self._narrowed(store.using)
+        rows = self._narrowed(store.using, is_ordered=self.ordered)
         return store.claim(Terms.check(holder=holder, ttl=ttl), limit, rows)
 
     async def aclaim(

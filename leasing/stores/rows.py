@@ -154,7 +154,7 @@ class RowStore:
                 granted = portable.grant(rows, terms, 1, **dict([key]))
         return self._told(granted)[0] if granted else None
 
-    def claim(self, terms: Terms, limit: int, rows: Any = None) -> Claim[Any]:
+    def claim(self, terms: Terms, limit: int, rows: Any) -> Claim[Any]:
         """Grant up to ``limit`` available rows in one transaction.
 
         Args:
@@ -162,14 +162,15 @@ class RowStore:
             limit: The number of rows, at most.
             rows: The rows, in their order; None: all, in the order of their keys.
         """
+        if rows is not None and not rows.ordered:
+            rows = rows.order_by("pk")
         statements = self._statements("grants")
         if statements is not None:
             granted = statements.claim(terms, limit, rows)
         else:
-            rows = self.rows() if rows is None else rows
+            rows = self.rows().order_by("pk") if rows is None else rows
             with durable(self.using):
-                ordered = rows if rows.ordered else rows.order_by("pk")
-                granted = portable.grant(ordered, terms, limit)
+                granted = portable.grant(rows, terms, limit)
         return Claim(self._told(granted), self)
 
     def grant_all(self, terms: Terms, column: str, names: list[str]) -> Claim[Any]:

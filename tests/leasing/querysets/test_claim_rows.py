@@ -189,6 +189,13 @@ def test_a_claim_takes_so_many_and_in_the_order_of_the_queryset() -> None:
     ]
 
 
+def test_a_claim_keeps_the_order_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, second, third = orders(3)
+    monkeypatch.setattr(Order._meta, "ordering", ["-pk"])
+
+    assert [order.pk for order in Order.objects.claim(2)] == [third.pk, second.pk]
+
+
 def test_rows_without_an_order_are_claimed_by_key(
     django_assert_max_num_queries: Any,
 ) -> None:
