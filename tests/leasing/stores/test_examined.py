@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 from django.core.checks import CheckMessage
 from django.test import override_settings
 
@@ -16,22 +14,6 @@ from tests.brokers import Broker, free_ports
 from tests.leasing.stores.redis_servers import served
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Broker]:
-    with served() as (broker,):
-        yield broker
-
-
-@pytest.fixture
-def admin(server: Broker) -> Iterator[Any]:
-    """A connection that undoes what a test does to the server."""
-    with redis.Redis(port=server.port, decode_responses=True) as connection:
-        connection.ping()
-        yield connection
-        connection.config_set("requirepass", "")
-        connection.config_set("maxmemory", "0", "appendonly", "yes", "appendfsync", "always")
 
 
 def found(url: str, **options: Any) -> list[CheckMessage]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -56,22 +55,6 @@ class TestClocks(redis_cases.ClockCases):
 
 class TestCopies(redis_cases.CopyCases):
     pass
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Broker]:
-    with served() as (broker,):
-        yield broker
-
-
-@pytest.fixture
-def admin(server: Broker) -> Iterator[Any]:
-    """A connection that is open before the server is changed, and undoes it."""
-    with redis.Redis(port=server.port, decode_responses=True) as connection:
-        connection.ping()
-        yield connection
-        connection.config_set("requirepass", "")
-        connection.config_set("maxmemory-policy", "noeviction", "maxmemory", "0")
 
 
 def refusal(url: str) -> str:
