@@ -135,7 +135,7 @@ class Need:
     headline: str
     detail: str
     place: Place
-    #: Where else one may want to go: the page of a queue to pause, or of the runbook.
+    #: Another place to go to: the page of a queue to pause, or of the runbook.
     also: Place | None = None
 
 

@@ -33,7 +33,6 @@ FAILING_AT_LEAST: Final = 5
 #: The time within which the deaths of workers are counted together, and the least of them.
 DEATHS_WITHIN: Final = timedelta(minutes=10)
 DEATHS_AT_LEAST: Final = 2
-_SILENT: Final = (WorkerState.LATE, WorkerState.GONE)
 _NUMBER: Final = re.compile(r"\d+")
 
 
@@ -218,9 +217,10 @@ def _former_ends(workers: Iterable[Worker]) -> Iterator[tuple[str, ProcessEnd]]:
     for worker in sorted(workers, key=lambda each: each.pk, reverse=True):
         for end in worker.former_ends:
             yield worker.label, end
-        if (worker.label, worker.hostname) in newest and state_of(worker) in _SILENT:
+        place = worker.label, worker.hostname
+        if place in newest and state_of(worker) != WorkerState.LIVE:
             yield worker.label, worker.end
-        newest.add((worker.label, worker.hostname))
+        newest.add(place)
 
 
 def silent(workers: Sequence[Worker]) -> Silent | None:
