@@ -24,7 +24,7 @@ from leasing.store import Renewal
 
 
 class Listing(NamedTuple):
-    """How pages and the API read the leases of a model, of the rows that were held."""
+    """The order and the conditions by which pages and the API read the leases of a model."""
 
     #: The indexed column in whose order they are listed, the latest first; "" is the key.
     by: str = ""
@@ -81,7 +81,7 @@ class Leasable(Guarded):
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
     #: Columns by which it is judged, and told, why a row that is held cannot be acquired.
     refusal_columns: ClassVar[frozenset[str]] = frozenset({"holder", "expires_at"})
-    #: How lists of its leases are read.
+    #: The order and the conditions by which lists of its leases are read.
     listing: ClassVar[Listing] = Listing()
 
     objects: ClassVar[models.Manager[Any]] = LeasableQuerySet.as_manager()

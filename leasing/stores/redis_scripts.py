@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: What all scripts begin with. Keys: the mark; then the leases. Arguments: microseconds of the
+#: The beginning of all scripts. Keys: the mark; then the leases. Arguments: microseconds of the
 #: longest ttl, what restarts do; then those of the script.
 _COMMON: Final = """
 local mark, longest = KEYS[1], tonumber(ARGV[1])
