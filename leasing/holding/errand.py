@@ -48,8 +48,10 @@ class RenewsApart:
         """See ``leasing.store.Store``. Raises RuntimeError if no thread can be started."""
         if threading.get_ident() != self._renewer:
             return self.renew_here(grants, timeout)
-        self._under_way = future = send(partial(self.renew_here, grants, timeout))
+        # noted before it is sent, or an abort in between would find nothing to leave
+        self._under_way = future = Future[Renewals]()
         try:
+            _send(future, partial(self.renew_here, grants, timeout))
             return future.result()
         finally:
             self._under_way = None
@@ -66,16 +68,19 @@ def send(call: Callable[[], Result]) -> Future[Result]:
     """Return what becomes of ``call``, which a thread of its own has begun. Raises RuntimeError if
     none can be started."""
     future = Future[Result]()
-    start_thread("leasing-request", partial(_fulfil, future, call))
+    _send(future, call)
     return future
 
 
-def _fulfil(future: Future[Any], call: Callable[[], Any]) -> None:
-    try:
-        answer = call()
-    except BaseException as error:
-        with suppress(InvalidStateError):  # it was given up
-            future.set_exception(error)
-    else:
-        with suppress(InvalidStateError):
-            future.set_result(answer)
+def _send(future: Future[Any], call: Callable[[], Any]) -> None:
+    def fulfil() -> None:
+        try:
+            answer = call()
+        except BaseException as error:
+            with suppress(InvalidStateError):  # it was given up
+                future.set_exception(error)
+        else:
+            with suppress(InvalidStateError):
+                future.set_result(answer)
+
+    start_thread("leasing-request", fulfil)
