@@ -236,14 +236,14 @@ class AnswerWatch:
         with self._wakes:
             self._watched.add(watched)
             self._wakes.notify()
-        self.tend()
+        self.ensure_running()
 
-    def tend(self) -> None:
+    def ensure_running(self) -> None:
         """Start its thread, also again if that has ended before its work."""
         with self._wakes:
             if self._watched:
                 self._thread = self._thread or LastingThread(THREAD, self._work)
-                self._thread.tend()
+                self._thread.ensure_running()
 
     def _work(self) -> None:
         while self._look():

@@ -496,7 +496,7 @@ class Keeper:
         self.declare_lost()
         self.cut_off()
 
-    def rest(self, patience: float = EXIT_PATIENCE) -> None:
+    def stop_if_idle(self, patience: float = EXIT_PATIENCE) -> None:
         """End the threads, unless something is held. Waits up to ``patience`` seconds for each."""
         with self._lock:
             if self._holds:

@@ -47,7 +47,7 @@ def note_replaced(name: str) -> None:
 
 
 class LastingThread:
-    """A daemon thread that does ``work``, until that returns: its watcher calls ``tend``
+    """A daemon thread that does ``work``, until that returns: its watcher calls ``ensure_running``
     now and then."""
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
@@ -57,7 +57,7 @@ class LastingThread:
         self._starts = threading.Lock()
         self._is_done = self._start_failed = False
 
-    def tend(self) -> None:
+    def ensure_running(self) -> None:
         """Start it if it does not run, unless its work is done. Where there can be no thread more
         the next call tries again. Any thread may call this."""
         if self._needs_start():
@@ -152,7 +152,7 @@ class CallbackThreads:
         """Return True if BACKLOG wait although callbacks end: not while they hang."""
         return self._pending >= BACKLOG and clock() - self._ended_at < HANGS_AFTER
 
-    def tend(self) -> None:
+    def ensure_running(self) -> None:
         """Start threads for callbacks that wait behind others that hang, or whose thread has
         ended."""
         with self._lock:

@@ -157,7 +157,7 @@ class Completer:
         writer = self._writer
         return writer is None or writer.is_alive()
 
-    def tend(self) -> None:
+    def ensure_running(self) -> None:
         """Start again the thread that stores, if it has ended; what it and others that have ended
         were at is stored by the next."""
         with self._wakes:

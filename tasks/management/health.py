@@ -58,7 +58,7 @@ def serve(options: Mapping[str, Any], worker: WorkerProcess) -> None:
     _tell(options, worker.health.read, thread.loop)
     worker.health.is_observed = True
     worker.watched.append(thread)
-    thread.tend()
+    thread.ensure_running()
 
 
 def serve_fleet(options: Mapping[str, Any], parent: Parent) -> None:

@@ -39,8 +39,8 @@ FAILURES: Final = ("failed", "failed and retried")
 
 
 class TaskLines:
-    """Chooses which tasks have a line each, and counts the others. ``tend`` is to be called once a
-    second.
+    """Chooses which tasks have a line each, and counts the others. The worker, which watches it,
+    calls ``ensure_running`` once a second.
 
     Args:
         now: Returns the seconds of a clock.
@@ -71,7 +71,7 @@ class TaskLines:
         finally:
             unsubscribe(chosen)
             subscribe(usual, leasing_log.log_failed)
-            self.tend()
+            self.ensure_running()
 
     def _claims(self, rows: Sequence[Any]) -> None:
         if not self._is_busy:
@@ -89,8 +89,8 @@ class TaskLines:
             self._counts.update([(row.name, outcome) for row in rows[left:]])
         LINES[ENDS[outcome]](rows if outcome in FAILURES else rows[:left], **details)
 
-    def tend(self) -> None:
-        """Write the lines of claims and counts that are due."""
+    def ensure_running(self) -> None:
+        """Write the lines of claims and counts that are due: none has a thread of its own."""
         with self._lock:
             now = self._now()
             seconds, self._since = now - self._since, now

@@ -31,7 +31,7 @@ _NONE: Mapping[str, Service] = {}
 class Watched(Protocol):
     """A thread, or threads, that can end before their work."""
 
-    def tend(self) -> None:
+    def ensure_running(self) -> None:
         """Start again what has ended before its work."""
 
 
@@ -77,17 +77,17 @@ class ServiceThreads:
             self.start(own[service], service, limited_by=limited_by)
             return True
 
-        thread = self._thread(name, all_of_it, self._watcher.tend, limited_by, moves)
+        thread = self._thread(name, all_of_it, self._watcher.ensure_running, limited_by, moves)
         self._threads.append(thread)
         if any(service.close for service in all_of_it):
             self._closing.append(thread)
-        thread.tend()
-        self._watcher.tend()
+        thread.ensure_running()
+        self._watcher.ensure_running()
 
-    def tend(self) -> None:
+    def ensure_running(self) -> None:
         """Start again the threads of services that have ended."""
         for thread in list(self._threads):
-            thread.tend()
+            thread.ensure_running()
 
     def stop(self) -> None:
         """End all of them, and call back what is left to be."""
@@ -103,7 +103,7 @@ class ServiceThreads:
 
     def _watching(self, each: Watched) -> Service:
         def look() -> float:
-            each.tend()
+            each.ensure_running()
             return self._tend_every
 
         return Service(look, log.worker_tending_failed, longest=self._tend_every)

@@ -168,7 +168,7 @@ class Coroutines(Executor):
     def _begin(self, count: int) -> None:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread.tend()
+            self._thread.ensure_running()
         self._loop.call_soon_threadsafe(self._fill)
 
     def _run_loop(self) -> None:
@@ -180,7 +180,7 @@ class Coroutines(Executor):
 
     def _restart(self) -> None:
         if self._loop is not None:
-            self._thread.tend()
+            self._thread.ensure_running()
 
     def _goes_on(self, execution: Execution, waiting: set[int]) -> bool:
         carrier = execution.carrier

@@ -190,7 +190,7 @@ class Executor:
         with suppress(IndexError):
             while True:
                 execution = self._waiting.pop()
-                # Unless ``tend`` has given it up just now.
+                # Unless ``ensure_running`` has given it up just now.
                 if self._running.pop(id(execution), None) is not None:
                     withdrawn.append(execution)
         return withdrawn
@@ -267,7 +267,7 @@ class Executor:
 
     # Watching
 
-    def tend(self) -> list[Execution]:
+    def ensure_running(self) -> list[Execution]:
         """Start again what has ended of that which carries tasks here. Return what it carried and
         nobody stores; it is no longer in the executor."""
         self._restart()

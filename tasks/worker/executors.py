@@ -89,11 +89,11 @@ class Executors:
             return ALL_SLOTS_STUCK
         return NO_RESULT if self.completer.is_stuck() else ""
 
-    def tend(self) -> list[Execution]:
+    def ensure_running(self) -> list[Execution]:
         """Replace threads, loops and processes that have ended. Return the attempts that they ran,
         which are given up and are no longer in an executor."""
-        self.completer.tend()
-        return [each for executor in self.executors.values() for each in executor.tend()]
+        self.completer.ensure_running()
+        return [each for executor in self.executors.values() for each in executor.ensure_running()]
 
     # Claiming
 

@@ -440,13 +440,13 @@ class WorkerProcess:
 
     # Threads
 
-    def tend(self) -> None:
+    def ensure_running(self) -> None:
         """Start again what has ended of that which carries tasks, and give back what it carried:
         called by the watcher. Look at the memory, too."""
         for each in self.watched:
-            each.tend()
+            each.ensure_running()
         self._look_at_memory()
-        if given_up := self.executors.tend():
+        if given_up := self.executors.ensure_running():
             give_up(given_up)
             connections.close_all()
             self.poller.wake()
@@ -480,7 +480,7 @@ class WorkerProcess:
         self._threads.join()
         # What its tasks left goes on no longer; what others in this process hold does.
         keeper.discard_many(each.hold for each in self.executions)
-        keeper.rest()
+        keeper.stop_if_idle()
         self._threads.callbacks.stop(PATIENCE)
         log.worker_stopped(worker=self.name)
 

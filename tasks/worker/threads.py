@@ -42,7 +42,7 @@ class Threads(Executor):
 
     def _restart(self) -> None:
         for thread in self._threads:
-            thread.tend()
+            thread.ensure_running()
 
     def _work(self) -> None:
         connection.keep_connections()

@@ -43,7 +43,7 @@ class Timekeeper:
             self._start()
             self._wakes.notify()
 
-    def tend(self) -> None:
+    def ensure_running(self) -> None:
         """Start its thread again, if that has ended."""
         with self._wakes, suppress(RuntimeError):  # the next call tries again
             if self._heap:

@@ -76,7 +76,7 @@ def test_callbacks_are_called_in_order_unless_one_hangs(gate: Gate) -> None:
     calls.call(partial(reported.append, 50))
 
     def look() -> bool:
-        calls.tend()
+        calls.ensure_running()
         return len(reported) == 51
 
     wait_for(look)

@@ -494,14 +494,14 @@ def test_a_keeper_rests_while_it_holds_nothing_and_starts_again_with_the_next_ho
     keeper = Keeper()
     with hold_of(store, keeper):
         threads = threads_beside(others)
-        keeper.rest(PATIENCE)
+        keeper.stop_if_idle(PATIENCE)
         assert threads_beside(others) == threads
         renewed_again(store)
     noted, reported = threading.Event(), threading.Event()
     keeper.soon(noted.set)
     keeper.call(reported.set)
 
-    keeper.rest(PATIENCE)
+    keeper.stop_if_idle(PATIENCE)
 
     assert have_ended(threads) and noted.is_set() and reported.is_set()
     with hold_of(store, keeper):
@@ -518,7 +518,7 @@ def test_what_is_held_while_a_keeper_goes_to_rest_is_renewed(store: FakeStore) -
 
     keeper.call(end_late)  # the keeper waits for it when it rests
     assert ending.wait(PATIENCE)
-    resting = threading.Thread(target=keeper.rest, args=(PATIENCE,))
+    resting = threading.Thread(target=keeper.stop_if_idle, args=(PATIENCE,))
     resting.start()
     with hold_of(store, keeper):
         go_on.set()

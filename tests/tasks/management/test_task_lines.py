@@ -43,7 +43,7 @@ class Console:
     def pass_second(self) -> None:
         """Let a second pass."""
         self.now += 1
-        self.lines.tend()
+        self.lines.ensure_running()
 
     def read(self) -> list[str]:
         """Return the events since the last call; of counts, the line."""

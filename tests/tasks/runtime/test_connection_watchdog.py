@@ -265,9 +265,11 @@ def connect() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("tend", [lambda: answers.tend(), connect], ids=["tended", "connected"])
+@pytest.mark.parametrize(
+    "ensure_running", [lambda: answers.ensure_running(), connect], ids=["tended", "connected"]
+)
 def test_connections_are_looked_after_again_when_their_thread_has_ended(
-    tend: Callable[[], object],
+    ensure_running: Callable[[], object],
     thread: ThreadPoolExecutor,
     network: Proxy,
     settings: Settings,
@@ -281,7 +283,7 @@ def test_connections_are_looked_after_again_when_their_thread_has_ended(
                 patched.setattr(WatchedConnection, "look", lambda line: sys.exit())
                 claim()
                 wait_for(lambda: answers._thread and not answers._thread.is_alive())
-            tend()
+            ensure_running()
             network.swallow_replies()
             claim()
 

@@ -30,7 +30,7 @@ class Probes:
         self.ended = threading.Event()
         self.thread = LoopThread("health", self.ended)
         self.server = HealthServer("127.0.0.1", 0, lambda: self.health, self.thread.loop)
-        self.thread.tend()
+        self.thread.ensure_running()
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.server.port), timeout=20)

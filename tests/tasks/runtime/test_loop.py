@@ -133,7 +133,7 @@ def test_a_thread_runs_its_loop_until_its_end() -> None:
     thread.loop.add_reader(ours, lambda: None)
 
     called.clear()
-    thread.tend()
+    thread.ensure_running()
     assert called.wait(10)
     ended.set()
     wait_for(lambda: not thread.is_alive())

@@ -77,7 +77,7 @@ class ManualExecutor(Executor):
         self._end(outcome, holders_clock() - seconds)
 
     def give_up(self, attempt: Any) -> None:
-        """Another thread has given up ``attempt``, as ``tend`` does."""
+        """Another thread has given up ``attempt``, as ``ensure_running`` does."""
         del self._running[id(attempt)]
 
     @property
@@ -300,9 +300,9 @@ def test_a_task_that_neither_waits_nor_has_begun_is_given_up(clock: FakeClock) -
     executor.take().carrier = None
 
     clock.advance(9.9)
-    assert executor.tend() == []
+    assert executor.ensure_running() == []
     clock.advance(0.1)
-    assert executor.tend() == [lost]
+    assert executor.ensure_running() == [lost]
     assert executor.executions == [waits]
 
 

@@ -132,7 +132,7 @@ def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers)
         ("housekeeping", (housekeeping, "_once")),
         ("services", (WorkerQuerySet, "seen")),
         ("services", (scheduler, "_look")),
-        ("watcher", (process.WorkerProcess, "tend")),
+        ("watcher", (process.WorkerProcess, "ensure_running")),
         ("task-results", (process.WorkerProcess, "_stored")),
     ],
     ids=lambda each: each if isinstance(each, str) else each[1],
@@ -209,7 +209,9 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     settings.TASK_QUEUE |= {"ANSWER_TIMEOUT": 0.1, "HANDLER_ANSWER_TIMEOUT": None}
     monkeypatch.setattr(connection_watchdog, "LONGEST_LOOK", 0.01)
     given_up: list[Any] = [["a task"]]
-    monkeypatch.setattr(Executors, "tend", lambda executors: given_up.pop() if given_up else [])
+    monkeypatch.setattr(
+        Executors, "ensure_running", lambda executors: given_up.pop() if given_up else []
+    )
     asked = threading.Event()
 
     def give_up(executions: list[Any]) -> None:
@@ -358,12 +360,12 @@ def test_a_lasting_thread_ends_with_its_work_and_not_before() -> None:
     steps: list[Callable[[], object]] = [lambda: _raise(SystemExit()), lambda: None]
     thread = LastingThread("work", lambda: steps.pop(0)())
 
-    def tend() -> bool:
-        thread.tend()
+    def ensure_running() -> bool:
+        thread.ensure_running()
         return not steps and not thread.is_alive()
 
-    wait_for(tend)
-    thread.tend()
+    wait_for(ensure_running)
+    thread.ensure_running()
     assert not thread.is_alive()
 
 
@@ -375,10 +377,10 @@ def test_a_lasting_thread_that_cannot_be_started_is_tried_again(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", lambda each: _raise(RuntimeError("no more")))
         for _ in range(3):
-            thread.tend()
+            thread.ensure_running()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
-    thread.tend()
+    thread.ensure_running()
 
     assert done.wait(PATIENCE)
     thread.join(PATIENCE)
@@ -398,7 +400,7 @@ def test_a_lasting_thread_that_two_tend_at_a_time_runs_once(
 
     monkeypatch.setattr(runtime_threads, "start_thread", start)
     thread = LastingThread("work", lambda: over.wait(PATIENCE))
-    tending = [threading.Thread(target=thread.tend) for _ in range(2)]
+    tending = [threading.Thread(target=thread.ensure_running) for _ in range(2)]
     for each in tending:
         each.start()
     for each in tending:
@@ -416,7 +418,7 @@ class Ends:
         self.errors = list(errors)
         self.was_watched = threading.Event()
 
-    def tend(self) -> None:
+    def ensure_running(self) -> None:
         if self.errors:
             raise self.errors.pop(0)
         self.was_watched.set()
