@@ -27,7 +27,7 @@ from typing import (
 from asgiref.sync import sync_to_async
 from django.apps import apps
 
-from tasks import hints
+from leasing.runtime.terminal import closest
 
 if TYPE_CHECKING:
     from tasks.execution.context import Context
@@ -80,6 +80,19 @@ class ProducerOptions(EnqueueOptions, total=False):
     transaction: str | None
 
 
+#: Options of other queues, and what serves for them here.
+_MEANT = {
+    **dict.fromkeys(
+        ("eta", "run_after", "run_at", "when"),
+        "pass scheduled_at=, a datetime with a time zone, or delay=, seconds or a timedelta",
+    ),
+    "countdown": "pass delay=, seconds or a timedelta",
+    **dict.fromkeys(("retries", "max_retries"), "pass max_attempts=, which counts the first too"),
+    **dict.fromkeys(("time_limit", "soft_time_limit"), "pass timeout=, seconds"),
+    "task_id": "pass idempotency_key= to store it once",
+}
+
+
 class Data(dict[str, Any], Generic[P]):
     """The data of a task whose handler has the parameters ``P``, without its context."""
 
@@ -106,9 +119,13 @@ class Producer(Generic[P]):
         """Return a producer with these options of ``Task.objects.enqueue``, in addition to those
         that this one has: ``send.using(priority=5, delay=60).enqueue(invoice_id=7)``. One more,
         ``transaction``, is for ``enqueue_on_commit``."""
-        if unknown := options.keys() - ProducerOptions.__optional_keys__:
-            known = EnqueueOptions.__optional_keys__
-            raise hints.unexpected("using", unknown, known, hints.ENQUEUE)
+        for name in sorted(options.keys() - ProducerOptions.__optional_keys__):
+            hint = "the data of the task goes to enqueue()."
+            if name in _MEANT:
+                hint = f"{_MEANT[name]}."
+            elif meant := closest(name, EnqueueOptions.__optional_keys__):
+                hint = f"did you mean {meant!r}?"
+            raise TypeError(f"using() got an unexpected keyword argument {name!r}: {hint}")
         return Producer(self._name, self._function, {**self._options, **options})
 
     def data(self, /, *args: P.args, **kwargs: P.kwargs) -> Data[P]:

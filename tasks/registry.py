@@ -26,13 +26,11 @@ from asgiref.sync import iscoroutinefunction
 from leasing.runtime import threads
 from leasing.runtime.terminal import suggestion
 from leasing.validation.names import check_name
-from tasks import hints
 from tasks.delays import check_limit
 from tasks.exceptions import UnknownTask
 from tasks.log import log
 from tasks.parameters import Parameters
 from tasks.producer import (
-    EnqueueOptions,
     Function,
     HandlerDecorator,
     HandlerFunction,
@@ -178,7 +176,6 @@ def handler(
     on_end: OnEnd | None = None,
     aliases: Sequence[str] = (),
     compensate: str | None = None,
-    **unknown: object,
 ) -> Any:
     """Register the decorated function as the handler of tasks called ``name``.
 
@@ -202,16 +199,11 @@ def handler(
         aliases: Former names of its tasks: it runs what was enqueued under these too.
         compensate: The name of the task that undoes a task of this one that fails for good: it is
             enqueued with the same data in the transaction that stores the failure.
-        unknown: Options that there are not, such as those of another queue: refused.
 
-    Raises TypeError for an unknown option, for a function that takes no context or is a generator,
-    and for a concurrency_key with a field that is no parameter, or whose default is not JSON;
-    ValueError when a name is already used by other code, or a number is out of bounds.
+    Raises TypeError for a function that takes no context or is a generator, and for a
+    concurrency_key with a field that is no parameter, or whose default is not JSON; ValueError when
+    a name is already used by other code, or a number is out of bounds.
     """
-    if unknown:
-        of_enqueue = dict.fromkeys(EnqueueOptions.__optional_keys__, "it is an option of using()")
-        known = {**of_enqueue, **hints.HANDLER}
-        raise hints.unexpected("handler", unknown, hints.option_names(handler), known)
     if callable(name):
         return handler()(name)
     if name is not _OWN_NAME:

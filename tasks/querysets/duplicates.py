@@ -78,7 +78,8 @@ def _store_if_new(rows: TaskRows, new: NewTask) -> Task | None:
     wait for a transaction that writes to that task, such as one of its handler."""
     connection = connections[rows.db]
     if insert.serves(rows.model, connection):
-        return insert.unless_present(rows.model, connection, new)
+        stored: Task | None = insert.one(rows.model, connection, new, unless_present=True)
+        return stored
     # Without row locks, the INSERT waits for any other writer in any case.
     if connection.features.has_select_for_update and _with_a_key_of(rows, new).exists():
         return None

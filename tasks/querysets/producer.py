@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
@@ -190,13 +191,8 @@ class ProducerVerbs(TaskRows):
         """
         rows = self.home()
         new = new_task(rows, name_or_handler, copy.deepcopy(data), **options)
-        sending = during("task.send", new.columns)  # a part of what is done now
-
-        def send() -> None:
-            with sending:
-                happened("task.sent", [_stored(rows, new)])
-
-        transaction.on_commit(send, using=using or rows.db)
+        block = during("task.send", new.columns)  # a part of what is done now
+        transaction.on_commit(lambda: store(rows, new, block), using=using or rows.db)
 
     def enqueue_many(
         self,
@@ -342,9 +338,12 @@ def _parent_key(rows: TaskRows, parent: Parent) -> int:
 # Storing
 
 
-def store(rows: TaskRows, new: NewTask) -> Task:
-    """Store the ``new`` task, as part of the caller's transaction."""
-    with during("task.send", new.columns):
+def store(
+    rows: TaskRows, new: NewTask, block: AbstractContextManager[object] | None = None
+) -> Task:
+    """Store the ``new`` task, as part of the caller's transaction, in the ``block`` that follows it
+    or one of its own."""
+    with block or during("task.send", new.columns):
         task = _stored(rows, new)
         happened("task.sent", [task])
     return task
@@ -352,50 +351,48 @@ def store(rows: TaskRows, new: NewTask) -> Task:
 
 def _stored(rows: TaskRows, new: NewTask) -> Task:
     connection, columns = connections[rows.db], new.columns
+    using, queue, priority = connection.alias, columns["queue"], columns["priority"]
+    notified = False
     if "unique_key" in columns or "idempotency_key" in columns:
-        rows = rows.home()
-        task, is_new = store_unless_present(rows, new)
+        task, is_new = store_unless_present(rows.home(), new)
         if not is_new:
             return task
-    elif insert.serves(rows.model, connection):
-        return _store_notifying(rows.model, connection, new)
-    else:
+        _read_back_later(task)
+    elif not insert.serves(rows.model, connection):
         task = rows.model(**new.row_columns)
-        task.save(using=connection.alias, force_insert=True)
-    _read_back_later(task)
-    notify_queues(rows.db, {task.queue: task.priority})
-    rows._tell("task.enqueued", [task])
+        task.save(using=using, force_insert=True)
+        _read_back_later(task)
+    elif takes_messages(connection) and limiter.is_due(using, queue, priority, IN_STATEMENT_WINDOW):
+        task, notified = _store_notifying(rows.model, connection, new), True
+    else:
+        task = insert.one(rows.model, connection, new)
+
+    def announce() -> None:
+        if not notified:
+            notify_now(using, queue, priority)
+        happened("task.enqueued", [task])
+
+    # Of the connection: to find it by the queryset takes as long as all that is told.
+    after_commit(connection, announce)
     return task
 
 
 def _store_notifying(model: type[Task], connection: BaseDatabaseWrapper, new: NewTask) -> Task:
-    """Store a task without a key; where that is due, the workers are notified by the same
-    statement."""
-    using, queue, priority = connection.alias, new.columns["queue"], new.columns["priority"]
-    alone = takes_messages(connection)
-    if alone and limiter.is_due(using, queue, priority, IN_STATEMENT_WINDOW):
-        message = message_of(queue, priority)
+    """Store a task without a key, and notify the workers by the same statement."""
+    using, message = connection.alias, message_of(new.columns["queue"], new.columns["priority"])
+    try:
+        task: Task = insert.one(model, connection, new, message)
+    except BaseException as error:
         try:
-            task = insert.one(model, connection, new, message)
-        except BaseException as error:
-            try:
-                if not isinstance(error, DatabaseError):
-                    raise
-                # It may be the message that was refused: PostgreSQL has room for so many.
-                task = insert.one(model, connection, new)
-            finally:
-                # Others may have left the notification to this one, whatever becomes of its task.
-                limiter.notify(using, message)
-        else:
-            limiter.notify_here(message)
+            if not isinstance(error, DatabaseError):
+                raise
+            # It may be the message that was refused: PostgreSQL has room for so many.
+            task = insert.one(model, connection, new)
+        finally:
+            # Others may have left the notification to this one, whatever becomes of its task.
+            limiter.notify(using, message)
     else:
-        task = insert.one(model, connection, new)
-        if alone:
-            notify_now(using, queue, priority)
-        else:
-            notify_queues(using, {queue: priority})
-    # Of the connection: to find it by the queryset takes as long as all that is told.
-    after_commit(connection, lambda: happened("task.enqueued", [task]))
+        limiter.notify_here(message)
     return task
 
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from leasing.validation.names import check_name
-from tasks import hints, registry
+from tasks import registry
 from tasks.exceptions import InvalidSchedule, UnknownTask
 from tasks.payload import check_data
 from tasks.scheduling.rules import MissedSlots, rule_of
@@ -46,37 +46,6 @@ class Declaration:
 _declared: dict[str, Declaration] = {}
 
 
-@overload
-def schedule(
-    name: str,
-    task: str | Callable[..., Any],
-    *,
-    cron: str = "",
-    every: Duration | None = None,
-    timezone: str = "UTC",
-    data: dict[str, Any] | None = None,
-    queue: str | None = None,
-    priority: int = 0,
-    missed: str = "latest",
-    overlap: bool = True,
-) -> None: ...
-
-
-@overload
-def schedule(
-    name: str | None = None,
-    *,
-    cron: str = "",
-    every: Duration | None = None,
-    timezone: str = "UTC",
-    data: dict[str, Any] | None = None,
-    queue: str | None = None,
-    priority: int = 0,
-    missed: str = "latest",
-    overlap: bool = True,
-) -> Callable[[Function], Function]: ...
-
-
 def schedule(
     name: str | None = None,
     task: str | Callable[..., Any] | None = None,
@@ -89,8 +58,7 @@ def schedule(
     priority: int = 0,
     missed: str = "latest",
     overlap: bool = True,
-    **unknown: object,
-) -> Any:
+) -> Callable[[Function], Function]:
     """Declare that a task is enqueued at due times: ``@schedule(cron="0 3 * * *")`` above
     ``@handler``, or ``schedule("nightly", "reports.build", cron="0 3 * * *")``.
 
@@ -106,13 +74,10 @@ def schedule(
         missed: The due times to catch up on after a time without workers: "skip" (none), "latest",
             "all".
         overlap: False to skip a due time while the previous task has not ended.
-        unknown: Arguments that there are not, such as those of another scheduler: refused.
 
-    Raises TypeError (an unknown argument), InvalidSchedule (also when the name is already used by
-    another schedule), InvalidResource (a name), NotSerializable.
+    Raises InvalidSchedule (also when the name is already used by another schedule), InvalidResource
+    (a name), NotSerializable.
     """
-    if unknown:
-        raise hints.unexpected("schedule", unknown, hints.option_names(schedule), hints.SCHEDULE)
 
     def declare(target: str | Callable[..., Any]) -> None:
         task_name = _task_name(target)
@@ -136,10 +101,9 @@ def schedule(
         declare(function)
         return function
 
-    if task is None:
-        return decorate
-    declare(task)
-    return None
+    if task is not None:
+        declare(task)
+    return decorate
 
 
 def declared() -> list[Declaration]:

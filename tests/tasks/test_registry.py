@@ -18,7 +18,7 @@ from django.test import override_settings
 from leasing import leased
 from leasing.exceptions import InvalidResource
 from leasing.holding.term import Term
-from tasks import handler, registry, sample, schedule
+from tasks import handler, registry, sample
 from tasks.exceptions import TaskError, UnknownTask
 from tasks.execution.context import Context
 from tasks.models import Task
@@ -47,27 +47,6 @@ def test_a_handler_says_nothing_of_queue_and_attempts_by_default() -> None:
     handler("reports.build")(build)
 
     assert registry.find(build) == registry.Handler("reports.build", build, "default", None)
-
-
-@pytest.mark.parametrize(
-    ("verb", "option", "hint"),
-    [
-        (handler, "autoretry_for", ": all errors are retried; pass retry=RetryOn(...) to retry"),
-        (handler, "max_retries", ": pass max_attempts=, which counts the first too."),
-        (handler, "bind", ": the first parameter is the context in any case."),
-        (handler, "priority", ": it is an option of using()."),
-        (handler, "max_atempts", ": did you mean 'max_attempts'?"),
-        (handler, "serializer", "."),
-        (schedule, "schedule", ": pass every=, seconds or a timedelta, or cron=."),
-        (schedule, "args", ": pass data=, a dictionary of named arguments."),
-        (schedule, "timezon", ": did you mean 'timezone'?"),
-    ],
-)
-def test_options_of_other_queues_are_told_by_ours(verb: Any, option: str, hint: str) -> None:
-    with pytest.raises(TypeError) as refusal:
-        verb("reports.build", **{option: 5})
-    said = f"{verb.__name__}() got an unexpected keyword argument '{option}'"
-    assert str(refusal.value).startswith(said + hint)
 
 
 @pytest.mark.parametrize("name", ["nobody", "os.system", "tasks.sample.sleep", ""])

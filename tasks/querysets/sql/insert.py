@@ -112,28 +112,31 @@ def serves(model: type[Task], connection: BaseDatabaseWrapper) -> bool:
 
 
 def one(
-    model: type[Task], connection: BaseDatabaseWrapper, new: NewTask, message: str | None = None
-) -> Task:
-    """Store the ``new`` task, which has no key, and by the same statement send the workers
-    ``message``."""
-    template = ONE if message is None else NOTIFYING
+    model: type[Task],
+    connection: BaseDatabaseWrapper,
+    new: NewTask,
+    message: str | None = None,
+    *,
+    unless_present: bool = False,
+) -> Any:
+    """Store the ``new`` task and return it.
+
+    Args:
+        model: The model of tasks.
+        connection: The connection.
+        new: The task.
+        message: What the same statement sends to the workers of a task without a key.
+        unless_present: True to return None if a row has one of its keys. It waits for none but
+            those who are storing the same key.
+    """
     columns, intervals, data, _ = new
+    template = UNLESS_PRESENT if unless_present else ONE if message is None else NOTIFYING
     values = {**columns, **intervals, "task_data": data, "message": message}
-    key, created_at, scheduled_at, *_ = _sent(connection, template, model, values)
-    given = {"id": key, "created_at": created_at, "scheduled_at": scheduled_at}
-    return _instance(model, connection, columns, given)
-
-
-def unless_present(model: type[Task], connection: BaseDatabaseWrapper, new: NewTask) -> Task | None:
-    """Store the ``new`` task unless a row has one of its keys. It waits for none but those who are
-    storing the same key."""
-    columns, intervals, data, _ = new
-    values = {**columns, **intervals, "task_data": data}
-    answer = _sent(connection, UNLESS_PRESENT, model, values)
+    answer = _sent(connection, template, model, values)
     if answer is None:
         return None
-    names = ("id", "created_at", "scheduled_at", "unique_until")
-    return _instance(model, connection, columns, dict(zip(names, answer, strict=True)))
+    given = zip(("id", "created_at", "scheduled_at", "unique_until"), answer, strict=False)
+    return instance_of(model, connection.alias, {**_blank(model), **columns, **dict(given)})
 
 
 def many(
@@ -166,10 +169,13 @@ def many(
             moments = {"created_at": created_at, "scheduled_at": scheduled_at}
             own += zip(keys, data, limits or repeat({}), repeat(moments))
 
+    blank = {**_blank(model), **common}
+
     def make(number: int) -> Task:
         key, data, limit, moments = own[number]
-        given = {"id": key, "task_data": data, **limit, **moments}
-        return _instance(model, connection, common, given)
+        own_columns = {"id": key, "task_data": data, **limit, **moments}
+        task: Task = instance_of(model, connection.alias, {**blank, **own_columns})
+        return task
 
     return StoredTasks(len(own), make)
 
@@ -230,14 +236,6 @@ def _sent(connection: Any, template: str, model: type[Task], values: dict[str, A
         statement = cached_statement(template, make)
         rows = fetch_all(connection, statement, {**_nothing(model), **values})
     return rows[0] if rows else None
-
-
-def _instance(
-    model: type[Task], connection: Any, columns: dict[str, Any], given: dict[str, Any]
-) -> Task:
-    """Return the instance of a row with ``columns``, and those that the database gave it."""
-    task: Task = instance_of(model, connection.alias, {**_blank(model), **columns, **given})
-    return task
 
 
 @cache
