@@ -104,8 +104,8 @@ class LeaseNow(LeaseOut):
 
     @classmethod
     def of(cls, row: Leasable) -> LeaseNow:
-        """Return the lease of ``row``, which was read ``with_state``."""
-        return cls(**_fields_of(row), state=row.state)
+        """Return the lease of ``row``, which was read with ``now``."""
+        return cls(**_fields_of(row), state=row.lease_state(row.now).value)
 
 
 class GrantOut(LeaseOut, TermOut):

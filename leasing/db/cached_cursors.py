@@ -26,7 +26,7 @@ MAX_CURSORS, MAX_ROWS = 50, 1
 
 
 def fetch_all(
-    connection: Any, sql: str, params: Sequence[Any] | Mapping[str, Any], known_as: str = ""
+    connection: Any, sql: str, params: Sequence[Any] | Mapping[str, Any] | None, known_as: str = ""
 ) -> list[Any]:
     """Send ``sql``, a text that is kept, to PostgreSQL, and return the rows of its answer. Texts
     that follow one another are ``known_as`` one: they share its cursor."""

@@ -1,4 +1,4 @@
-"""Several questions to the database in one statement, which is compiled once.
+"""Queries without values of a call, which Django compiles once.
 
 What an idle process wants to know every few seconds are a handful of small questions; asked
 together they cost a round trip, and not one each.
@@ -13,8 +13,8 @@ from django.db import connections, models
 from django.db.models import sql
 
 from leasing.db.cached_cursors import fetch_all
-from leasing.db.row_reader import conversions_of, convert, instance_of
-from leasing.db.statements import Statement, cached_statement
+from leasing.db.row_reader import instance_of
+from leasing.db.statements import cached_statement
 
 
 def query_scalars(
@@ -29,7 +29,7 @@ def query_scalars(
     ``about``."""
     compiler: Any = sql.Query(model).get_compiler(using)
 
-    def compiled() -> tuple[str, list[Any], dict[str, Any]]:
+    def compiled() -> tuple[str, Any, dict[str, Any]]:
         asked = {
             name: each.resolve_expression(compiler.query) for name, each in questions().items()
         }
@@ -39,72 +39,63 @@ def query_scalars(
             text, own = each.select_format(compiler, *compiler.compile(each))
             texts.append(text)
             params += own
-        return f"SELECT {', '.join(texts)}", params, asked
+        return *_filled(compiler, f"SELECT {', '.join(texts)}", params), asked
 
-    statement, params, asked = cached_statement((query_scalars, model, using, about), compiled)
-    with connections[using].cursor() as cursor:
-        cursor.execute(statement, params)
-        (answer,) = _converted(cursor.fetchall(), compiler, list(asked.values()))
+    text, params, asked = cached_statement((query_scalars, model, using, about), compiled)
+    (answer,) = _answers(using, text, params, list(asked.values()))
     return dict(zip(asked, answer, strict=True))
 
 
 def query_rows(about: Hashable, make: Callable[[], models.QuerySet[Any]]) -> list[Any]:
-    """Return the rows of what ``make`` returns, a queryset of ``values_list`` without a value that
-    changes from call to call: it is compiled once for all calls with an equal ``about``."""
-    *_, answers = _answered((query_rows, about), make, {})
-    return list(map(tuple, answers))
+    """Return the rows of what ``make`` returns, a queryset of ``values_list``, compiled once for
+    all calls with an equal ``about``."""
+    *_, answers = _queried((query_rows, about), make)
+    return answers
 
 
-def query_instance(
-    about: Hashable, make: Callable[[], models.QuerySet[Any]], values: Mapping[str, Any]
-) -> Any:
-    """Return the first of ``query_instances``; None if there is none."""
-    found = query_instances(about, make, values)
-    return found[0] if found else None
-
-
-def query_instances(
-    about: Hashable, make: Callable[[], models.QuerySet[Any]], values: Mapping[str, Any]
-) -> list[Any]:
-    """Return the rows of what ``make`` returns, a queryset with markers for ``values``. They have
-    the columns that are asked for, and annotations; it is compiled once for all calls with an equal
-    ``about``."""
-    model, using, names, answers = _answered((query_instances, about), make, values)
+def query_instances(about: Hashable, make: Callable[[], models.QuerySet[Any]]) -> list[Any]:
+    """Return the rows of what ``make`` returns, a queryset, with the columns that are asked for,
+    and annotations; it is compiled once for all calls with an equal ``about``."""
+    model, using, names, answers = _queried((query_instances, about), make)
     return [instance_of(model, using, dict(zip(names, answer, strict=True))) for answer in answers]
 
 
-def _answered(
-    about: Hashable, make: Callable[[], models.QuerySet[Any]], values: Mapping[str, Any]
-) -> tuple[type[models.Model], str, list[str], Sequence[Sequence[Any]]]:
+def _queried(
+    about: Hashable, make: Callable[[], models.QuerySet[Any]]
+) -> tuple[type[models.Model], str, list[str], list[Any]]:
     """Return the model, the database, the names of the columns and the rows of what ``make``
     returns."""
 
-    def compiled() -> tuple[type[models.Model], str, Statement, list[Any], list[str], Any]:
+    def compiled() -> tuple[Any, ...]:
         rows = make()
         compiler = rows.query.get_compiler(rows.db)
-        text, params = compiler.as_sql()
-        connection = compiler.connection
-        columns = [column for column, *_ in compiler.select]
+        text, params = _filled(compiler, *compiler.as_sql())
         names = [alias or column.target.attname for column, _, alias in compiler.select]
-        is_kept = connection.vendor == "postgresql"
-        conversions = conversions_of(columns, rows.db) if is_kept else None
-        statement = Statement(text, params, connection)
-        return rows.model, rows.db, statement, columns, names, conversions
+        columns = [column for column, *_ in compiler.select]
+        return rows.model, rows.db, names, text, params, columns
 
-    model, using, statement, columns, names, conversions = cached_statement(about, compiled)
+    model, using, names, text, params, columns = cached_statement(about, compiled)
+    return model, using, names, _answers(using, text, params, columns)
+
+
+def _filled(compiler: Any, text: str, params: Sequence[Any]) -> tuple[str, Any]:
+    """Return the statement; PostgreSQL's with its constants in the text: whoever plans it knows
+    them, and nobody prepares them again."""
+    if compiler.connection.vendor != "postgresql":
+        return text, params
+    return str(compiler.connection.ops.compose_sql(text, params)), None
+
+
+def _answers(using: str, text: str, params: Any, columns: list[Any]) -> list[Any]:
     connection = connections[using]
-    params = statement.filled(values, connection)
-    if conversions is not None:
-        answers = convert(fetch_all(connection, statement.sql, params), conversions, connection)
+    if connection.vendor == "postgresql":
+        answers = fetch_all(connection, text, params)
     else:
         with connection.cursor() as cursor:
-            cursor.execute(statement.sql, params)
-            answers = _converted(cursor.fetchall(), sql.Query(None).get_compiler(using), columns)
-    return model, using, names, answers
-
-
-def _converted(answers: list[Any], compiler: Any, columns: list[Any]) -> list[Any]:
+            cursor.execute(text, params)
+            answers = cursor.fetchall()
+    compiler: Any = sql.Query(None).get_compiler(using)
     converters = compiler.get_converters(columns)
-    return list(
-        map(tuple, compiler.apply_converters(answers, converters) if converters else answers)
-    )
+    if converters:
+        answers = compiler.apply_converters(answers, converters)
+    return list(map(tuple, answers))

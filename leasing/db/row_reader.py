@@ -15,6 +15,18 @@ from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttrib
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init, pre_init
 
+from leasing.db.cached_cursors import fetch_all
+from leasing.db.statements import (
+    array_as,
+    cached_statement,
+    moment,
+    own_field,
+    quoted,
+    table_of,
+    type_of,
+)
+from leasing.functions import DbNow
+
 #: Writes values to attributes of a row.
 Assign = Callable[[Any, Iterable[Any]], None]
 #: Makes a value of what the driver brings, and of the connection that it came over.
@@ -112,6 +124,42 @@ class Reader:
 
 #: One for all calls that need an equal one.
 reader = cache(Reader)
+
+
+def read_by(
+    model: type[models.Model],
+    using: str,
+    column: str,
+    values: Iterable[Any],
+    some: frozenset[str] | None = None,
+) -> list[Any]:
+    """Return the rows of ``model`` whose ``column`` is one of ``values``, with the database's clock
+    as ``now``. On PostgreSQL nothing is compiled, and instances take a third of the time.
+
+    Args:
+        model: The model.
+        using: The alias of the database.
+        column: The name of a field, or "pk".
+        values: What is looked for.
+        some: The names of the columns that are read, besides the key; None: all.
+    """
+    connection = connections[using]
+    if connection.vendor != "postgresql":
+        found: Any = models.QuerySet(model, using=using).filter(**{f"{column}__in": list(values)})
+        found = found if some is None else found.only("pk", *some)
+        return list(found.annotate(now=DbNow()))
+    read = reader(model, using, some, ("now",))
+    named: Any = model._meta.pk if column == "pk" else model._meta.get_field(column)
+    field = own_field(named)
+
+    def make() -> str:
+        return (
+            f"SELECT {read.sql('t')}, {moment(DbNow, connection)} FROM {table_of(model)} AS t"
+            f" WHERE t.{quoted(named.column)} = ANY(%s::{type_of(field, connection)}[])"
+        )
+
+    text = cached_statement((read_by, read, column), make)
+    return read.rows(fetch_all(connection, text, [array_as(field, values, connection)]))
 
 
 def convert(

@@ -13,12 +13,11 @@ Conditions and columns that a model may change stand beside the portable ones, o
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +28,18 @@ from django.db import connections, models
 from leasing.db.cached_cursors import fetch_all, new_cursor
 from leasing.db.dialects import CHANNEL, durable, limit_waiting, refuse_transaction, waiting_limit
 from leasing.db.row_reader import Reader
-from leasing.db.statements import PLAIN, array_of, cached_statement
+from leasing.db.statements import (
+    array_as,
+    array_of,
+    cached_statement,
+    moment,
+    own_field,
+    quoted,
+    sent,
+    sent_as,
+    table_of,
+    type_of,
+)
 from leasing.functions import DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
 
@@ -165,17 +175,13 @@ class Names(NamedTuple):
     label: str
     #: ``lease_resource`` of a row ``w``; None if only Python knows it.
     resource: str | None
-    #: False if its rows are in two tables.
-    in_one_table: bool
 
 
 @cache
 def spelled(model: type[Any]) -> Names:
     """Return the names of ``model``."""
     meta: Any = model._meta
-    key_field = meta.pk
-    while key_field.remote_field:
-        key_field = key_field.target_field
+    key_field = own_field(meta.pk)
     key, label = quoted(meta.pk.column), model.leased_model()._meta.label_lower
     named: Any = apps.get_model("leasing", "Lease")
     resource = None
@@ -185,21 +191,14 @@ def spelled(model: type[Any]) -> Names:
         model.lease_resource is named.__base__.lease_resource and type(key_field) in _SPELLED_ALIKE
     ):
         resource = f"'{label}:' || w.{key}::text"
-    concrete = meta.concrete_model._meta
     return Names(
-        # As Django writes it: a name may bring its schema, as ``shop"."orders``.
-        table='"{}"'.format(meta.db_table.strip('"')),
+        table=table_of(model),
         alias=quoted(meta.db_table.strip('"').split('"."')[-1]),
         key=key,
         key_field=key_field,
         label=label,
         resource=resource,
-        in_one_table=len(concrete.local_concrete_fields) == len(concrete.concrete_fields),
     )
-
-
-def quoted(name: str) -> str:
-    return '"{}"'.format(name.replace('"', '""'))
 
 
 @cache
@@ -225,17 +224,17 @@ class Statements:
         connection = connections[using]
         self._places = {
             **names._asdict(),
-            "key_type": _type(names.key_field, connection),
+            "key_type": type_of(names.key_field, connection),
             "now": moment(DbNow, connection),
             "microseconds": moment(DbMicroseconds, connection),
             "channel": CHANNEL,
             "ledger": quoted(apps.get_model("leasing", "LeaseEvent")._meta.db_table),
         }
-        lives = names.in_one_table and all(map(sql_of, (kind.holding, kind.unexpired)))
+        lives = all(map(sql_of, (kind.holding, kind.unexpired)))
         is_noted = not kind.keeps_events or names.resource is not None
         self.renews = bool(lives and sql_of(kind.renewal))
         self.releases = lives and is_noted
-        free = names.in_one_table and all(map(sql_of, (kind.available, kind.granting)))
+        free = all(map(sql_of, (kind.available, kind.granting)))
         self.grants = free and is_noted
         self._grants: dict[tuple[str, str], _Grant] = {}
 
@@ -286,14 +285,14 @@ class Statements:
             return read.rows(cursor.fetchall())
 
     def _value_of(self, row: Any, connection: Any) -> dict[str, Any]:
-        key = _value(self._names.key_field, row.pk, connection)
+        key = sent_as(self._names.key_field, row.pk, connection)
         return {"key": key, "grant": sent(row.grant_id)}
 
     def _values_of(
         self, keys: list[Any], grants: list[uuid.UUID], connection: Any
     ) -> dict[str, Any]:
         field = self._names.key_field
-        return {"keys": _array(field, keys, connection), "grants": array_of(grants)}
+        return {"keys": array_as(field, keys, connection), "grants": array_of(grants)}
 
     @cached_property
     def _renewal(self) -> tuple[str, Reader]:
@@ -353,7 +352,7 @@ class Statements:
             text = ONE_BY_REQUEST
             values["lowest"], values["highest"] = map(sent, terms.grants_of_request)
         statement = self._grants.get((text, column)) or self._grant(text, column, terms)
-        values["value"] = _value(statement.field, value, connection)
+        values["value"] = sent_as(statement.field, value, connection)
         return self._granted(statement, connection, terms, values)
 
     def claim(self, terms: Any, limit: int, rows: Any) -> list[Granted]:
@@ -370,7 +369,7 @@ class Statements:
         connection = connections[self._using]
         statement = self._grants.get((ALL, column)) or self._grant(ALL, column, terms)
         sent_values = {
-            "values": _array(statement.field, values, connection),
+            "values": array_as(statement.field, values, connection),
             "count": len(values),
         }
         granted = self._granted(statement, connection, terms, sent_values)
@@ -388,7 +387,7 @@ class Statements:
         text = self._text(
             chosen,
             column=quoted(named.column),
-            value_type=_type(field, connections[self._using]),
+            value_type=type_of(field, connections[self._using]),
             available=self._text(sql_of(self._kind.available)),
         )
         number = {FIRST: "some", ALL: "all"}.get(chosen, "one")
@@ -524,11 +523,6 @@ def _not_read(
     return known
 
 
-def moment(kind: Any, connection: Any) -> str:
-    """Return the SQL of ``DbNow`` or ``DbMicroseconds``."""
-    return str(kind().as_postgresql(None, connection)[0])
-
-
 def moments_of(columns: Mapping[str, str]) -> frozenset[str]:
     """Return the names of those ``columns`` that are given a moment of the statement, equal in all
     rows that it writes: it is made of the clock, and of nothing in the row."""
@@ -540,41 +534,3 @@ def _takes_several_statements(connection: Any) -> bool:
 
     bound_by_server = connection.settings_dict["OPTIONS"].get("server_side_binding")
     return bool(is_psycopg3) and not bound_by_server
-
-
-# Values, as text where that is how the driver is fast
-
-
-def sent(value: Any) -> Any:
-    """Return ``value`` of a term as the parameter of a statement."""
-    kind = type(value)
-    if kind is timedelta:
-        return _interval(value)
-    if kind is uuid.UUID:
-        return value.hex
-    if kind is dict:
-        return json.dumps(value) if value else "{}"
-    return value
-
-
-@lru_cache(maxsize=64)
-def _interval(value: timedelta) -> str:
-    return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"
-
-
-def _type(field: Any, connection: Any) -> str:
-    # The length of a text is left out: PostgreSQL would apply it to every element of an array,
-    # again for each row, and would cut a name that is too long.
-    return re.sub(r"^varchar\(\d+\)$", "varchar", str(field.rel_db_type(connection)))
-
-
-def _value(field: Any, value: Any, connection: Any) -> Any:
-    if type(field) in PLAIN:
-        return sent(value)
-    return field.get_db_prep_value(value, connection=connection)
-
-
-def _array(field: Any, values: Iterable[Any], connection: Any) -> Any:
-    if type(field) in PLAIN:
-        return array_of(list(values))
-    return array_of([field.get_db_prep_value(value, connection=connection) for value in values])

@@ -21,9 +21,8 @@ from django.db import DatabaseError, models
 from django.db.models import Q
 from django.urls import get_resolver
 
-from leasing.db.compiled_queries import query_instance
 from leasing.db.routing import RoutedQuerySet
-from leasing.db.statements import Marker
+from leasing.db.row_reader import read_by
 from leasing.exceptions import InvalidResource
 from leasing.functions import DbNow, after
 from leasing.runtime.terminal import closest
@@ -122,16 +121,9 @@ class ApiTokenQuerySet(RoutedQuerySet["ApiToken"]):
         """Return of all tokens the usable one with that secret, None if there is none."""
         if not _SECRET.fullmatch(secret):
             return None
-        rows = self.home()
-
-        def compiled() -> Any:
-            token_hash = Marker("token_hash", rows.model._meta.get_field("token_hash"))
-            return rows.usable().filter(token_hash=token_hash).annotate(now=DbNow())
-
-        # Each request with a token asks this: see ``leasing.db.statements``.
-        about = ("bearing", rows.model, rows.db)
-        token: ApiToken | None = query_instance(about, compiled, {"token_hash": hash_of(secret)})
-        return token
+        found: list[ApiToken] = read_by(self.model, self.home().db, "token_hash", [hash_of(secret)])
+        usable = [token for token in found if token.state_at(token.now) == TokenState.USABLE]  # type: ignore[attr-defined]
+        return usable[0] if usable else None
 
     def revoke(self) -> int:
         """Revoke the tokens that are not revoked yet. Returns how many. They are refused from the

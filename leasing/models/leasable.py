@@ -79,8 +79,6 @@ class Leasable(Guarded):
     state_columns: ClassVar[frozenset[str]] = frozenset()
     #: Columns that ``renewal_now`` reads.
     renewal_columns: ClassVar[frozenset[str]] = frozenset({"grant_id", "expires_at"})
-    #: Columns by which it is judged, and told, why a row that is held cannot be acquired.
-    refusal_columns: ClassVar[frozenset[str]] = frozenset({"holder", "expires_at"})
     #: The order and the conditions by which lists of its leases are read.
     listing: ClassVar[Listing] = Listing()
 

@@ -37,7 +37,6 @@ class Lease(Leasable):
     wanted_by = models.CharField(max_length=200, blank=True, default="", editable=False)
 
     renewal_columns = frozenset({"grant_id", "expires_at", "ends_at", "yield_to"})
-    refusal_columns = frozenset({"resource", "holder", "expires_at", "grace"})
     verb_columns = LEASE_FIELDS | {
         "metadata",
         "priority",

@@ -24,7 +24,7 @@ from leasing.functions import DbNow, after
 from leasing.holding import Hold, Term
 from leasing.holding.claim import Claim
 from leasing.querysets.leasable import LeasableQuerySet, LeaseState
-from leasing.querysets.states import GRANTING, RENEWAL
+from leasing.querysets.states import GRANTING, JUDGED_BY, RENEWAL
 from leasing.runtime.aio import Steps, Undoable, adrive, drive, in_thread
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
@@ -37,6 +37,10 @@ from leasing.waiting.waiter import MAX_PAUSE
 
 if TYPE_CHECKING:
     from leasing.models import Lease
+
+
+#: The columns by which a lease is refused, and its caller told why.
+REFUSED_BY = JUDGED_BY | {"resource", "grace"}
 
 
 class LeaseQuerySet(LeasableQuerySet["Lease"]):
@@ -215,16 +219,15 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         return self.acquiring(resource, terms, wait, ("resource", resource))
 
     def named(self, resource: str) -> Lease | None:
-        """Return the lease of ``resource`` as it stands, ``with_state``; None if there is none. Its
-        statement is compiled once: each request of a holder over HTTP sends it."""
-        found: Lease | None = self._standing("resource", resource, whole=True)
+        """Return the lease of ``resource`` as it stands, with ``now``; None if there is none."""
+        found: Lease | None = self._standing("resource", resource)
         return found
 
     def judge(self, resource: str, terms: Terms, key: tuple[str, Any]) -> Lease | None:
         # Who preempts proves by all of it whom it asks; who repeats a request gets all of it.
         whole = terms.preempt_after is not None or terms.request_id is not None
         sent_at = clock()
-        current = self._standing(*key, whole=whole)
+        current: Lease | None = self._standing(*key, None if whole else REFUSED_BY)
         if current is None:
             self._create_free([resource])
             return None
@@ -232,8 +235,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             if reason := self.why_over(current, current.grant_id):
                 raise LeaseLost(resource, reason)
             current.sent_at = sent_at
-            found: Lease = current
-            return found
+            return current
         self._refuse_if_held(current, terms)
         return None
 
@@ -250,12 +252,13 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
     def _refuse_if_held(self, current: Lease, terms: Terms) -> None:
         """Raise LeaseHeld if somebody holds ``current`` or its grace runs. If ``terms`` preempt,
         first ask the holder to yield."""
-        if current.state == LeaseState.ACTIVE:
+        state = current.lease_state(current.now)
+        if state == LeaseState.ACTIVE:
             if terms.preempt_after is not None:
                 self._preempt(current, terms.holder, terms.priority, terms.preempt_after)
             raise _held_until(current.expires_at, current)
         graced_until = current.expires_at + current.grace
-        if current.state == LeaseState.EXPIRED and graced_until > current.now:
+        if state == LeaseState.EXPIRED and graced_until > current.now:
             raise _held_until(graced_until, current)
 
     def _create_free(self, resources: Iterable[str]) -> None:

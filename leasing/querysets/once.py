@@ -120,16 +120,15 @@ class OnceQuerySet(LeasableQuerySet["OnceKey"]):
 
     def judge(self, resource: str, terms: Terms, key: tuple[str, Any]) -> OnceKey | None:
         assert isinstance(terms, OnceTerms)
-        rows, named = self._everything(), dict([key])
-        current = rows.filter(**named).with_state().first()
+        current: OnceKey | None = self._standing(*key)
         if current is None:
-            rows.bulk_create([self.model(**named)], ignore_conflicts=True)
+            self._everything().bulk_create([self.model(**dict([key]))], ignore_conflicts=True)
             return None
         if current.window_ends_at > current.now:
             if current.payload_hash != terms.payload_hash:
                 raise PayloadMismatch(current.key)
             if current.finished_at is not None:
                 return current
-        if current.state == LeaseState.ACTIVE:
+        if current.lease_state(current.now) == LeaseState.ACTIVE:
             raise LeaseHeld(resource, current.holder, current.expires_at)
         return None

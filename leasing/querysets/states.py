@@ -17,10 +17,9 @@ from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Greatest
 
 from leasing.db import joins
-from leasing.db.compiled_queries import query_instance
 from leasing.db.dialects import lock
+from leasing.db.row_reader import read_by
 from leasing.db.sql import in_sql
-from leasing.db.statements import Marker
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import DbNow, after, next_token
 from leasing.querysets.saving import GuardedRows, Row
@@ -38,6 +37,8 @@ class LeaseState(models.TextChoices):
     RELEASED = "released"
 
 
+#: The columns by which a row that could not be granted is judged.
+JUDGED_BY = frozenset({"holder", "grants", "released_at", "expires_at"})
 #: The columns of a renewal, and of a grant, in SQL.
 RENEWAL = {
     "expires_at": "GREATEST(t.expires_at, {now} + t.ttl)",
@@ -181,28 +182,18 @@ class LeaseRows(GuardedRows[Row]):
 
         Raises LeaseHeld, LeaseLost (the row is gone).
         """
-        current = self._standing(*key)
+        current = self._standing(*key, JUDGED_BY)
         if current is None:
             raise LeaseLost(resource, "its row is gone")
-        if current.state == LeaseState.ACTIVE:
+        if current.lease_state(current.now) == LeaseState.ACTIVE:
             raise LeaseHeld(resource, current.holder, current.expires_at)
         return None
 
-    def _standing(self, column: str, value: Any, *, whole: bool = False) -> Any:
-        """Return the row whose ``column`` is ``value`` as it stands, ``with_state``; None if there
-        is none. Unless ``whole``, with those columns alone by which a refusal is judged and told.
-        """
-
-        def compile() -> Any:
-            model: Any = self.model.leased_model()
-            field = model._meta.pk if column == "pk" else model._meta.get_field(column)
-            rows: Any = self._everything().filter(**{column: Marker(column, field)})
-            if not whole:
-                rows = rows.only("pk", *model.refusal_columns)
-            return rows.order_by("pk").with_state()[:1]
-
-        about = (type(self), self.model, self.db, column, whole)
-        return query_instance(about, compile, {column: value})
+    def _standing(self, column: str, value: Any, some: frozenset[str] | None = None) -> Any:
+        """Return the row whose ``column`` is ``value`` as it stands, with ``now``; None if there is
+        none. Of its columns it has ``some``, or all."""
+        found = read_by(self.model, self.db, column, [value], some)
+        return found[0] if found else None
 
     # The ledger
 

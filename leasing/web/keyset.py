@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
-from django.db.models import BooleanField, Case, F, Q, Value, When
+from django.db.models import BooleanField, Case, F, Func, Q, Value, When
 from django.utils.dateparse import parse_datetime
 
-from leasing.db.statements import Spelled
 from leasing.functions import as_utc
 from leasing.validation.values import check_moment, key_of
 from leasing.web.cursors import Cursor, InvalidCursor, Order
@@ -129,6 +128,18 @@ def _cursor(model: type[models.Model], order: Order, at: datetime | None, key: A
     return Cursor(label, "older", key, order.column, at.isoformat())
 
 
+class _Beyond(Func):
+    """The condition that two columns, compared as one, are below or above two values."""
+
+    output_field = BooleanField()
+
+    def as_sql(self, compiler: Any, connection: Any, *args: Any, **extra: Any) -> Any:
+        parts = [compiler.compile(each) for each in self.get_source_expressions()]
+        first, second, *values = (text for text, _ in parts)
+        text = f"({first}, {second}) {self.extra['sign']} ({', '.join(values)})"
+        return text, [param for _, own in parts for param in own]
+
+
 def _beyond(rows: models.QuerySet[Any], cursor: Cursor, order: Order) -> Q:
     """Return the condition for rows on the cursor's side of its row."""
     key = _key(rows.model, cursor.key)
@@ -144,8 +155,7 @@ def _beyond(rows: models.QuerySet[Any], cursor: Cursor, order: Order) -> Q:
         # the same moment, as those that were enqueued at once are. The same said with OR makes
         # PostgreSQL read all of them, and sort.
         other = Value(moment, models.DateTimeField()), Value(key, rows.model._meta.pk)
-        text = f"({{}}, {{}}) {'<' if falling else '>'} ({{}}, {{}})"
-        return Q(Spelled(text, F(order.column), F("pk"), *other, output_field=BooleanField()))
+        return Q(_Beyond(F(order.column), F("pk"), *other, sign="<" if falling else ">"))
     since, below = f"{order.column}__gte", f"{order.column}__lt"
     same = Q(**{since: moment, below: moment + MICROSECOND}) & by_key
     if falling:

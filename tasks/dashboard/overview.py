@@ -115,7 +115,7 @@ def _workers() -> list[Worker]:
         rows = Worker.objects.home().filter(stopped_at=None, last_seen_at__gte=since)
         return rows.with_state().defer("handlers").order_by("-pk")[:1_000]
 
-    rows = query_instances((_workers, leasing_settings.DATABASE), seen_lately, {})
+    rows = query_instances((_workers, leasing_settings.DATABASE), seen_lately)
     return sorted(rows, key=lambda row: state_of(row) == WorkerState.LIVE)
 
 
@@ -220,7 +220,7 @@ def _wanted(now: datetime) -> list[tuple[str, Sentence, list[tuple[int, str]]]]:
         rows = Lease.objects.home().filter(wanted_until__gt=DbNow(), acquired_at__lt=after(-WAITS))
         return rows.exclude(wanted_by="").order_by("acquired_at")[:NAMED]
 
-    found = query_instances((_wanted, leasing_settings.DATABASE), first, {})
+    found = query_instances((_wanted, leasing_settings.DATABASE), first)
     events = LeaseEvent.objects.using(leasing_settings.DATABASE).order_by("-pk")
     running = Task.objects.home().running().order_by("acquired_at")
     return [
@@ -243,7 +243,7 @@ def _schedules(now: datetime) -> dict[str, Any]:
         rows = Schedule.objects.home().filter(some).defer("task_data")
         return rows.order_by(paused_last, "pk")[: SCHEDULES_READ + 1]
 
-    found = query_instances((_schedules, leasing_settings.DATABASE), first, {})
+    found = query_instances((_schedules, leasing_settings.DATABASE), first)
     more = len(found) > SCHEDULES_READ
     paused = [row for row in found[:SCHEDULES_READ] if row.paused_at is not None]
     return {

@@ -180,7 +180,7 @@ def _key_waiters(tasks: Iterable[Task]) -> dict[str, Capped]:
 
 def _everyone() -> Surroundings:
     using = leasing_settings.DATABASE
-    present = query_instances((_present, using), _present, {})
+    present = query_instances((_present, using), _present)
     workers: dict[str, Worker] = {worker.name: worker for worker in present}
     held: defaultdict[str, Counter[str]] = defaultdict(Counter)
     busy: defaultdict[str, dict[str, tuple[int, datetime]]] = defaultdict(dict)
@@ -200,7 +200,7 @@ def _everyone() -> Surroundings:
         workers=workers,
         held=dict(held),
         busy=dict(busy),
-        paused={queue.name: queue for queue in query_instances((_paused, using), _paused, {})},
+        paused={queue.name: queue for queue in query_instances((_paused, using), _paused)},
         keys=keys,
         held_queues=frozenset(held_queues),
     )

@@ -75,16 +75,6 @@ class Place(models.Model):
         return self.slug
 
 
-class Address(models.Model):
-    """The same, with a number for a key."""
-
-    class Meta:
-        app_label = "keys"
-
-    def __str__(self) -> str:
-        return str(self.pk)
-
-
 def _keyed(name: str, key: models.Field[Any, Any], **options: Any) -> type[Any]:
     """Return a leasable model whose primary key is ``key``."""
     meta = type("Meta", (Leasable.Meta,), {"app_label": "keys", **options})
@@ -124,15 +114,6 @@ class Parcel(Leasable):
 
     def __str__(self) -> str:
         return self.note
-
-
-class Depot(Leasable, Address):
-    """The lease is in the child's table."""
-
-    note = models.TextField()
-
-    class Meta(Leasable.Meta):
-        app_label = "keys"
 
 
 class Customer(models.Model):
@@ -213,9 +194,9 @@ class Letter(Leasable):
 JOINED: tuple[type[models.Model], ...] = (Customer, Item, Shipment, Parcel)
 
 TABLES: tuple[type[models.Model], ...] = (
-    *(Place, Address, BySmallAuto, ByPositive, BySlug, ByDecimal, ByDate, ByMoment, ByDuration),
+    *(Place, BySmallAuto, ByPositive, BySlug, ByDecimal, ByDate, ByMoment, ByDuration),
     *(ByUuid, ByAddress, ByCode, ByUlid, ByLongText, ByPlace, ByRow, OfCode),
-    *(Parcel, Depot, Elsewhere),
+    *(Parcel, Elsewhere),
 )
 
 

@@ -34,7 +34,7 @@ from leasing.db import sql
 from leasing.db.cached_cursors import fetch_all, new_cursor
 from leasing.db.routing import is_plain
 from leasing.db.row_reader import reader
-from leasing.db.statements import array_of, cached_statement, joined
+from leasing.db.statements import array_of, cached_statement, joined, moment
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.querysets.states import GRANTING as GRANTING_OF_LEASES
 from leasing.runtime.clock import clock
@@ -381,8 +381,8 @@ def _spelled(
 ) -> str:
     claim, chosen, asked, found, passed = parts
     connection = connections[rows.db]
-    now = sql.moment(DbNow, connection)
-    microseconds = f"(SELECT {sql.moment(DbMicroseconds, connection)})"  # once, not for each row
+    now = moment(DbNow, connection)
+    microseconds = f"(SELECT {moment(DbMicroseconds, connection)})"  # once, not for each row
     names = ("created_at", "started_at", "scheduled_at")
     created, started, due = (MICROSECONDS.format(moment=f"t.{name}") for name in names)
     fields = rows.model._meta.concrete_fields

@@ -10,9 +10,8 @@ from typing import Any
 
 from django.db import connections
 
-from leasing.db import sql
 from leasing.db.cached_cursors import fetch_all
-from leasing.db.statements import array_of, cached_statement, joined
+from leasing.db.statements import array_of, cached_statement, joined, moment
 from leasing.functions import DbNow
 from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.sql.plans import planned
@@ -81,7 +80,7 @@ def _sent(using: str, template: str, values: dict[str, Any]) -> list[Any]:
     connection: Any = connections[using]
 
     def make() -> str:
-        return template.format(now=sql.moment(DbNow, connection))
+        return template.format(now=moment(DbNow, connection))
 
     statement = cached_statement(template, make)
     return fetch_all(connection, planned(statement), values, known_as=statement)

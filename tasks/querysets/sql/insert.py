@@ -16,10 +16,9 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.signals import post_save, pre_save
 
-from leasing.db import sql
 from leasing.db.cached_cursors import fetch_all
 from leasing.db.row_reader import instance_of
-from leasing.db.statements import cached_statement
+from leasing.db.statements import cached_statement, moment
 from leasing.functions import DbNow
 from tasks.notifier import CHANNEL
 from tasks.payload import dumped_many
@@ -223,7 +222,7 @@ def _sent(connection: Any, template: str, model: type[Task], values: dict[str, A
 
     def make() -> str:
         columns = COLUMNS_OF_MANY if template is MANY else COLUMNS
-        values = ", ".join(columns.values()).format(now=sql.moment(DbNow, connection))
+        values = ", ".join(columns.values()).format(now=moment(DbNow, connection))
         return template.format(columns=", ".join(columns), values=values)
 
     # Of a statement that fails in a transaction the block is to hear, as of one of Django's.

@@ -15,8 +15,8 @@ from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
 
 from leasing.db import sql
-from leasing.db import statements as compiled
-from leasing.db.statements import Several
+from leasing.db import statements as made
+from leasing.db.statements import type_of
 from leasing.exceptions import LeaseHeld
 from leasing.models import Lease
 from leasing.querysets.leasable import LeasableQuerySet
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db
 def cached_statement(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """The statements of one test alone."""
     statements: dict[Any, Any] = {}
-    monkeypatch.setattr(compiled, "_cache", statements)
+    monkeypatch.setattr(made, "_cache", statements)
     return statements
 
 
@@ -267,7 +267,7 @@ def test_whoever_listens_for_instances_hears_of_granted_rows() -> None:
 
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_text_in_an_array_is_longer_than_its_column_and_stays_so() -> None:
-    short = Several("keys", CharField(max_length=3))
+    kind = type_of(CharField(max_length=3), connection)
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT 'abc' = ANY({short.sql(connection)})", ["{abcd}"])
+        cursor.execute(f"SELECT 'abc' = ANY(%s::{kind}[])", ["{abcd}"])
         assert cursor.fetchone() == (False,)

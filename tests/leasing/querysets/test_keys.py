@@ -79,7 +79,6 @@ CASES = [
     pytest.param(of_code, id="OfCode"),
     pytest.param(elsewhere, id="Elsewhere"),
     by(keys.Parcel),
-    by(keys.Depot),
 ]
 
 
