@@ -47,8 +47,13 @@ class RowLock(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """Return the statement that ends the session."""
-        return f"SELECT pg_terminate_backend({self.pid});"
+        """Return how to end the session, and who has to be asked."""
+        whose = f"whoever runs {self.application}" if self.application else "whose session it is"
+        return (
+            f"Ask {whose} to commit or roll back. To end the session, run this in psql on the same "
+            f"database, as the role {self.user or 'of the session'} or one with pg_signal_backend: "
+            f"SELECT pg_terminate_backend({self.pid});"
+        )
 
 
 def row_locks(rows: models.QuerySet[Any]) -> dict[Any, RowLock]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
@@ -63,12 +63,29 @@ SCHEDULES: Final = Place("leasing_tasks:schedules", "Schedules")
 WORKERS: Final = Place("leasing_tasks:workers", "Workers")
 
 
+#: The pages of the runbook, by the codes of needs.
+RUNBOOK: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("row_locked", "stuck", "no_recoverer", "no_worker"), "worker-gone"),
+    **dict.fromkeys(("nobody_works", "unserved", "workers_die", "gone", "late"), "worker-gone"),
+    **dict.fromkeys(("unknown_task", "paused", "waits_long", "running_long"), "stuck-queue"),
+    **dict.fromkeys(("failing", "failed"), "failed-tasks"),
+    **dict.fromkeys(
+        ("paused_schedule", "paused_schedules", "overdue_schedule"), "schedules-overdue"
+    ),
+    "unpublished": "relay-away",
+    "undo_failed": "compensation-failed",
+    "lease_wanted": "forced-release",
+    "unread": "pages-503",
+}
+
+
 @dataclass(frozen=True)
 class Figures:
     """The figures of the overview, all read at one time; None is a figure that could not be
     read."""
 
     ready: Capped | None = None
+    ready_by_queue: Mapping[str, Capped] = field(default_factory=dict)
     scheduled: Capped | None = None
     running: Capped | None = None
     stuck: Capped | None = None
@@ -135,8 +152,14 @@ class Need:
     headline: str
     detail: str
     place: Place
-    #: Another place to go to: the page of a queue to pause, or of the runbook.
+    #: Another place to go to: the page of a queue to pause.
     also: Place | None = None
+
+    @property
+    def runbook(self) -> Place | None:
+        """Return the page of the runbook, where one exists."""
+        page = RUNBOOK.get(self.code)
+        return Place("leasing_tasks:runbook_page", "Runbook", key=page) if page else None
 
 
 @dataclass(frozen=True)
@@ -156,8 +179,8 @@ def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
         *_stuck(figures),
         *_workers(figures, unread),
         *_running(figures),
-        *_paused(figures),
         *_failed(figures),
+        *_paused(figures),
         *_waiting(figures),
         *_overdue(figures),
     ]
@@ -189,8 +212,7 @@ def _stuck(figures: Figures) -> Iterator[Need]:
             "row_locked",
             "critical",
             Sentence(figures.now, rows, *lock.parts, "."),
-            "Neither renewal nor recovery can proceed until that transaction ends. To end it: "
-            + lock.remedy,
+            f"Neither renewal nor recovery can proceed until that transaction ends. {lock.remedy}",
             _page_of_task(keys[0]),
         )
     # What a sweep is about to find is no news, as long as somebody sweeps.
@@ -325,7 +347,9 @@ def _running(figures: Figures) -> Iterator[Need]:
             "warning",
             f"{each.count} of {each.attempts} attempts of {each.name} in the last minute failed "
             "with the same error.",
-            f"{each.error} · Retries continue, and each of them uses up an attempt.",
+            f"{each.error} · Retries continue, and each of them uses up an attempt. To save them, "
+            f"pause the queue {each.queue}, which keeps the tasks of all its handlers from "
+            f"starting{_waiting_in(each.queue, figures)}.",
             _page_of_task(each.task),
             also=Place("leasing_tasks:queues", f"Pause the queue {each.queue}"),
         )
@@ -338,7 +362,7 @@ def _running(figures: Figures) -> Iterator[Need]:
             "running_long",
             "warning",
             Sentence(figures.now, task, Moment(run.since, lasts=True), f"; {run.use.usually}."),
-            f"It ends when its handler returns. If that hangs, cancel the task.{others}",
+            f"It ends when its handler returns. If that hangs, cancel it on its page.{others}",
             _page_of_task(run.task),
         )
 
@@ -348,13 +372,15 @@ def _paused(figures: Figures) -> Iterator[Need]:
         if line.ready and (queue := line.queue) and queue.paused_at:
             headline = f"The queue {line.name} is paused{_by(queue)}; {_waiting_tasks(line.ready)}."
             stays = "Its tasks are not claimed until someone resumes it."
-            yield Need("paused", "info", headline, _since(queue, stays, figures.now), QUEUES)
+            detail = _since(queue, stays, figures.now)
+            yield Need("paused", "warning", headline, detail, QUEUES)
     for row, status in figures.paused_schedules:
         skipped = _count(status.skipped, "due time was", "due times were")
         skipped = f"; {skipped} skipped" if status.skipped else ""
         headline = f"The schedule {row.name} is paused{_by(row)}{skipped}."
         detail = _since(row, "Due times until someone resumes it are skipped.", figures.now)
-        yield Need("paused_schedule", "info", headline, detail, SCHEDULES)
+        severity = "warning" if status.skipped else "info"
+        yield Need("paused_schedule", severity, headline, detail, SCHEDULES)
     if more := figures.more_paused_schedules:
         headline = f"{_count(more, 'more schedule is', 'more schedules are')} paused."
         detail = "The list says who paused each of them, and why."
@@ -376,7 +402,6 @@ def _failed(figures: Figures) -> Iterator[Need]:
             "undone is undone in part, or not at all.",
             Sentence(figures.now, *_errors(figures.undoing), they),
             place,
-            also=Place("leasing_tasks:runbook_page", "Runbook", key="compensation-failed"),
         )
     if not figures.failed or figures.failed.value <= undoing:
         return
@@ -473,6 +498,11 @@ def _in_the_way(reason: Reason) -> Place:
     if handler := getattr(reason.diagnosis, "handler", ""):
         return _tasks_with("Blocking tasks", state="running", name=handler)
     return _tasks_with("Waiting tasks", state="ready", queue=reason.queue)
+
+
+def _waiting_in(queue: str, figures: Figures) -> str:
+    ready = figures.ready_by_queue.get(queue)
+    return f": {_waiting_tasks(ready)}" if ready else ""
 
 
 def _at_work(figures: Figures) -> str:

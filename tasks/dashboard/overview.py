@@ -155,6 +155,7 @@ def _figures(
         overdue=queues.overdue if queues else None,
         failed=listing.count_of("failed", fresh=fresh),
         ready=queues.ready if queues else None,
+        ready_by_queue={line.name: line.ready for line in lines},
         scheduled=queues.scheduled if queues else None,
         oldest=queues.oldest if queues else None,
         reasons=sorted((why for line in lines for why in line.reasons), key=lambda why: why.since),

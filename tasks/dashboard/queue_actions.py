@@ -29,7 +29,7 @@ QUEUE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             "Pause",
             "Paused",
             "Pause these queues?",
-            "No more of their tasks are claimed. Running tasks continue.",
+            "No more of their tasks are claimed, whatever their handlers. Running tasks continue.",
             "leasing_tasks.pause_queue",
             PauseForm,
             _pause,

@@ -47,7 +47,8 @@ def status_of(schedule: Schedule, now: datetime) -> ScheduleStatus:
     except InvalidSchedule as error:
         return ScheduleStatus(BROKEN, f"The rule is not valid: {error}")
     if schedule.paused_at is not None:
-        skipped = _skipped(rule, schedule.next_at, now)
+        # Nobody may have served it before its pause.
+        skipped = _skipped(rule, schedule.next_at or rule.first(schedule.paused_at), now)
         by = f" by {schedule.paused_by}" if schedule.paused_by else ""
         reason = f": “{schedule.reason.rstrip('.')}”" if schedule.reason else ""
         so_far = f": {skipped} so far" if skipped else ""
@@ -82,10 +83,10 @@ def _state(schedule: Schedule, now: datetime) -> tuple[Badge, str]:
     return ACTIVE, ""
 
 
-def _skipped(rule: Rule, next_at: datetime | None, now: datetime) -> Capped:
+def _skipped(rule: Rule, next_at: datetime, now: datetime) -> Capped:
     """Return the number of due times from ``next_at`` on, which no scheduler moves in a pause."""
     count, at = 0, next_at
-    while at is not None and at <= now and count <= SKIPPED_COUNTED:
+    while at <= now and count <= SKIPPED_COUNTED:
         count, at = count + 1, rule.after(at, at)
     return Capped(count, SKIPPED_COUNTED)
 

@@ -129,7 +129,7 @@ def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 def _locked(task: Task, now: datetime, lock: RowLock) -> Diagnosis:
     recovery = ": neither renewal nor recovery can proceed."
     headline = Sentence(now, "Its row is locked by ", *lock.parts, recovery)
-    next_ = f"It goes on when that transaction ends. To end it: {lock.remedy}"
+    next_ = f"It goes on when that transaction ends. {lock.remedy}"
     return _diagnosed(task, now, "row_locked", "critical", headline, next_)
 
 
@@ -157,7 +157,10 @@ def _diagnosed(
         severity,
         headline,
         next_,
-        who=f"Nobody. Last holder: {task.holder}." if is_over else f"{task.holder}.",
+        who=f"Nobody: its lease has expired. {task.holder}, which held it, runs it still unless it "
+        "has ended."
+        if is_over
+        else f"{task.holder}.",
         until=("Expired: " if is_over else "Unless renewed: ") + f"{until(task, now)}.",
         facts=holder_facts(task, now),
         actions=[REVOKE] if task.cancel_requested_at is not None else [REVOKE, CANCEL],

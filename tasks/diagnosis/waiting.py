@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,7 +14,7 @@ from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.broker import published, unpublished
 from tasks.diagnosis.facts import attempt_facts, progress_words, stamped
-from tasks.diagnosis.handlers import usual
+from tasks.diagnosis.handlers import HandlerUse, usual
 from tasks.diagnosis.slots import KINDS, Slots, in_words
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import diagnosed
@@ -242,10 +242,8 @@ def _saturated(
         why = [f"no {one} of {of} is free"]
     separator, takes = ": ", usual([name for _, name, _ in busy[:NAMED]], now)
     for count, name, since in busy[:NAMED]:
-        p50 = takes[name].run_p50 if name in takes else None
-        usually = f", usually {brief(p50)}" if p50 else ""
         start = f"{separator}{count:,} with {name} ("
-        why += [start, Moment(since, lasts=True), f"{usually})"]
+        why += [start, Moment(since, lasts=True), f"{_usually(takes, name)})"]
         separator = ", "
     if blocked := sum(each.blocked for each in slots):
         why.append(f"{separator}{blocked:,} blocked by handlers whose tasks have ended")
@@ -273,28 +271,36 @@ def _saturated(
     )
 
 
+def _usually(takes: Mapping[str, HandlerUse], name: str) -> str:
+    p50 = takes[name].run_p50 if name in takes else None
+    return f", usually {brief(p50)}" if p50 else ""
+
+
 def _key_held(
     task: Task, now: datetime, around: Surroundings, facts: list[tuple[str, str]]
 ) -> Diagnosis:
     key, limit = task.concurrency_key, task.concurrency_limit or 1
     holders = around.key_holders.get(key, [])
     why: list[str | Moment] = []
+    takes = usual([each.name for each in holders[:NAMED]], now)
     for each in holders[:NAMED]:
         progress = f", {words} done" if (words := progress_words(each)) else ""
         start = f"{', ' if why else 'held by '}task:{each.pk} ({each.name} for "
-        why += [start, Moment(each.acquired_at or now, lasts=True), f"{progress})"]
+        end = f"{_usually(takes, each.name)}{progress})"
+        why += [start, Moment(each.acquired_at or now, lasts=True), end]
     more = around.keys[key] - len(holders[:NAMED])
     if more or not why:
         why.append(f"{' and ' if why else 'held by '}{plural(more, 'other task')}")
     named = ", ".join(sorted({each.holder for each in holders[:NAMED]}))
     facts += [("Concurrency key", key), ("Key held by", named)]
+    remedy = f" If task:{holders[0].pk} hangs, cancel it on its page." if holders else ""
     for_ = f" for the key {key}" + (f" ({limit} tasks at a time)" if limit > 1 else "")
     headline = Sentence(now, f"Waits{for_}: ", *why, ".")
     return Waiting(
         "key_held",
         "info",
         headline,
-        "Waiting tasks start in turn, as those that hold the key end or are recovered.",
+        "Waiting tasks start in turn, as those that hold the key end or are recovered." + remedy,
         who=f"Nobody. Its key is held by {named}.",
         until="One of those tasks ends.",
         facts=facts,

@@ -48,7 +48,7 @@ def task_when(task: Task, now: datetime) -> SafeString:
     """The moment that matters most in the state that ``task`` is in."""
     if task.status == TaskStatus.RUNNING:
         if task.expires_at <= now:
-            return deadline(task.expires_at, now)
+            return deadline(task.expires_at, now, past="lease expired")
         return format_html("running for {}", moment(task.acquired_at, now, lasts=True))
     if task.status == TaskStatus.READY:
         if task.scheduled_at > now:

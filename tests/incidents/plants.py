@@ -203,7 +203,7 @@ INCIDENTS = (
     ),
     Incident(
         schedule_paused,
-        ("The schedule nightly is paused by olga", "Stocktaking", "skipped"),
+        (r"The schedule nightly is paused by olga; \d+ due times? w\w+ skipped", "Stocktaking"),
         "/schedules/",
     ),
     Incident(key_held, (r"3 tasks wait for the key customer:77", r"task:\d+"), r"/tasks/\d+/", DUE),

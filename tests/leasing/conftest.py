@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
 from leasing.models import Lease
 from leasing.stores import rows
+from leasing.web import polling
 from tests.fixtures import (
     clocks,
     compatible,
@@ -91,6 +93,8 @@ def database_clock(monkeypatch: pytest.MonkeyPatch) -> DatabaseClock:
     monkeypatch.setattr(
         DbMicroseconds, vendor, lambda *args, **extra: clock.microseconds(*args, **extra)
     )
+    # A page goes on counting while it is rendered.
+    monkeypatch.setattr(polling, "time", SimpleNamespace(monotonic=lambda: 0.0))
     return clock
 
 

@@ -81,6 +81,8 @@ def _columns(schedule: Any, status: ScheduleStatus, now: datetime) -> tuple[str,
     elif schedule.last_task:
         last += f" (task:{schedule.last_task})"
     why = why_paused(schedule)
+    if status.skipped:
+        why += f"; {status.skipped} skipped" if why else f"{status.skipped} skipped"
     return schedule.name, status.badge.word, status.rule, due, last, schedule.task_name, why
 
 
@@ -92,5 +94,6 @@ def _facts(schedule: Any, status: ScheduleStatus) -> dict[str, Any]:
         "rule": status.rule,
         "state": status.badge.word,
         "why": status.why,
+        "skipped": status.skipped.value,
         "next_at": status.upcoming[0] if status.upcoming else None,
     }

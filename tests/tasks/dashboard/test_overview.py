@@ -15,11 +15,12 @@ from pytest_django import Settings
 from leasing.functions import DbNow, after, database_now
 from leasing.models import Lease
 from tasks import registry
-from tasks.dashboard import overview
+from tasks.dashboard import health, overview
 from tasks.dashboard.badges import GENERATOR_BADGES, WORKER_BADGES
 from tasks.dashboard.queue_rows import read_queues
 from tasks.generator import start_generator, stop_generator
 from tasks.models import GeneratorDesiredState, Queue, Sample, Schedule, Task, Worker, WorkerState
+from tasks.monitoring import runbook_names
 from tests.elements import Element
 from tests.factories import claimed, make_lease, make_task, make_worker
 from tests.fixtures import client_with
@@ -29,7 +30,7 @@ from tests.tasks.support import Limits, make_due
 
 pytestmark = pytest.mark.django_db
 
-OVERVIEW, GENERATOR = "/ops/", "/ops/generator/"
+OVERVIEW, GENERATOR, RUNBOOK = "/ops/", "/ops/generator/", "/ops/runbook/"
 START, STOP = f"{GENERATOR}start/", f"{GENERATOR}stop/"
 VIEW, CONTROL = "leasing_tasks.view_task", "leasing_tasks.control_generator"
 EVERYTHING = (VIEW, CONTROL, "leasing_tasks.view_worker", "leasing.view_lease")
@@ -72,6 +73,10 @@ def is_well(page: Page) -> bool:
 # The overview
 
 
+def test_every_issue_that_has_a_page_of_the_runbook_links_it() -> None:
+    assert set(health.RUNBOOK.values()) <= set(runbook_names())
+
+
 def test_when_all_is_well_the_overview_says_so_and_lists_nothing(viewer: Client) -> None:
     make_worker(name="dora")
     make_task(state="running", holder="dora")
@@ -106,7 +111,7 @@ def test_a_single_problem_is_told_with_where_to_look(viewer: Client) -> None:
     make_task(state="failed")
     page = get(viewer, OVERVIEW)
     assert needs(page) == ["failed"] and page.one("header.health h1").numbers == [1]
-    assert need(page, "failed").links == ["/ops/tasks/?state=failed"]
+    assert need(page, "failed").links == ["/ops/tasks/?state=failed", f"{RUNBOOK}failed-tasks/"]
 
 
 def test_a_stop_that_nobody_acknowledges_is_a_problem_after_a_while(viewer: Client) -> None:
@@ -187,7 +192,7 @@ def test_a_lease_that_is_held_while_somebody_waits_is_an_issue(viewer: Client) -
     assert (
         found.one(".loud").text == "ann waits for the lease report:stock, held by a-job for 2 min."
     )
-    assert found.links == [f"/ops/leases/{lease.pk}/"]
+    assert found.links == [f"/ops/leases/{lease.pk}/", f"{RUNBOOK}forced-release/"]
     task = make_task(state="running", holder="ann")
     needed(120)
     assert (
@@ -229,7 +234,8 @@ def test_tasks_that_no_worker_knows_are_a_problem_while_they_are_put_off(viewer:
     page = get(viewer, OVERVIEW)
     assert needs(page) == ["unknown_task"]
     told = need(page, "unknown_task")
-    assert told.links == ["/ops/tasks/?name=old"] and told.one(".loud").numbers == [2]
+    assert told.links == ["/ops/tasks/?name=old", f"{RUNBOOK}stuck-queue/"]
+    assert told.one(".loud").numbers == [2]
 
     assert "This process does not have it either." in told.one("p").text
     Worker.objects.update(queues=["default"])
@@ -316,10 +322,11 @@ def test_a_paused_schedule_is_named_with_who_why_and_what_was_skipped(viewer: Cl
 
     assert "The schedule nightly is paused by olga; " in found.one(".loud").text
     assert "3 due times were skipped." in found.one(".loud").text
-    assert found.one("p").text == (
-        "Paused just now. Due times until someone resumes it are skipped. Reason: month end"
-    )
-    assert found.links == ["/ops/schedules/"]
+    assert found.one(".tinted").tone == "warn"
+    detail = found.one("p").text
+    assert "Due times until someone resumes it are skipped. Reason: month end" in detail
+    assert "Paused " in detail and found.all("time")
+    assert found.links == ["/ops/schedules/", f"{RUNBOOK}schedules-overdue/"]
     Schedule.objects.filter(name="nightly").resume()
     assert is_well(get(viewer, OVERVIEW))
 
@@ -333,6 +340,15 @@ def test_paused_schedules_are_named_until_they_are_many(viewer: Client) -> None:
     page = get(viewer, OVERVIEW)
     assert needs(page) == ["paused_schedule"] * 3 + ["paused_schedules"]
     assert need(page, "paused_schedules").one(".loud").numbers == [2]
+    assert {each.tone for each in page.all(".needs li .tinted")} == {"info"}
+
+
+def test_a_schedule_that_nobody_served_before_its_pause_skips_from_then_on(viewer: Client) -> None:
+    make_worker()
+    Schedule.objects.create(name="new", task_name="sample.sleep", every=timedelta(hours=1))
+    Schedule.objects.pause(by="olga")
+    Schedule.objects.update(paused_at=after(timedelta(minutes=-150)))
+    assert "2 due times were skipped." in need(get(viewer, OVERVIEW), "paused_schedule").text
 
 
 @pytest.mark.parametrize(

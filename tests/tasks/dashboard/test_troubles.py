@@ -67,6 +67,8 @@ def test_attempts_that_fail_with_one_error_are_an_issue_while_retries_go_on(
         Task.objects.fail(claimed(task, "ann"), RuntimeError(f"order {number}: 503"))
     for task in make_tasks(done):
         Task.objects.complete(claimed(task, "ann"), {})
+    Task.objects.filter(status="ready").update(scheduled_at=after(timedelta(minutes=5)))
+    make_tasks(2)
     page = get(viewer, OVERVIEW)
 
     assert ("failing" in needs(page)) == is_told
@@ -75,8 +77,11 @@ def test_attempts_that_fail_with_one_error_are_an_issue_while_retries_go_on(
         attempts = f"9 of {9 + done} attempts of sample.sleep in the last minute"
         assert f"{attempts} failed with the same error." in text
         assert "RuntimeError: order 8: 503" in text
-        last = Task.objects.filter(status="ready").latest("pk")
-        assert page.one(".needs li").links == [f"/ops/tasks/{last.pk}/", "/ops/queues/"]
+        last = Task.objects.filter(attempts=1, status="ready").latest("pk")
+        runbook = "/ops/runbook/failed-tasks/"
+        assert page.one(".needs li").links == [f"/ops/tasks/{last.pk}/", "/ops/queues/", runbook]
+        others = "which keeps the tasks of all its handlers from starting: 2 tasks are waiting."
+        assert f"pause the queue default, {others}" in text
 
 
 @pytest.mark.parametrize("change", ["few", "a minute ago", "other errors"])

@@ -48,11 +48,15 @@ def waiting(count: int, **options: Any) -> None:
     Task.objects.filter(pk=first.pk).update(scheduled_at=F("scheduled_at") - minute)
 
 
-def saturated() -> str:
-    of_ann()
+def usually_takes_six_seconds() -> None:
     usual = {SLEEP: {"failures": 0, "runs": {"10": 9}, "waits": {}}}
     slot = int(database_now("default").timestamp()) - 60
     Sample.objects.create(queue="default", slot=slot, handlers=usual)
+
+
+def saturated() -> str:
+    of_ann()
+    usually_takes_six_seconds()
     claimed_by_ann()
     make_task(state="running", holder="ann")
     waiting(3)
@@ -74,11 +78,12 @@ def blocked() -> str:
 
 def key_held() -> str:
     of_ann()
+    usually_takes_six_seconds()
     task = claimed_by_ann(concurrency_key="customer:77", concurrency_limit=1)
     waiting(2, concurrency_key="customer:77", concurrency_limit=1)
     return (
         "2 tasks wait for the key customer:77, the oldest for 1 min 40 s: held by "
-        f"task:{task.pk} (sample.sleep for 2 min, 4 of 10 done)."
+        f"task:{task.pk} (sample.sleep for 2 min, usually 6.2 s, 4 of 10 done)."
     )
 
 
@@ -133,7 +138,8 @@ def test_who_waits_for_a_key_and_who_holds_it_link_and_count_each_other(
     assert f"/ops/tasks/{held.pk}/" in get(admin_client, f"/ops/tasks/{waits.pk}/").links
     assert dict(explain(held).facts)["Concurrency key"] == "customer:77: 2 tasks wait for it"
     need = get(admin_client, "/ops/").one("[data-code=waits_long]")
-    assert need.links == [f"/ops/tasks/{held.pk}/"] * 2
+    assert need.links == [f"/ops/tasks/{held.pk}/"] * 3 + ["/ops/runbook/stuck-queue/"]
+    assert f"If task:{held.pk} hangs, cancel it on its page." in need.one("p").text
 
 
 def test_only_the_queues_that_have_waited_longest_are_explained_with_a_statement_each(

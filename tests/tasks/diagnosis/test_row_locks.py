@@ -71,7 +71,10 @@ def test_a_late_task_names_the_session_that_has_locked_its_row(
     assert (answer.code, answer.severity) == ("row_locked", "critical")
     assert f"pid {pid}, user {session.info.user}, application console" in answer.headline
     assert "which began just now: neither renewal nor recovery can proceed" in answer.headline
-    assert f"pg_terminate_backend({pid})" in answer.next
+    assert "Ask whoever runs console to commit or roll back." in answer.next
+    role = f"as the role {session.info.user} or one with pg_signal_backend"
+    assert f"in psql on the same database, {role}: " in answer.next
+    assert answer.next.endswith(f"SELECT pg_terminate_backend({pid});")
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,11 @@ def test_a_paused_schedule_is_listed_with_who_paused_it_and_why(nightly: Schedul
     said("schedules", "pause", "nightly", "--by", "olga", "--reason", "month end")
     (row,) = cells(said("schedules", "list"))
     assert (row[1], row[-1]) == ("paused", "by olga: month end")
-    assert told("schedules", "list")[0]["reason"] == "month end"
+    Schedule.objects.update(next_at=database_now("default") - timedelta(hours=25))
+    (row,) = cells(said("schedules", "list"))
+    assert row[-1] == "by olga: month end; 2 skipped"
+    (facts,) = told("schedules", "list")
+    assert (facts["reason"], facts["skipped"]) == ("month end", 2)
     names = {str(nightly.pk): "nightly"}
     assert (entry().key, entry().target["names"]) == (str(nightly.pk), names)
 
