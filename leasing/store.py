@@ -54,6 +54,11 @@ class Renewals:
 class Store(Hashable, Protocol):
     """Keeps grants. Holds of equal stores are renewed together."""
 
+    @property
+    def is_metered(self) -> bool:
+        """Return True if requests are what counts: all its holds of like intervals are renewed when
+        one of them is due, and no sooner than an interval after the last time."""
+
     def open(self) -> None:
         """Called on the renewing thread before its first request."""
 

@@ -32,7 +32,6 @@ from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
 from leasing.fencing import FencedQuerySet
 from leasing.functions import DbNow
 from leasing.holding import Term
-from leasing.holding.keeper import is_metered
 from leasing.models import Lease, LeaseState
 from leasing.runtime.services import Service, run_services
 from leasing.store import HoldOptions
@@ -228,7 +227,7 @@ class Generator:
         options: HoldOptions = {
             "ttl": self.ttl,
             "holder": self.name,
-            "wait": WAIT_THERE if is_metered(store) else 0.0,
+            "wait": WAIT_THERE if store.is_metered else 0.0,
             "stopping": stopping,
         }
         try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
-from weakref import ref
+from weakref import WeakValueDictionary
 
 from leasing.db.dialects import after_commit, in_transaction
 from leasing.exceptions import LeaseLost
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", bound="Leasable")
 
 #: The claims whose blocks run, by ``id()``.
-blocks: dict[int, ref[Claim[Any]]] = {}
+blocks: WeakValueDictionary[int, Claim[Any]] = WeakValueDictionary()
 
 
 class Claim(list[Row]):
@@ -54,8 +55,7 @@ class Claim(list[Row]):
         self._entered = True
         self._terms = terms = [self._store.term(row) for row in self]
         keep_all(terms)
-        number = id(self)
-        blocks[number] = ref(self, lambda _: blocks.pop(number, None))
+        blocks[id(self)] = self
         happened("hold.begun", terms, inside=False)
         return self
 
@@ -132,30 +132,23 @@ def ending(using: str, rows: Iterable[Row]) -> Iterator[list[Row]]:
     take their end for a loss. Those that are put into the list that it yields stay, as all do if
     it fails, or is rolled back later."""
     standing: list[Row] = []
-    claims = [claim for block in list(blocks.values()) if (claim := block()) is not None]
-    if not claims:
-        yield standing
-        return
-    left = [
-        (term, term.trusted_until)
-        for row in rows
+    claims = list(blocks.values())
+    trusted = {
+        term: term.trusted_until
+        for row in (rows if claims else ())
         for claim in claims
         if (term := claim._term_under(row.grant_id)) is not None and term.is_kept
-    ]
-    detach_all([term for term, _ in left])
+    }
+    detach_all([*trusted])
+    staying: Collection[Term] = trusted
     try:
         yield standing
-    except BaseException:
-        _stay(left)
-        raise
-    kept = {row.grant_id for row in standing}
-    _stay([(term, trusted) for term, trusted in left if term.grant_id in kept])
-    ended = [(term, trusted) for term, trusted in left if term.grant_id not in kept]
-    if ended and in_transaction(using):
-        _stay(ended)
-        after_commit(using, lambda: detach_all([term for term, _ in ended]))
-
-
-def _stay(left: Iterable[tuple[Term, float]]) -> None:
-    for term, trusted_until in left:
-        term.resume(trusted_until)
+        kept = {row.grant_id for row in standing}
+        ended = [term for term in trusted if term.grant_id not in kept]
+        if ended and in_transaction(using):
+            after_commit(using, partial(detach_all, ended))
+        else:
+            staying = [term for term in trusted if term.grant_id in kept]
+    finally:
+        for term in staying:
+            term.resume(trusted[term])

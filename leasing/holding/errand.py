@@ -51,8 +51,7 @@ class RenewsApart:
         # noted before it is sent, or an abort in between would find nothing to leave
         self._under_way = future = Future[Renewals]()
         try:
-            _send(future, partial(self.renew_here, grants, timeout))
-            return future.result()
+            return send(partial(self.renew_here, grants, timeout), future).result()
         finally:
             self._under_way = None
 
@@ -64,23 +63,19 @@ class RenewsApart:
                 future.set_exception(self.late())
 
 
-def send(call: Callable[[], Result]) -> Future[Result]:
-    """Return what becomes of ``call``, which a thread of its own has begun. Raises RuntimeError if
-    none can be started."""
-    future = Future[Result]()
-    _send(future, call)
-    return future
+def send(call: Callable[[], Result], future: Future[Result] | None = None) -> Future[Result]:
+    """Return ``future``, or a new one, with what becomes of ``call``, which a thread of its own has
+    begun. Raises RuntimeError if none can be started."""
+    answered = Future[Result]() if future is None else future
 
-
-def _send(future: Future[Any], call: Callable[[], Any]) -> None:
     def fulfil() -> None:
-        try:
-            answer = call()
-        except BaseException as error:
-            with suppress(InvalidStateError):  # it was given up
-                future.set_exception(error)
-        else:
-            with suppress(InvalidStateError):
-                future.set_result(answer)
+        with suppress(InvalidStateError):  # it was given up
+            try:
+                answer = call()
+            except BaseException as error:
+                answered.set_exception(error)
+            else:
+                answered.set_result(answer)
 
     start_thread("leasing-request", fulfil)
+    return answered

@@ -32,8 +32,12 @@ What happens when it fails
     Rows that someone else has locked count as neither renewed nor lost, and are tried again
     shortly. In a forked child every hold is dropped.
 
-This file is longer than others: terms, breakers, the current request and both threads change under
-one lock, and each of them reads the others. Separate is ``runtime.notes`` (entries for the ledger).
+Notes are entries for the ledger that no statement of a verb writes: losses and refusals. The
+renewer writes them over its connection when no renewal is due. While the database does not answer
+they wait in their order; beyond MAX_NOTES the oldest are dropped.
+
+This file is longer than others: holds, breakers, notes, the current request and both threads change
+under one lock, and each of them reads the others.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ import math
 import os
 import random
 import threading
-from collections import defaultdict
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -52,14 +56,13 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from leasing.conf import leasing_settings
-from leasing.holding.breaker import Breaker
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import happened
 from leasing.runtime.framework import close_connections
-from leasing.runtime.notes import Notes
-from leasing.runtime.threads import CallbackThreads, note_replaced, start_thread
+from leasing.runtime.threads import CallbackThreads, LastingThread, Streak
 from leasing.store import MAX_RENEWED, Reason, Store, Why
+from leasing.waiting.waiter import pauses
 
 if TYPE_CHECKING:
     from leasing.holding.term import Term
@@ -78,11 +81,30 @@ CUT_OFF = 1.5
 #: The threads look at the clock so often, in seconds, while something is held: their waiting
 #: does not count the time for which the machine was suspended, and trust does.
 CHECK_CLOCK_EVERY = 1.0
+#: Seconds of a breaker's first pause, at most.
+FIRST_PAUSE = 0.2
+#: Notes that wait while the database does not answer.
+MAX_NOTES = 1000
+#: Seconds until notes that could not be written are tried again.
+NOTE_PAUSE = 1.0
+#: Seconds that one note may take, its wait for locks included.
+NOTE_LIMIT = 1.0
 
 #: Holds that are renewed together, and fail together: of one store and of like intervals.
 Group = tuple[Store, int]
 
 _due_at, _trusted_until = attrgetter("due_at"), attrgetter("trusted_until")
+
+
+@dataclass
+class Breaker:
+    """Keeps a store in trouble from being stormed by the renewals of a group: one is made when a
+    renewal fails, and is gone when one succeeds. Its time is the holder's own clock: one on the
+    wall clock could be held open by somebody who sets that."""
+
+    #: Those between tries: growing, and jittered, so that many processes do not come back together.
+    pauses: Iterator[float]
+    opens_again_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,73 +166,71 @@ class Keeper:
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self._renewer_wakes = Alarm(self._lock)
-        self._watchdog_wakes = Alarm(self._lock)
-        self._holds: dict[int, Term] = {}
-        self._notes = Notes(self.clock)
-        self._callbacks = CallbackThreads()
-        self._prompt_callbacks = CallbackThreads()
+        # A dictionary, for it keeps their order.
+        self._holds: dict[Term, None] = {}
+        #: Each with what aborts it when it hangs.
+        self._notes: deque[tuple[Callable[[], object], Callable[[], object]]]
+        self._notes = deque(maxlen=MAX_NOTES)
+        self._notes_due_at = 0.0
+        self._note_failures = Streak(NOTE_PAUSE, NOTE_PAUSE)
         self._request: Request | None = None
         self._is_overdue = False
-        self._breakers: defaultdict[Group, Breaker] = defaultdict(Breaker)
+        #: Of each group whose latest renewal failed, or was answered slowly.
+        self._breakers: dict[Group, Breaker] = {}
         self._open_stores: set[Store] = set()
-        #: Renewer and watchdog, once they are started.
-        self._threads: list[threading.Thread] = []
-        #: True if one of them could not be started.
-        self._is_short = False
-        # The threads keep the event they were started with: one that outlasts the stop (its
-        # renewal hangs) must not continue next to those of the next start.
-        self._stopped = threading.Event()
+        self._make_threads()
+
+    def _make_threads(self) -> None:
+        """Make the threads that the next ``start`` starts, and all that wakes and ends them."""
+        # Each keeps the event it was made with: one that outlasts the stop (its renewal hangs) must
+        # not continue next to those of the next start.
+        self._stopped = stopped = threading.Event()
+        # Nor may it share an alarm with them: when it ends it would note that it is awake, and the
+        # new one sleep on.
+        self._renewer_wakes, self._watchdog_wakes = Alarm(self._lock), Alarm(self._lock)
+        self._renewer = LastingThread("leasing-renewer", partial(self._renew, stopped))
+        self._watchdog = LastingThread("leasing-watchdog", partial(self._watch, stopped))
+        self._callbacks, self._prompt_callbacks = CallbackThreads(), CallbackThreads()
 
     # What holds call
 
-    def add(self, hold: Term) -> None:
-        """Renew ``hold`` from now on."""
-        self.add_many([hold])
-
-    def add_many(self, holds: Collection[Term]) -> None:
-        """Renew ``holds`` from now on."""
+    def add(self, holds: Collection[Term]) -> None:
+        """Renew ``holds`` from now on. Raises RuntimeError where no thread can be started."""
         if not holds:
             return
         due_at, trusted_until = min(map(_due_at, holds)), min(map(_trusted_until, holds))
         with self._lock:
             self.start()  # raises where nobody would renew them
-            self._holds.update(zip(map(id, holds), holds, strict=True))
+            self._holds.update(dict.fromkeys(holds))
             self._renewer_wakes.set_for(due_at)
             self._watchdog_wakes.set_for(trusted_until)
 
-    def discard(self, hold: Term) -> None:
-        """Stop renewing ``hold``."""
-        self.discard_many([hold])
-
-    def discard_many(self, holds: Iterable[Term]) -> None:
+    def discard(self, holds: Iterable[Term]) -> None:
         """Stop renewing ``holds``."""
         # The threads need not wake for this: they see it when they look next.
         with self._lock:
             for hold in holds:
-                self._holds.pop(id(hold), None)
-            if self._breakers:
-                self._forget_unheld()
+                self._holds.pop(hold, None)
+            self._forget_unheld()
 
     def renew_now(self, hold: Term) -> None:
         """Renew ``hold`` now: the answer of the store has news for it."""
         with self._lock:
-            if id(hold) in self._holds:
+            if hold in self._holds:
                 hold.due_at = self.clock()
                 self._renewer_wakes.notify()
 
     def _forget_unheld(self) -> None:
         # A group without holds is not renewed again: nothing else would close its breaker.
-        for group, breaker in list(self._breakers.items()):
-            holds = self._holds.values()
-            if not breaker.is_closed and not any(group_of(hold) == group for hold in holds):
+        for group in list(self._breakers):
+            if not any(group_of(hold) == group for hold in self._holds):
                 del self._breakers[group]
 
     def soon(self, note: Callable[[], object], abort: Callable[[], object] = bool) -> None:
         """Run ``note`` on the renewing thread, over its connection, and again until the database
         answers. ``abort`` makes a note that hangs fail; another thread calls it."""
         with self._lock:
-            self._notes.put(note, abort)
+            self._notes.append((note, abort))
             with suppress(RuntimeError):  # it waits for the next try
                 self.start()
             self._renewer_wakes.notify()
@@ -220,27 +240,21 @@ class Keeper:
         at once, and does not wait behind users' callbacks that hang."""
         if not self._with_threads:
             callback()
-        elif is_prompt:
-            self._prompt_callbacks.call(callback)
         else:
-            self._callbacks.call(callback)
+            (self._prompt_callbacks if is_prompt else self._callbacks).call(callback)
 
     @property
     def draining(self) -> bool:
         """Return True if nothing new should be started: from the first renewal that failed or was
         slow until one succeeds, and while one of the threads cannot be started."""
-        open_ones = (not breaker.is_closed for breaker in list(self._breakers.values()))
-        return self._is_overdue or self._is_short or any(open_ones)
+        start_failed = self._renewer.start_failed or self._watchdog.start_failed
+        return self._is_overdue or start_failed or bool(self._breakers)
 
-    def next_due(self, sent_at: float, interval: float, store: Store | None = None) -> float:
-        """Return when to renew what was granted or renewed by a request sent at ``sent_at``.
-
-        Args:
-            sent_at: The moment on the holder's clock.
-            interval: Seconds between renewals.
-            store: Its store, which may be metered.
-        """
-        return sent_at + interval * self._jitter(is_metered(store))
+    def jitter(self, store: Store) -> float:
+        """Return the part of their interval after which holds of ``store`` are renewed."""
+        spread = leasing_settings.JITTER
+        # Never early where requests count, so that there is at most one in each interval.
+        return random.uniform(1 if store.is_metered else 1 - spread, 1 + spread)
 
     # Renewing
 
@@ -248,56 +262,68 @@ class Keeper:
         """Renew what is due, or soon enough due to be renewed with it."""
         now = self.clock()
         with self._lock:
-            soon = [h for h in self._holds.values() if h.due_at <= now + h.interval / 10]
-            due = [h for h in soon if h.due_at <= now or not is_metered(h.store)]
-            if metered := {group_of(h) for h in due if is_metered(h.store)}:
-                later = [h for h in self._holds.values() if h.due_at > now]
-                due += [h for h in later if group_of(h) in metered]
+            due = [hold for hold in self._holds if hold.due_at <= now + hold.interval / 10]
+            metered = [hold for hold in due if hold.store.is_metered]
+            if metered:
+                groups = {group_of(hold) for hold in metered if hold.due_at <= now}
+                due = [hold for hold in due if not hold.store.is_metered]
+                due += [hold for hold in self._holds if group_of(hold) in groups]
         for hold in [hold for hold in due if not _goes_on(hold)]:
             due.remove(hold)
             hold.mark_lost(ABANDONED)
         for group, holds in in_batches(due):
-            self._renew(group, holds)
+            self._renew_batch(group, holds)
 
-    def _renew(self, group: Group, holds: dict[Any, Term]) -> None:
+    def _renew_batch(self, group: Group, holds: dict[Any, Term]) -> None:
         store, _ = group
         interval = min(hold.interval for hold in holds.values())
-        limit = _limit(interval)
-        breaker = self._breakers[group]
-        if not breaker.lets_pass(self.clock()):
-            self._put_off(holds.values(), breaker.opens_again_at)
+        limit, longest_pause = _limit(interval), interval * (0.5 - SPREAD)
+        breaker = self._breakers.get(group)
+        if breaker is not None and self.clock() < breaker.opens_again_at:
+            self._put_off(holds.values(), breaker)
             return
         grants = {key: hold.grant_id for key, hold in holds.items()}
         sent_at = self.clock()
-        jitter = self._jitter(is_metered(store))
+        jitter = self.jitter(store)
         for hold in holds.values():
             # Not after the answer: a hold that calls ``renew_now`` meanwhile may wait for news that
             # is not in it yet.
             hold.due_at = sent_at + hold.interval * jitter
-        about = [*holds.values()]
-        told = partial(happened, "lease.renewals", about, store=store, sent_at=sent_at)
+        answer = failure = None
         try:
-            self._open(store)
+            if self._with_threads and store not in self._open_stores:
+                store.open()
+                self._open_stores.add(store)
             with self._requesting(store.abort, limit):
                 answer = store.renew(grants, limit)
         except Exception as error:
-            told(answer=None, now=self.clock())
-            # One warning per outage.
-            level = logging.WARNING if breaker.is_closed else logging.DEBUG
-            pause = self._open_breaker(breaker, interval)
-            log.keeper_renewal_failed(
-                level=level, holds=len(holds), pause_seconds=pause, error=error
-            )
-            self._put_off(holds.values(), breaker.opens_again_at)
-            return
+            failure = error
         now = self.clock()
-        took = now - sent_at
-        told(answer=answer, now=now)
-        if took > interval / 2:
-            self._open_breaker(breaker, interval)
-            log.keeper_renewal_slow(holds=len(holds), seconds=took)
-        elif breaker.succeeded():
-            log.keeper_renewals_resumed()
+        all_of_it = [*holds.values()]
+        happened("lease.renewals", all_of_it, store=store, answer=answer, sent_at=sent_at, now=now)
+        if failure is None and now - sent_at <= interval / 2:
+            if self._breakers.pop(group, None) is not None:
+                log.keeper_renewals_resumed()
+        else:
+            is_news = breaker is None  # one warning per outage
+            breaker = breaker or Breaker(pauses(first=FIRST_PAUSE, longest=longest_pause))
+            pause = min(next(breaker.pauses), longest_pause)
+            breaker.opens_again_at = now + pause
+            with self._lock:
+                self._breakers[group] = breaker
+                self._forget_unheld()  # its holds may have been released meanwhile
+            if failure is None:
+                log.keeper_renewal_slow(holds=len(holds), seconds=now - sent_at)
+            else:
+                log.keeper_renewal_failed(
+                    level=logging.WARNING if is_news else logging.DEBUG,
+                    holds=len(holds),
+                    pause_seconds=pause,
+                    error=failure,
+                )
+                self._put_off(holds.values(), breaker)
+        if answer is None:
+            return
         for key, hold in holds.items():
             if key in answer.renewed:
                 self.renewals += 1
@@ -307,17 +333,10 @@ class Keeper:
             else:
                 hold.due_at = self.clock() + hold.interval * random.uniform(0.02, 0.05)
 
-    def _open_breaker(self, breaker: Breaker, interval: float) -> float:
-        """Block requests for a while. Returns for how many seconds."""
-        pause = breaker.failed(self.clock(), interval * (0.5 - SPREAD))
-        with self._lock:
-            self._forget_unheld()  # its holds may have been released meanwhile
-        return pause
-
-    def _put_off(self, holds: Iterable[Term], until: float) -> None:
-        """Renew ``holds`` shortly after ``until``, when the breaker allows one more try."""
+    def _put_off(self, holds: Iterable[Term], breaker: Breaker) -> None:
+        """Renew ``holds`` shortly after the ``breaker`` allows one more try."""
         for hold in holds:
-            hold.due_at = until + hold.interval * random.uniform(0, SPREAD)
+            hold.due_at = breaker.opens_again_at + hold.interval * random.uniform(0, SPREAD)
 
     @contextmanager
     def _requesting(self, abort: Callable[[], object], limit: float) -> Iterator[None]:
@@ -332,28 +351,26 @@ class Keeper:
             with self._lock:
                 self._request, self._is_overdue = None, False
 
-    def _jitter(self, is_metered: bool) -> float:
-        spread = leasing_settings.JITTER
-        # Never early where requests count, so that there is at most one in each interval.
-        return random.uniform(1 if is_metered else 1 - spread, 1 + spread)
+    def write_notes(self) -> None:
+        """Write the waiting entries of the ledger, until a renewal is due or the database does not
+        accept one."""
+        while self._notes and (self._stopped.is_set() or self._has_time()):
+            note, abort = self._notes[0]
+            try:
+                with self._requesting(abort, NOTE_LIMIT):
+                    note()
+            except Exception as error:
+                self._note_failures.failed(error)
+                log.keeper_note_waits(level=self._note_failures.level, error=error)
+                self._notes_due_at = self.clock() + NOTE_PAUSE
+                close_connections()
+                return
+            self._note_failures.succeeded()
+            if self._notes and self._notes[0][0] is note:
+                self._notes.popleft()
 
-    def _open(self, store: Store) -> None:
-        if self._with_threads and store not in self._open_stores:
-            store.open()
-            self._open_stores.add(store)
-
-    def _close_stores(self) -> None:
-        stores, self._open_stores = self._open_stores, set()
-        for store in stores:
-            store.close()
-
-    def write_notes(self) -> bool:
-        """Write the waiting entries of the ledger, until a renewal is due. Return False if the
-        database did not accept them."""
-        return self._notes.write(
-            lambda: self._stopped.is_set() or self._renewal_due_at() > self.clock(),
-            self._requesting,
-        )
+    def _has_time(self) -> bool:
+        return self._notes_due_at <= self.clock() < self._renewal_due_at()
 
     # Watching
 
@@ -361,10 +378,10 @@ class Keeper:
         """Mark as lost the holds whose trust has ended."""
         now = self.clock()
         with self._lock:
-            over = [hold for hold in self._holds.values() if hold.trusted_until <= now]
+            over = [hold for hold in self._holds if hold.trusted_until <= now]
             # One that ended meanwhile does not discard itself: the watchdog would not sleep.
             for hold in over:
-                del self._holds[id(hold)]
+                del self._holds[hold]
         for hold in over:
             hold.mark_lost(hold.overdue_reason)
 
@@ -380,69 +397,46 @@ class Keeper:
 
     def _cut_off_at(self, request: Request) -> float:
         """Return when to cut off ``request``: at its limit or, once it has taken SHORTEST_LIMIT, at
-        the last chance of another hold that waits for it."""
+        the last chance of another hold that waits for it, unless its own renewals fail."""
         if self.clock() < request.began_at + SHORTEST_LIMIT:
             return request.ends_at
         chances = [
             chance
-            for hold in self._holds.values()
+            for hold in self._holds
             if max(hold.due_at, request.began_at) < (chance := _last_chance(hold))
-            and self._renews(hold)
+            and group_of(hold) not in self._breakers
         ]
         return min([request.ends_at, *chances])
-
-    def _renews(self, hold: Term) -> bool:
-        """Return True unless the latest renewal of holds like ``hold`` failed."""
-        breaker = self._breakers.get(group_of(hold))
-        return breaker is None or breaker.is_closed
 
     # Threads
 
     def start(self) -> None:
         """Start both threads, or the one that has ended. Called before anything is held. Raises
         RuntimeError if the system refuses another thread."""
-        threads = self._threads
-        if len(threads) == 2 and threads[0].is_alive() and threads[1].is_alive():
+        if self._renewer.is_alive() and self._watchdog.is_alive():
             return
         if not self._with_threads or self._stopped.is_set():
             return
         with self._lock:
-            was_short, self._is_short = self._is_short, True
-            try:
-                self._start_thread(0, "leasing-renewer", self._renewer)
-                self._start_thread(1, "leasing-watchdog", self._watchdog)
-                self._is_short = False
-            except RuntimeError as error:
-                if not was_short:
-                    log.keeper_not_started(error=error)
-                raise
+            for thread in (self._renewer, self._watchdog):
+                thread.ensure_running()
+                if thread.start_failed:
+                    raise RuntimeError(f"can't start new thread {thread.name}")
 
-    def _start_thread(self, place: int, name: str, work: Callable[[Any], object]) -> None:
-        before = self._threads[place : place + 1]
-        if not (before and before[0].is_alive()):
-            self._threads[place : place + 1] = [start_thread(name, partial(work, self._stopped))]
-            if before:
-                note_replaced(name)
-
-    def _renewer(self, stopped: threading.Event) -> None:
+    def _renew(self, stopped: threading.Event) -> None:
         self._open_stores = set()  # those of this thread
         try:
             while self._wait_for_work(stopped):
-                self._try(stopped, self._renew_and_note)
+                self._try(stopped, self.renew_due, self.write_notes)
             self.write_notes()
         finally:
-            self._close_stores()
-            close_connections()
+            self._close()
 
-    def _renew_and_note(self) -> None:
-        self.renew_due()
-        if self.clock() >= self._notes.due_at:
-            self.write_notes()
-
-    def _try(self, stopped: threading.Event, work: Callable[[], object]) -> None:
+    def _try(self, stopped: threading.Event, *work: Callable[[], object]) -> None:
         """Do the ``work`` of one of the threads, and start the other again if it has ended."""
         try:
-            work()
+            for each in work:
+                each()
             if not stopped.is_set():
                 with suppress(RuntimeError):
                     self.start()
@@ -454,74 +448,80 @@ class Keeper:
         with self._lock:
             idle = not self._holds and not self._notes
         if idle:
-            self._close_stores()
-            close_connections()
+            self._close()
         with self._lock:
-            wait = self._until_due()
-            # The last hold may have gone since ``idle`` was read: then close the connection first.
-            sleeps = idle if wait is None else wait > 0
+            due_at = self._renewal_due_at()
+            if self._notes:
+                due_at = min(due_at, self._notes_due_at)
+            # Without a moment and without a hold there is nothing to do. The last hold may have
+            # gone since ``idle`` was read: then close the connection first.
+            wait, sleeps = None, idle
+            if due_at < math.inf or self._holds:
+                wait = min(self.look_every, max(0.0, due_at - self.clock()))
+                sleeps = wait > 0
             if sleeps and not stopped.is_set():
                 self._renewer_wakes.sleep(self.clock(), wait)
             return not stopped.is_set()
 
-    def _until_due(self) -> float | None:
-        """Return the seconds until a renewal or a note is due; None if there is nothing to do."""
-        due_at = self._renewal_due_at()
-        if self._notes:
-            due_at = min(due_at, self._notes.due_at)
-        if due_at == math.inf and not self._holds:
-            return None
-        return min(self.look_every, max(0.0, due_at - self.clock()))
+    def _close(self) -> None:
+        """Close the stores and the connections of the renewing thread."""
+        stores, self._open_stores = self._open_stores, set()
+        for store in stores:
+            store.close()
+        close_connections()
 
     def _renewal_due_at(self) -> float:
         # A hold whose renewals were stalled on purpose is due at infinity.
         return min((hold.due_at for hold in self.holds), default=math.inf)
 
-    def _watchdog(self, stopped: threading.Event) -> None:
+    def _watch(self, stopped: threading.Event) -> None:
         while True:
             with self._lock:
                 # Read under the lock: a stop between the check and the sleep would wake nobody.
                 if stopped.is_set():
                     return
-                ends = [hold.trusted_until for hold in self._holds.values()]
+                ends = [hold.trusted_until for hold in self._holds]
                 if self._request is not None:
                     soon = self.clock() + SHORTEST_LIMIT  # a new hold does not wake it
                     ends.append(min(soon, self._cut_off_at(self._request)))
                 wait = min(self.look_every, max(0.0, min(ends) - self.clock())) if ends else None
                 if wait is None or wait > 0:
                     self._watchdog_wakes.sleep(self.clock(), wait)
-            self._try(stopped, self._declare_and_cut_off)
-
-    def _declare_and_cut_off(self) -> None:
-        self.declare_lost()
-        self.cut_off()
+            self._try(stopped, self.declare_lost, self.cut_off)
 
     def stop_if_idle(self, patience: float = EXIT_PATIENCE) -> None:
         """End the threads, unless something is held. Waits up to ``patience`` seconds for each."""
         with self._lock:
             if self._holds:
                 return
-            # Holds that come from now on have new threads.
-            threads, self._threads = self._threads, []
-            stopped, self._stopped = self._stopped, threading.Event()
-            callbacks = self._prompt_callbacks, self._callbacks
-            self._prompt_callbacks, self._callbacks = CallbackThreads(), CallbackThreads()
-            stopped.set()
-            for alarm in (self._renewer_wakes, self._watchdog_wakes):
-                alarm.notify_all()
-            # And alarms: one that ends would note that it is awake, and the new one sleep on.
-            self._renewer_wakes, self._watchdog_wakes = Alarm(self._lock), Alarm(self._lock)
-        _end(patience, threads, *callbacks)
+            wait = self._end_threads()
+            self._make_threads()  # for holds that come from now on
+        wait(patience)
 
     def stop(self, patience: float = EXIT_PATIENCE) -> None:
         """End the threads; leases that are held expire by themselves. Waits up to ``patience``
         seconds for each. For exit, and for tests."""
         with self._lock:
-            self._stopped.set()
-            self._renewer_wakes.notify_all()
-            self._watchdog_wakes.notify_all()
-        _end(patience, self._threads, self._prompt_callbacks, self._callbacks)
+            wait = self._end_threads()
+        wait(patience)
         self._reset()
+
+    def _end_threads(self) -> Callable[[float], None]:
+        """Have the threads end, under the lock. Return what waits for each up to so many
+        seconds."""
+        self._stopped.set()
+        self._renewer_wakes.notify_all()
+        self._watchdog_wakes.notify_all()
+        threads = self._renewer, self._watchdog
+        callbacks = self._prompt_callbacks, self._callbacks
+
+        def wait(patience: float) -> None:
+            for thread in threads:
+                thread.join(patience)
+            for each in callbacks:
+                each.stop(patience)
+
+        return wait
 
     def give_back_all(self) -> None:
         """Release what is still held, as far as possible within EXIT_PATIENCE, and stop. For the
@@ -541,44 +541,35 @@ class Keeper:
         before = self.holds
         self.stop()
         with_threads, self._with_threads = self._with_threads, False
-        self._holds.update((id(hold), hold) for hold in before)
+        self._holds.update(dict.fromkeys(before))
         try:
             yield
         finally:
             left = self.holds
             self._reset()
             self._with_threads = with_threads
-            for hold in before:
-                if hold in left:
-                    self.add(hold)
+            self.add([hold for hold in before if hold in left])
 
     @property
     def holds(self) -> list[Term]:
         """Return the holds that are renewed now."""
         with self._lock:
-            return list(self._holds.values())
+            return list(self._holds)
 
     def take_notes(self) -> list[Callable[[], object]]:
         """Remove and return the waiting entries of the ledger; the caller writes them."""
         with self._lock:
-            return self._notes.take()
+            notes = [note for note, _ in self._notes]
+            self._notes.clear()
+            return notes
 
     def after_fork(self) -> None:
         """Forget all holds, in a forked child: they are the parent's, and so are locks that no
         thread of the child would release."""
-        holds = list(self._holds.values())
+        holds = list(self._holds)
         self._reset()
         for hold in holds:
             hold.forget()
-
-
-def _end(patience: float, threads: Iterable[threading.Thread], *callbacks: CallbackThreads) -> None:
-    """Wait up to ``patience`` seconds for each to end."""
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join(patience)
-    for each in callbacks:
-        each.stop(patience)
 
 
 def group_of(hold: Term) -> Group:
@@ -586,12 +577,6 @@ def group_of(hold: Term) -> Group:
     as long as each other."""
     _, octave = math.frexp(hold.interval)
     return hold.store, octave
-
-
-def is_metered(store: Store | None) -> bool:
-    """Return True if requests to ``store`` are what counts: all its holds of like intervals are
-    renewed when one of them is due, and no sooner than an interval after the last time."""
-    return getattr(store, "is_metered", False)
 
 
 def in_batches(holds: Iterable[Term]) -> Iterator[tuple[Group, dict[Any, Term]]]:

@@ -25,6 +25,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -38,7 +39,7 @@ from leasing.runtime.aio import in_thread
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import happened
 from leasing.runtime.terminal import label
-from leasing.store import Reason, Renewal, Store, Why
+from leasing.store import Reason, Renewal, Why
 
 #: Tries of ``renew()`` while the row is locked, and the seconds between them.
 BUSY_TRIES, BUSY_PAUSE = 10, 0.05
@@ -64,8 +65,8 @@ DETACH = {State.HELD: State.DETACHED, State.ENDING: State.DETACHED, State.LOST: 
 RELEASE = {State.HELD: State.UNRELEASED, State.ENDING: State.UNRELEASED}
 #: The store has released it ...
 CONFIRM = {State.UNRELEASED: State.RELEASED}
-#: ... or answers that it was lost before.
-REFUSE = {State.UNRELEASED: State.LOST}
+#: ... or answers that it was lost before, as its holder knows then.
+REFUSE = {State.UNRELEASED: State.RELEASED}
 
 #: The states in which its holder has not left it.
 KEPT = frozenset({State.HELD, State.ENDING, State.LOST})
@@ -92,6 +93,7 @@ class Loss(threading.Event):
         return self.is_set()
 
 
+@dataclass(eq=False, repr=False)
 class Term:
     """One term of one holder, as the store granted it, and what became of it.
 
@@ -112,56 +114,42 @@ class Term:
         store: The store that granted it.
     """
 
+    key: Any
+    grant_id: uuid.UUID
+    fencing_token: int
+    holder: str
+    resource: str
+    ttl: float
+    remaining: float
+    expires_at: datetime
+    sent_at: float = 0.0
+    row: Any = None
+    store: Any = None
+
     # A default is the class's until an attribute is set: most terms of short work end without ever
     # being renewed, and make only what they use.
-    due_at: float = 0.0
+    due_at: float = field(default=0.0, init=False)
     #: The moment on the holder's clock at which ``valid`` ends, unless it is renewed before.
-    trusted_until: float = 0.0
+    trusted_until: float = field(default=0.0, init=False)
     #: The name of a requester of higher priority, for whom to finish soon; empty while there is
     #: none.
-    yield_to: str = ""
-    state: State = State.DETACHED
+    yield_to: str = field(default="", init=False)
+    state: State = field(default=State.DETACHED, init=False)
     #: Why it was lost; empty unless it was.
-    reason: str = ""
+    reason: str = field(default="", init=False)
     #: Called once with this object, on a thread of the keeper, when it is lost.
-    on_lost: Callable[[Any], object] | None = None
+    on_lost: Callable[[Any], object] | None = field(default=None, init=False)
     #: Called once with this object when somebody of higher priority asks for it.
-    on_yield: Callable[[Any], object] | None = None
+    on_yield: Callable[[Any], object] | None = field(default=None, init=False)
     #: Returns True while the thread or coroutine of the work runs; otherwise it is not renewed.
-    proof: Callable[[], bool] | None = None
+    proof: Callable[[], bool] | None = field(default=None, init=False)
     #: True if the callbacks end at once: they do not wait behind others that hang.
-    is_prompt: bool = False
+    is_prompt: bool = field(default=False, init=False)
     #: Cancels the block that it is held for.
-    interrupt: Interrupt | None = None
-    _keeper: Keeper = keeper
-    _loss: Loss | None = None
-    _is_last: bool = False
-
-    def __init__(
-        self,
-        key: Any,
-        grant_id: uuid.UUID,
-        fencing_token: int,
-        holder: str,
-        resource: str,
-        ttl: float,
-        remaining: float,
-        expires_at: datetime,
-        sent_at: float = 0.0,
-        row: Any = None,
-        store: Any = None,
-    ) -> None:
-        self.key = key
-        self.grant_id = grant_id
-        self.fencing_token = fencing_token
-        self.holder = holder
-        self.resource = resource
-        self.ttl = ttl
-        self.remaining = remaining
-        self.expires_at = expires_at
-        self.sent_at = sent_at
-        self.row = row
-        self.store: Store = store
+    interrupt: Interrupt | None = field(default=None, init=False)
+    _keeper: Keeper = field(default=keeper, init=False)
+    _loss: Loss | None = field(default=None, init=False)
+    _is_last: bool = field(default=False, init=False)
 
     def __repr__(self) -> str:
         if self.valid:
@@ -217,7 +205,7 @@ class Term:
                 self.mark_lost(answer.lost[self.key])
             elif self.key in answer.renewed:
                 self.renewed(sent_at, answer.renewed[self.key])
-                self.due_at = keeper.next_due(sent_at, self.interval, self.store)
+                self.due_at = sent_at + self.interval * keeper.jitter(self.store)
                 self.ensure()
                 return
             else:
@@ -233,7 +221,8 @@ class Term:
         end; nothing is written then.
         """
         self.ensure()
-        return self.store.proving(self.held_row)
+        block: AbstractContextManager[None] = self.store.proving(self.held_row)
+        return block
 
     def refused(self, verb: str, reason: str) -> None:
         """Record that the target refused a late write under this term."""
@@ -301,7 +290,7 @@ class Term:
             if not self._takes(KEEP):
                 return
             self.trusted_until = trusted_until
-        self._keeper.add(self)
+        self._keeper.add([self])
 
     def mark_lost(self, reason: str) -> None:
         """Mark it lost for ``reason``. Only the first call counts."""
@@ -316,7 +305,7 @@ class Term:
             self.trusted_until = 0.0
             if self._loss is not None:
                 self._loss.set()
-        self._keeper.discard(self)
+        self._keeper.discard([self])
         happened("hold.lost", [self], reason=reason)
         interrupt = self.interrupt
         if interrupt is not None:
@@ -335,7 +324,6 @@ class Term:
     def refuse(self, reason: str) -> None:
         """Mark it lost by a release that the store refused for ``reason``."""
         self._lose(REFUSE, reason)
-        self.detach()
 
     def forget(self) -> None:
         """Mark it lost in a forked child, which never held it, without a callback."""
@@ -489,7 +477,7 @@ def keep_all(terms: Sequence[Term], keeper: Keeper = keeper) -> None:
     first = terms[0]
     distrusted = margin(first.ttl)
     # One statement renews them all.
-    due_at = keeper.next_due(first.sent_at, first.interval, first.store)
+    due_at = first.sent_at + first.interval * keeper.jitter(first.store)
     with _lock:
         kept = [term for term in terms if term._takes(KEEP)]
         for term in kept:
@@ -497,7 +485,7 @@ def keep_all(terms: Sequence[Term], keeper: Keeper = keeper) -> None:
             term.due_at = due_at
             term._keeper = keeper
     try:
-        keeper.add_many(kept)
+        keeper.add(kept)
     except RuntimeError:
         detach_all(kept)
         raise
@@ -519,7 +507,7 @@ def leave_all(terms: Sequence[Term], event: Mapping[State, State]) -> None:
         for term in terms:
             term._takes(event)
             term.trusted_until = 0.0
-    terms[0]._keeper.discard_many(terms)
+    terms[0]._keeper.discard(terms)
 
 
 def detach_all(terms: Sequence[Term]) -> None:

@@ -74,9 +74,6 @@ class Log:
     keeper_renewals_resumed = _keeper(INFO, "Renewals succeed again")
     keeper_note_waits = _keeper(WARNING, "Lease event not recorded; will retry: %(error)s")
     keeper_cut_off = _keeper(WARNING, "No answer from the database; connection closed")
-    keeper_not_started = _keeper(
-        ERROR, "Threads that renew and watch leases cannot be started: %(error)s"
-    )
     keeper_failed = _keeper(ERROR, "Keeper thread failed; continuing")
     keeper_proof_failed = _keeper(
         ERROR, "Liveness check of the work under %(key)s failed; its lease is given up"

@@ -55,31 +55,27 @@ class LastingThread:
         self._work = work
         self._thread: threading.Thread | None = None
         self._starts = threading.Lock()
-        self._is_done = self._start_failed = False
+        self._is_done = False
+        #: True if there could be no thread more when it was last to be started.
+        self.start_failed = False
 
     def ensure_running(self) -> None:
         """Start it if it does not run, unless its work is done. Where there can be no thread more
         the next call tries again. Any thread may call this."""
-        if self._needs_start():
-            with self._starts:
-                if self._needs_start():  # still: another may have started it meanwhile
-                    self._start()
-
-    def _needs_start(self) -> bool:
-        return not (self._is_done or self.is_alive())
-
-    def _start(self) -> None:
-        thread = self._thread
-        try:
-            self._thread = start_thread(self.name, self._run)
-        except RuntimeError as error:
-            if not self._start_failed:
-                log.thread_not_started(thread_name=self.name, error=error)
-            self._start_failed = True
-        else:
-            self._start_failed = False
-            if thread is not None:
-                note_replaced(self.name)
+        with self._starts:
+            if self._is_done or self.is_alive():
+                return
+            ended = self._thread
+            try:
+                self._thread = start_thread(self.name, self._run)
+            except RuntimeError as error:
+                if not self.start_failed:
+                    log.thread_not_started(thread_name=self.name, error=error)
+                self.start_failed = True
+                return
+            self.start_failed = False
+        if ended is not None:
+            note_replaced(self.name)
 
     def is_alive(self) -> bool:
         """Return True while it runs."""

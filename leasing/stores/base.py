@@ -67,6 +67,8 @@ class BaseStore(ABC):
     known_terms: ClassVar[frozenset[str]] = frozenset()
     #: True if a lease may be acquired inside a transaction by ``separate=True``.
     may_be_separate: ClassVar[bool] = False
+    #: See ``leasing.store.Store``.
+    is_metered: bool = False
     #: The holder's clock.
     clock: Callable[[], float] = staticmethod(clocks.clock)
 

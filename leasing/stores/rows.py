@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import attrgetter
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from django.apps import apps
 from django.db import Error, connections, transaction
@@ -46,11 +46,10 @@ from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.holding import Hold, Term
 from leasing.holding import claim as claims
 from leasing.holding.claim import Claim
-from leasing.holding.keeper import keeper
+from leasing.holding.keeper import NOTE_LIMIT, keeper
 from leasing.runtime.aio import Steps, Undoable, drive
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import during, happened, subscribe
-from leasing.runtime.notes import NOTE_LIMIT
 from leasing.store import HoldOptions, Incumbent, Renewals, Store
 from leasing.stores import portable
 from leasing.validation.terms import Terms
@@ -76,6 +75,8 @@ class RowStore:
     using: str
     #: The class of querysets whose conditions and columns the verbs take.
     kind: type[Any] = None  # type: ignore[assignment]
+    #: See ``leasing.store.Store``.
+    is_metered: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.kind is None:

@@ -28,12 +28,15 @@ CHECK_STOP_EVERY = 0.1
 
 
 def pauses(
-    uniform: Callable[[float, float], float] = random.uniform, longest: float = MAX_PAUSE
+    uniform: Callable[[float, float], float] = random.uniform,
+    *,
+    first: float = FIRST_PAUSE,
+    longest: float = MAX_PAUSE,
 ) -> Iterator[float]:
-    """Yield the seconds to wait before each poll. The bound doubles from FIRST_PAUSE up to
-    ``longest``; each pause is a random part of it, between a half and all, so that waiters do not
-    stay in step."""
-    bound = FIRST_PAUSE
+    """Yield the seconds to wait before each try. The bound doubles from ``first`` up to
+    ``longest``; each pause is a random part of it, between a half and all, so that those who wait
+    do not stay in step."""
+    bound = min(first, longest)
     while True:
         yield bound * uniform(0.5, 1.0)
         bound = min(longest, bound * 2)

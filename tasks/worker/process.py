@@ -479,7 +479,7 @@ class WorkerProcess:
         self._ended.set()
         self._threads.join()
         # What its tasks left goes on no longer; what others in this process hold does.
-        keeper.discard_many(each.hold for each in self.executions)
+        keeper.discard(each.hold for each in self.executions)
         keeper.stop_if_idle()
         self._threads.callbacks.stop(PATIENCE)
         log.worker_stopped(worker=self.name)

@@ -263,6 +263,8 @@ TTLS: dict[uuid.UUID, float] = {}
 class FakeStore:
     """A store that answers what it is told to: by default, that all was renewed."""
 
+    is_metered = False
+
     def __init__(self) -> None:
         self.answer: Callable[[Mapping[Any, uuid.UUID]], Renewals] = self.renew_all
         self.calls: list[dict[Any, uuid.UUID]] = []

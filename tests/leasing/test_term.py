@@ -72,6 +72,14 @@ EVENTS: dict[str, tuple[Do, dict[State, State]]] = {
         refused,
         {HELD: RELEASED, ENDING: RELEASED, LOST: RELEASED, UNRELEASED: RELEASED},
     ),
+    "the answer to an earlier release comes": (
+        lambda hand, term: term.confirm(),
+        {UNRELEASED: RELEASED},
+    ),
+    "an earlier release is refused": (
+        lambda hand, term: term.refuse("it was revoked"),
+        {UNRELEASED: RELEASED},
+    ),
     "its release fails": (
         lambda hand, term: unreleased(hand, term) if term.valid else None,
         {HELD: UNRELEASED, ENDING: UNRELEASED},
@@ -97,16 +105,21 @@ def test_an_event_makes_of_each_state_what_the_table_says(
     INTO[state](hand, term)
     assert term.state is state
     happen, after = EVENTS[event]
+    trusted_until = term.trusted_until
     happen(hand, term)
 
     assert term.state is after.get(state, state)
+    assert term.trusted_until == trusted_until or state in after
     is_renewed = term.state in (HELD, ENDING)
     assert (term in hand.keeper.holds) is is_renewed
     assert term.valid is is_renewed
     assert term.trusted_until > 0 or not is_renewed
 
 
-@pytest.mark.parametrize("event", ["it is lost", "its release is refused", "the process forks"])
+@pytest.mark.parametrize(
+    "event",
+    ["it is lost", "its release is refused", "an earlier release is refused", "the process forks"],
+)
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
 def test_a_loss_is_told_once_and_to_nobody_who_ends_it_or_never_had_it(
     event: str, state: State, hand: ByHand, term: Term
@@ -115,7 +128,11 @@ def test_a_loss_is_told_once_and_to_nobody_who_ends_it_or_never_had_it(
     for _ in range(2):
         EVENTS[event][0](hand, term)
 
-    is_news = {"it is lost": {HELD}, "its release is refused": {HELD, ENDING, UNRELEASED}}
+    is_news = {
+        "it is lost": {HELD},
+        "its release is refused": {HELD, ENDING, UNRELEASED},
+        "an earlier release is refused": {UNRELEASED},
+    }
     times = state is LOST or state in is_news.get(event, ())
     assert hand.reported == [term] * times
     assert len(hand.store.losses) == times

@@ -77,9 +77,14 @@ def _made() -> Iterator[Mutant]:
     yield from _of_clients()
 
 
+#: Events by which more comes about than the state.
+TOLD = frozenset({"KEEP", "LOSE", "REFUSE"})
+
+
 def _of_terms() -> Iterator[Mutant]:
     """Each cell of the table of states and events: what changes the state does not, and what does
-    not, does."""
+    not, does. To come into the state in which it is already is another bend where that is an
+    event: a term that is kept anew is trusted anew, and a loss is told."""
     path = "leasing/holding/term.py"
     for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
         event, is_row, _ = line.partition(" = {State.")
@@ -90,7 +95,7 @@ def _of_terms() -> Iterator[Mutant]:
             if state in table:
                 bent, cells = f"nothing for {state.name}", table.keys() - {state}
                 yield Mutant(path, event, number, bent, value={one: table[one] for one in cells})
-            elif (after := next(iter(table.values()))) is not state:
+            elif (after := next(iter(table.values()))) is not state or event in TOLD:
                 bent = f"{after.name} for {state.name}"
                 yield Mutant(path, event, number, bent, value={**table, state: after})
 
@@ -126,7 +131,7 @@ def _of_trust() -> Iterator[Mutant]:
         ),
         (
             "leasing/holding/keeper.py",
-            "Keeper._renew",
+            "Keeper._renew_batch",
             "hold.renewed(sent_at",
             "hold.renewed(self.clock()",
         ),
@@ -134,7 +139,7 @@ def _of_trust() -> Iterator[Mutant]:
         yield of_text(path, place, before, after, late)
     yield of_text(
         "leasing/holding/keeper.py",
-        "Keeper._renew",
+        "Keeper._renew_batch",
         "hold.due_at = sent_at + hold.interval * jitter",
         "hold.due_at = math.inf",
         "renews each hold once",
@@ -158,11 +163,11 @@ def _of_trust() -> Iterator[Mutant]:
     yield of_text("leasing/holding/trust.py", "margin", limited, "wanted", f"wanted for {limited}")
     yield of_text("leasing/holding/trust.py", "margin", limited, "0.0", f"0.0 for {limited}")
     yield of_text(
-        "leasing/holding/breaker.py",
-        "Breaker.lets_pass",
-        "self.is_closed or now >= self.opens_again_at",
-        "True",
-        "an open one lets pass",
+        "leasing/holding/keeper.py",
+        "Keeper._renew_batch",
+        "self.clock() < breaker.opens_again_at",
+        "False",
+        "an open breaker lets pass",
     )
 
 
