@@ -1,18 +1,19 @@
 """Ends of attempts, as their holder writes them: many in one short transaction, or one alone.
 
-The rows are locked in the order of their keys; then each is written by one conditional update,
-whose count is the answer. What the database refuses of many is tried again one by one, so that none
-sinks its neighbours. On PostgreSQL, completions of a worker and what it has not begun take one
-statement for all: ``tasks.querysets.sql.ends``.
+The rows are locked in the order of their keys; then each is written by a conditional update, whose
+count is the answer: one for all completions, one for each of the others. What the database refuses
+of many is tried again one by one, so that none sinks its neighbours. On PostgreSQL, completions of
+a worker and what it has not begun take one statement for all: ``tasks.querysets.sql.ends``.
 
 The verb for one task is the verb for many, given one.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from tasks.querysets.base import TaskRows, TaskStatus, attempt_model
 from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.failure import Failure, storable
 from tasks.querysets.sql import ends as one_statement
-from tasks.querysets.transitions import cancellation, ending, over, traced
+from tasks.querysets.transitions import by_key, cancellation, ending, over, traced
 from tasks.querysets.unique import key_in_retry
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class Ending:
     """The end of an attempt, before it is stored."""
 
     task: Task
-    #: Returns the columns for the row of the task, as it is locked.
+    #: Returns the columns for the row of the task, as it is locked. What several share is the same
+    #: for all of their rows, and is written by one update.
     columns: Callable[[Task], dict[str, Any]]
     #: The record of the attempt, if it is to have one, and which of those before it takes the place
     #: of: the outcome, and perhaps the error.
@@ -63,6 +65,8 @@ class Ending:
     event: str = ""
     reason: str = ""
     raised: BaseException | None = None
+    #: Further columns, with values of the task's own.
+    own: dict[str, Any] = field(default_factory=dict)
 
 
 class EndVerbs(TaskRows):
@@ -202,17 +206,19 @@ def only(result: EndResult) -> Task:
 def _complete(
     rows: TaskRows, results: list[tuple[Task, Any]], *, unexpired: bool = False
 ) -> EndResult:
-    def success(task: Task, output: Any) -> Ending:
-        columns = {"status": TaskStatus.SUCCEEDED, "task_output": output, **ending()}
-        return Ending(task, lambda row: columns, event="task.completed")
+    def columns(row: Task) -> dict[str, Any]:
+        return {"status": TaskStatus.SUCCEEDED, **ending()}
 
+    endings: list[Ending] = []
     unfit: dict[int, Exception] = {}
     for task, output in results:
         try:
             check_json(output, OUTPUT)
         except NotSerializable as error:
             unfit[id(task)] = error
-    return _end(rows, [success(*each) for each in results], "complete", unexpired, unfit)
+        own = {"task_output": output}
+        endings.append(Ending(task, columns, event="task.completed", own=own))
+    return _end(rows, endings, "complete", unexpired, unfit)
 
 
 def _fail(
@@ -356,16 +362,25 @@ def _store(rows: TaskRows, endings: list[Ending], unexpired: bool) -> list[Endin
     keys, grants = zip(*first, strict=True)
     mine = rows._everything().filter(pk__in=keys, grant_id__in=grants).holding().order_by("pk")
     judged = ("grant_id", "attempts", "max_attempts", "cancel_requested_at", "last_error")
+    locked = {row.pk: row for row in lock(mine.only("pk", *judged))}
+    together = defaultdict(list)
+    for key, row in locked.items():
+        if each := first.get((key, row.grant_id)):
+            together[each.columns].append(each)
     stored = []
-    for row in lock(mine.only("pk", *judged)):
-        each = first.get((row.pk, row.grant_id))
-        if each is None:
-            continue
-        asked = row.cancel_requested_at is not None
+    for columns, alike in together.items():
+        row = locked[alike[0].task.pk]
         # With all conditions again: not every database has row locks.
-        still = rows._of_grant(each.task).filter(cancel_requested_at__isnull=not asked)
-        if (still.unexpired() if unexpired else still).update(**each.columns(row)):
-            stored.append(each)
+        keys, grants = zip(*[(each.task.pk, each.task.grant_id) for each in alike], strict=True)
+        still = rows._everything().filter(pk__in=keys, grant_id__in=grants).holding()
+        if len(alike) == 1:
+            still = still.filter(cancel_requested_at__isnull=row.cancel_requested_at is None)
+        own = {name: _each_its_own(name, alike) for name in alike[0].own}
+        written = (still.unexpired() if unexpired else still).update(**columns(row), **own)
+        if written == len(alike):
+            stored += alike
+        elif len(alike) > 1:
+            raise IntegrityError("Some of these tasks have changed: each is tried alone.")
     _read_back(rows, [each.task for each in stored])
     for each in stored:
         each.task.raised = each.raised
@@ -378,11 +393,18 @@ def _store(rows: TaskRows, endings: list[Ending], unexpired: bool) -> list[Endin
     return stored
 
 
+def _each_its_own(column: str, alike: list[Ending]) -> Any:
+    """Return what an update sets the ``column`` to, of which each has a value of its own."""
+    values = {each.task.pk: each.own[column] for each in alike}
+    one = alike[0].own[column]
+    return one if all(each is one for each in values.values()) else by_key(column, values)
+
+
 def _read_back(rows: TaskRows, tasks: list[Task]) -> None:
     found = rows._everything().in_bulk([task.pk for task in tasks]) if tasks else {}
     for task in tasks:
-        for field in task._meta.concrete_fields:
-            setattr(task, field.attname, getattr(found[task.pk], field.attname))
+        for column in task._meta.concrete_fields:
+            setattr(task, column.attname, getattr(found[task.pk], column.attname))
 
 
 def _tell(rows: TaskRows, ended: Ending) -> None:

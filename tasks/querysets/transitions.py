@@ -63,6 +63,11 @@ def starting(delays: Mapping[Any, timedelta], among: Sized) -> dict[str, Any]:
     return {"scheduled_at": Coalesce(start, F("scheduled_at"))}
 
 
+def by_key(column: str, values: Mapping[Any, Any]) -> Expression:
+    """The value of each row for ``column`` among ``values``, by its key; of others its own."""
+    return _ByKey(values, _field(column), F(column))
+
+
 class _ByKey(Expression):
     """The value of each row among ``values``, by its key; of others the ``default``.
 

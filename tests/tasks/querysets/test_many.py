@@ -76,14 +76,19 @@ def test_an_output_of_nothing_is_stored_as_one_alone_is() -> None:
     assert Task.objects.filter(task_output__isnull=True).count() == 3
 
 
-def test_each_costs_one_statement_more() -> None:
-    def cost(count: int) -> int:
+def test_completions_cost_one_statement_together_and_failures_one_each() -> None:
+    def cost(count: int, end: Callable[[list[Task]], object]) -> int:
         tasks = running(count)
         with CaptureQueriesContext(connection) as queries:
-            Task.objects.complete_many([(task, {"n": 1}) for task in tasks])
+            end(tasks)
         return len(queries)
 
-    assert cost(20) == cost(1) + 19 <= 24
+    assert cost(20, complete_numbered) == cost(1, complete_numbered) <= 5
+    assert cost(20, ENDS["fail"]) == cost(1, ENDS["fail"]) + 19 <= 25
+
+
+def complete_numbered(tasks: list[Task]) -> None:
+    Task.objects.complete_many([(task, {"n": number}) for number, task in enumerate(tasks)])
 
 
 def test_nothing_is_nothing() -> None:
@@ -188,15 +193,19 @@ def test_grants_that_are_mixed_up_are_no_grants() -> None:
     ],
     ids=["by another", "taken back", "another way", "failed", "gone"],
 )
-def test_who_came_between_lock_and_update_is_told_apart(change: Callable[[Task], object]) -> None:
-    """As could be without row locks; both have nothing as their output."""
+def test_completions_of_which_one_has_changed_are_not_believed(
+    change: Callable[[Task], object],
+) -> None:
+    """As could be without row locks: each is stored alone. Here what came is undone with the rest
+    of the transaction."""
     task, neighbour = running(2)
 
     with just_before_the_update(lambda: change(copy_of(task))):
         done, refused = Task.objects.complete_many([(task, None), (neighbour, "well")])
 
-    assert (done, [each for each, _ in refused]) == ([neighbour], [task])
-    assert outputs([neighbour]) == ["well"]
+    assert (done, refused) == ([task, neighbour], [])
+    assert outputs([task, neighbour]) == [None, "well"]
+    assert Task.objects.succeeded().count() == 2
 
 
 @pytest.mark.parametrize(
