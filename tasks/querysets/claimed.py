@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
@@ -116,68 +117,44 @@ def waited(task: Task) -> float | None:
     return max(0.0, (claimed - due).total_seconds())
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ClaimedTask:
     """A task under a fresh grant. Once it was completed as it was claimed it reads as the row then
     does, as far as it is known here."""
 
-    __slots__ = (
-        *(column for column in COLUMNS if column != "grant_id"),
-        "_created",
-        "_ended",
-        "_started",
-        "_task",
-        "_waited",
-        "grant",
-        "task_data",
-        "term",
-        "trace_context",
-    )
+    term: ClaimTerm
+    task_data: dict[str, Any]
+    id: int
+    name: str
+    queue: str
+    kind: int
+    attempts: int
+    max_attempts: int
+    timeout: timedelta | None
+    progress_timeout: timedelta | None
+    concurrency_key: str
+    #: ``grant_id`` as text, which is all that a task needs that is never renewed.
+    grant: str
+    fencing_token: int
+    priority: int
+    # In microseconds since 1970.
+    _created: int | None = None
+    _started: int | None = None
+    _waited: int | None = None
+    #: Brought where tasks are traced.
+    trace_context: str | None = None
+    _task: Task | None = field(default=None, init=False)
+    #: Its output, and the moment of its end in microseconds since 1970; None while it runs.
+    _ended: tuple[Any, int] | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        term: ClaimTerm,
-        task_data: dict[str, Any],
-        id: int,
-        name: str,
-        queue: str,
-        kind: int,
-        attempts: int,
-        max_attempts: int,
-        timeout: timedelta | None,
-        progress_timeout: timedelta | None,
-        concurrency_key: str,
-        grant: str,
-        fencing_token: int,
-        priority: int,
-        created: int | None = None,
-        started: int | None = None,
-        waited: int | None = None,
-        trace_context: str | None = None,
-    ) -> None:
-        self.term = term
-        self.task_data = task_data
-        self.id = id
-        self.name = name
-        self.queue = queue
-        self.kind = kind
-        self.attempts = attempts
-        self.max_attempts = max_attempts
-        self.timeout = timeout
-        self.progress_timeout = progress_timeout
-        self.concurrency_key = concurrency_key
-        #: ``grant_id`` as text, which is all that a task needs that is never renewed.
-        self.grant = grant
-        self.fencing_token = fencing_token
-        self.priority = priority
-        # In microseconds since 1970.
-        self._created = created
-        self._started = started
-        self._waited = waited
-        #: Brought where tasks are traced.
-        self.trace_context = trace_context
-        self._task: Task | None = None
-        #: Its output, and the moment of its end in microseconds since 1970; None while it runs.
-        self._ended: tuple[Any, int] | None = None
+    #: By the names of a ``Task``.
+    pk = property(attrgetter("id"))
+    data = property(attrgetter("task_data"))
+    holder = property(attrgetter("term.holder"))
+    ttl = property(attrgetter("term.ttl"))
+    acquired_at = property(attrgetter("term.acquired_at"))
+    expires_at = property(attrgetter("term.expires_at"))
+    now = property(attrgetter("term.now"))
 
     def end(self, output: Any, at: int) -> None:
         """Take note that it was completed with ``output``, ``at`` so many microseconds since
@@ -185,33 +162,8 @@ class ClaimedTask:
         self._ended = output, at
 
     @property
-    def pk(self) -> int:
-        return self.id
-
-    @property
     def grant_id(self) -> uuid.UUID:
         return uuid.UUID(self.grant)
-
-    @property
-    def holder(self) -> str:
-        return self.term.holder
-
-    @property
-    def ttl(self) -> timedelta:
-        return self.term.ttl
-
-    @property
-    def acquired_at(self) -> datetime:
-        return self.term.acquired_at
-
-    @property
-    def expires_at(self) -> datetime:
-        return self.term.expires_at
-
-    @property
-    def now(self) -> datetime:
-        """The database's clock when it answered."""
-        return self.term.now
 
     @property
     def sent_at(self) -> float:
@@ -275,10 +227,6 @@ class ClaimedTask:
     finished_at = processed_at
 
     @property
-    def data(self) -> dict[str, Any]:
-        return self.task_data
-
-    @property
     def can_be_reported(self) -> bool:
         """Return True if the claim brought REPORTED_COLUMNS."""
         return self._created is not None
@@ -326,18 +274,10 @@ class ClaimedTask:
     @classmethod
     def _under(cls, task: Task, task_data: dict[str, Any], sent_at: float) -> Self:
         """Return the term of ``task`` with what the row has of COLUMNS."""
-        assert task.acquired_at is not None
-        term = ClaimTerm(
-            task.holder,
-            task.ttl,
-            task.acquired_at,
-            task.expires_at,
-            task.now,
-            sent_at,
-            database_of(task),
-        )
+        of_term: dict[str, Any] = {name: getattr(task, name) for name in (*OF_TERM, "now")}
         columns = {name: getattr(task, name) for name in COLUMNS}
         columns["grant_id"] = str(task.grant_id)
+        term = ClaimTerm(**of_term, sent_at=sent_at, using=database_of(task))
         claimed = cls(term, task_data, *columns.values())
         claimed._task = task
         return claimed
