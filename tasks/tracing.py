@@ -48,8 +48,7 @@ from leasing.runtime.events import Subscriber, followers, subscribe, unsubscribe
 from tasks.registry import Kind
 
 if TYPE_CHECKING:
-    from tasks.execution.attempt import Execution
-    from tasks.execution.outcomes import Outcome, Refused
+    from tasks.execution.attempt import Attempt, Outcome, Refused
     from tasks.models import Task
     from tasks.querysets.claimed import ClaimedTask
 
@@ -151,7 +150,7 @@ class Tasks:
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
-        #: The spans of attempts, by their holds.
+        #: The spans of attempts, by these.
         self._attempts: WeakKeyDictionary[Any, Following] = WeakKeyDictionary()
         #: Name and trace context of tasks whose messages are about to be sent.
         self._publishing: dict[int, tuple[str, str | None]] = {}
@@ -242,18 +241,18 @@ class Tasks:
                 if span is not None:
                     span.end()
 
-    def _begun(self, executions: Sequence[Execution]) -> None:
-        for execution in executions:
-            claimed = execution.claimed
+    def _begun(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            claimed = attempt.claimed
             if not (claimed.trace_context or is_set_up(self._tracer)):
                 continue
             span = self._begin(
                 "process", "process", claimed, kind=SpanKind.CONSUMER, is_linked=True, inside=True
             )
             if span is not None:
-                self._attempts[execution.hold] = span
-                if execution.kind is Kind.PROCESS:
-                    execution.trace_context = _carried_by(span)
+                self._attempts[attempt] = span
+                if attempt.kind is Kind.PROCESS:
+                    attempt.trace_context = _carried_by(span)
 
     def _renewed(self, holds: Sequence[Any]) -> None:
         for span in filter(None, map(self._attempts.get, holds)):
@@ -263,58 +262,64 @@ class Tasks:
         for span in filter(None, map(self._attempts.get, holds)):
             span.lose(reason)
 
-    def _left(self, executions: Sequence[Execution], *, outcome: Outcome) -> None:
+    def _left(self, attempts: Sequence[Attempt], *, outcome: Outcome) -> None:
         """The attempt has ended, on the thread or coroutine on which it began."""
-        for execution in executions:
-            if (span := self._attempts.get(execution.hold)) is not None:
+        for attempt in attempts:
+            if (span := self._attempts.get(attempt)) is not None:
                 span.leave()
         if not outcome.dropped:
-            self._over(executions, outcome=outcome)
+            self._over(attempts, outcome=outcome)
 
-    def _over(self, executions: Sequence[Execution], *, outcome: Outcome) -> None:
+    def _over(self, attempts: Sequence[Attempt], *, outcome: Outcome) -> None:
         self._storing([outcome])
-        for execution in executions:
-            span = self._attempts.get(execution.hold)
+        for attempt in attempts:
+            span = self._attempts.get(attempt)
             if span is None:
                 continue
             # What its handler has completed itself has nothing to be stored, and what is lost has
             # not.
-            lost = not outcome.verb and execution.hold.is_lost
+            lost = not outcome.verb and attempt.is_lost
             named = "lost" if lost else OUTCOMES.get(outcome.verb, "succeeded")
             span.note({"tasks.outcome": named})
             if isinstance(outcome.value, BaseException):
                 span.fail(outcome.value)
             span.end()
 
-    def _returned(self, executions: Sequence[Execution], *, reason: str) -> None:
+    def _returned(self, attempts: Sequence[Attempt], *, reason: str) -> None:
         """The attempts were given back, while their handlers may still run."""
-        for execution in executions:
-            span = self._attempts.get(execution.hold)
+        for attempt in attempts:
+            span = self._attempts.get(attempt)
             if span is not None and not span.is_over:
-                _keep(span, execution.task, execution.claimed.trace_context)
+                _keep(span, attempt.claimed.task, attempt.claimed.trace_context)
                 span.note({"tasks.outcome": "returned", "tasks.reason": reason})
                 span.end()
 
     def _storing(self, outcomes: Sequence[Outcome]) -> None:
         """Keep the spans of attempts in their rows, if other attempts may follow."""
         for outcome in outcomes:
-            span, claimed = self._attempts.get(outcome.execution.hold), outcome.execution.claimed
+            span, claimed = self._attempts.get(outcome.attempt), outcome.attempt.claimed
             if span is not None and outcome.verb not in ("", "complete"):
                 _keep(span, claimed.task, claimed.trace_context)
 
-    def _stored(self, outcomes: Sequence[Outcome], *, refused: Refused, seconds: float) -> None:
+    def _stored(
+        self,
+        outcomes: Sequence[Outcome],
+        *,
+        refused: Refused,
+        seconds: float,
+    ) -> None:
         began = time.time_ns() - round(seconds * 1e9)
         errors = {id(outcome): error for outcome, error in refused}
         for outcome in outcomes:
-            attempt = self._attempts.get(outcome.execution.hold)
-            if attempt is None or not attempt.is_own:
+            process = self._attempts.get(outcome.attempt)
+            if process is None or not process.is_own:
                 continue  # which no sampler would tell either
             span = begin(
                 self._tracer,
-                f"{outcome.verb} {outcome.execution.claimed.queue}",
-                _attributes_of(outcome.verb, "settle", outcome.execution.claimed),
+                f"{outcome.verb} {outcome.attempt.claimed.queue}",
+                _attributes_of(outcome.verb, "settle", outcome.attempt.claimed),
                 kind=SpanKind.CLIENT,
-                parent=attempt.context,
+                parent=process.context,
                 start=began,
             )
             if span is None:

@@ -17,7 +17,7 @@ from leasing.runtime.events import happened
 from leasing.validation.names import default_holder
 from tasks.exceptions import UnknownQueue
 from tasks.execution import runner
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
 from tasks.execution.chaos import Chaos
 from tasks.execution.context import Context
 from tasks.log import log
@@ -53,9 +53,10 @@ def _consume(key: int, queue: str, holder: str, chaos: bool) -> bool:
     claimed = _claim(key, queue, holder)
     if claimed is None:
         return False
-    execution = Execution(claimed, stopping, watch=_timekeeper().watch)
+    attempt = Attempt(claimed, stopping, _timekeeper().watch)
+    attempt.keep()
     began_at = clock()
-    runner.run(execution, _call, _chaos() if chaos else None)
+    runner.run(attempt, _call, _chaos() if chaos else None)
     happened("attempt.ran", queue=queue, seconds=clock() - began_at)
     if claimed.concurrency_key:
         notify_now(claimed.using, queue)  # another of its key may be published now
@@ -83,17 +84,17 @@ def _claim(key: int, queue: str, holder: str) -> ClaimedTask | None:
     raise AssertionError("the last pause is None")
 
 
-def _call(execution: Execution, context: Context) -> Any:
-    handler = execution.handler
+def _call(attempt: Attempt, context: Context) -> Any:
+    handler = attempt.handler
     assert handler is not None
-    if execution.kind is Kind.PROCESS:
-        execution.start_timeout()  # it begins at once: no process is started here
+    if attempt.kind is Kind.PROCESS:
+        attempt.start_timeout()  # it begins at once: no process is started here
     if handler.is_async:
-        handler = replace(handler, function=_interruptible(execution, handler.function))
-    return runner.call_handler(handler, context, execution.claimed.task_data)
+        handler = replace(handler, function=_interruptible(attempt, handler.function))
+    return runner.call_handler(handler, context, attempt.claimed.task_data)
 
 
-def _interruptible(execution: Execution, function: Callable[..., Any]) -> Callable[..., Any]:
+def _interruptible(attempt: Attempt, function: Callable[..., Any]) -> Callable[..., Any]:
     """The coroutine function ``function``, cancelled when its attempt is over."""
 
     async def run(context: Context, **data: Any) -> Any:
@@ -103,13 +104,13 @@ def _interruptible(execution: Execution, function: Callable[..., Any]) -> Callab
         def interrupt() -> None:
             loop.call_soon_threadsafe(work.cancel)
 
-        execution.interrupt = interrupt
+        attempt.cancel_call = interrupt
         try:
-            if execution.is_over or context.cancelled:
+            if attempt.is_over or context.cancelled:
                 work.cancel()
             return await function(context, **data)
         finally:
-            execution.interrupt = None  # the loop ends with it
+            attempt.cancel_call = None  # the loop ends with it
 
     return run
 

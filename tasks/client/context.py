@@ -15,7 +15,6 @@ from tasks.client.calls import Claimed, RemoteTask, TaskCalls
 from tasks.client.log import log
 from tasks.delays import check_delay
 from tasks.exceptions import TaskCancelled
-from tasks.runtime.latch import Latch
 
 #: Seconds between two reports of progress, at least.
 REPORT_EVERY = 1.0
@@ -50,7 +49,7 @@ class Context:
         self._stopping = stopping
         self._state = claimed.checkpoint
         #: Set once there is something to hear of: it ends the pauses of the handler.
-        self.notified = Latch()
+        self.notified = threading.Event()
 
     @property
     def task(self) -> RemoteTask:

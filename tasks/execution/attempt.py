@@ -1,35 +1,34 @@
-"""A claimed task in this process, from the claim until its outcome is stored.
+"""One attempt: the term of a claimed task in this process, until its outcome is stored.
 
 Its handler, its timeout or a worker that stops may end it. The outcome of the first is stored,
 those of the others are dropped.
 
 It may wait for a slot before its handler starts. Its lease is renewed from the claim on; its
-timeout counts from the start. There are many executions, so each uses as little memory as possible.
+timeout counts from the start. There are many attempts, and most end long before any renewal: what
+that needs is filled in for those that last.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from datetime import timedelta
+from typing import Any, Protocol
 
-from leasing.holding.keeper import Keeper, keeper
-from leasing.holding.term import keep_all
+from leasing.holding.term import Term
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
+from leasing.stores.rows import row_store
 from tasks import registry
-from tasks.execution.cancellation import Interruption
-from tasks.execution.claimed_hold import ClaimedHold
-from tasks.execution.context import Context
 from tasks.models import Task
-from tasks.querysets.claimed import ClaimedTask
+from tasks.querysets import TaskQuerySet
+from tasks.querysets.claimed import ClaimedTask, resource_of
 from tasks.runtime import marks
-from tasks.runtime.latch import Latch
-
-Watch = Callable[["Execution"], object]
 
 #: The share of its progress timeout for which a task may wait for a slot without a report.
 SILENCE = 0.1
+#: The verbs that are stored for many at once.
+COMPLETE, FAIL = "complete", "fail"
 
 
 class Carrier(Protocol):
@@ -42,65 +41,129 @@ class Carrier(Protocol):
 _lock = threading.Lock()
 
 
-class Execution:
-    """One attempt of ``task``, which was just claimed. Its lease is renewed from now on, unless
-    ``keep`` is False: then the caller keeps its hold. ``watch`` is called when its timeout
-    starts."""
+class Latch:
+    """An event that costs next to nothing until somebody waits for it. Is set once; ``set``,
+    ``is_set`` and ``wait`` are those of ``threading.Event``."""
 
+    # The class's until they are set: there are two for each task.
+    _is_set: bool = False
+    _event: threading.Event | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._event is not None:
+            self._event.set()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        with _lock:
+            event = self._event = self._event or threading.Event()
+        # A thread that set it before this line may not have seen the event; a later one will.
+        return self._is_set or event.wait(timeout)
+
+
+class Attempt(Term):
+    """One attempt of a task.
+
+    Args:
+        claimed: The task, which was just claimed.
+        stopping: Set when the whole worker is to stop.
+        watch: Called with this object when its timeout starts.
+    """
+
+    is_prompt = True
     # Defaults are the class's until they are set, as in ``Term``.
     #: The part that ended it: "handler", "timeout" or "stop"; empty while none has.
     ended_by: str = ""
     #: Its carrier: a thread, a coroutine's loop; None while it waits for a slot.
     carrier: Carrier | None = None
-    #: Ends what can be ended from outside: a coroutine. May be called on any thread.
-    interrupt: Callable[[], object] | None = None
+    #: Cancels the call of its handler, where that can be done: a coroutine. Called on any thread.
+    cancel_call: Callable[[], object] | None = None
     #: The headers by which a child process goes on with its trace; None while it has none.
     trace_context: str | None = None
+    #: The name of the requester of the cancellation; empty while there is none.
+    cancelled_by: str = ""
+    #: The end of the timeout on the holder's clock; None while there is none.
+    deadline: float | None = None
 
     def __init__(
         self,
-        task: Task | ClaimedTask,
+        claimed: ClaimedTask,
         stopping: threading.Event,
-        *,
-        keeper: Keeper = keeper,
-        watch: Watch | None = None,
-        keep: bool = True,
+        watch: Callable[[Attempt], object] | None = None,
     ) -> None:
-        self.claimed = claimed = task if isinstance(task, ClaimedTask) else ClaimedTask.of(task)
+        self.claimed = claimed
+        self.stopping = stopping
         self.handler = handler = registry.get(claimed.name)
-        timeout = claimed.timeout or (handler.timeout if handler is not None else None)
+        self.timeout = claimed.timeout or (handler.timeout if handler is not None else None)
         #: The kind of its executor; of a task without a handler, the kind it was claimed for.
         self.kind = registry.Kind.of(claimed.kind) if handler is None else handler.kind
-        self.interruption = Interruption(stopping, timeout)
+        #: Set with the first thing there is to hear of: it ends the pauses of the handler.
+        self.notified = Latch()
         #: Set when the handler has ended, in whatever way.
         self.ended = Latch()
         self._watch = watch
-        self.hold = ClaimedHold(claimed, self)
-        if keep:
-            self.hold.keep(keeper)
 
-    @classmethod
-    def of_claim(
-        cls, claimed: Sequence[ClaimedTask], stopping: threading.Event, watch: Watch
-    ) -> list[Execution]:
-        """One for each of the tasks that were ``claimed`` by one request, all of them kept."""
-        executions = [cls(each, stopping, watch=watch, keep=False) for each in claimed]
-        keep_all([execution.hold for execution in executions])
-        return executions
+    def __getattr__(self, name: str) -> Any:
+        """Fill in what the store answered, at the first look at any of it."""
+        if name.startswith("_") or "store" in self.__dict__:
+            raise AttributeError(name, name=name, obj=self)
+        claimed, term = self.claimed, self.claimed.term
+        super().__init__(
+            claimed.id,
+            claimed.grant_id,
+            claimed.fencing_token,
+            term.holder,
+            resource_of(claimed.id),
+            term.seconds,
+            term.granted_until - term.sent_at,
+            term.expires_at,
+            term.sent_at,
+            store=row_store(Task, term.using),
+        )
+        return getattr(self, name)
+
+    # As a term
 
     @property
-    def task(self) -> Task:
-        """The model instance."""
+    def granted_until(self) -> float:
+        return self.claimed.term.granted_until
+
+    @property
+    def held_row(self) -> Task:
         return self.claimed.task
 
+    def goes_on(self) -> bool:
+        carrier = self.carrier
+        return carrier is None or carrier.is_alive()
+
+    def _tell_lost(self) -> None:
+        self.end_work()
+
+    def _tell_asked(self) -> None:
+        self.cancel(self.yield_to)
+
+    def follow(self) -> None:
+        """Tell that it begins: the work of this thread or coroutine is a part of it."""
+        happened("attempt.begun", [self])
+
+    # Its begin
+
     @property
-    def using(self) -> str:
-        return self.claimed.using
+    def needs_progress_report(self) -> bool:
+        """Return True if it has waited so long for its slot that its time for progress would end
+        too early."""
+        timeout = self.claimed.progress_timeout
+        if timeout is None:
+            return False
+        return clock() - self.claimed.sent_at > SILENCE * timeout.total_seconds()
 
     def start_timeout(self) -> None:
-        """The attempt begins now: it is watched from here on."""
-        if self.interruption.timeout is not None:
-            self.interruption.start_timeout()
+        """Count its timeout, if it has one, from now on."""
+        if self.timeout is not None:
+            self.deadline = clock() + self.timeout.total_seconds()
             if self._watch is not None:
                 self._watch(self)
 
@@ -120,34 +183,20 @@ class Execution:
                 marks.current.clear([self.claimed.grant])
             else:
                 # A renewal may be on its way.
-                marks.current.keep(self.claimed.grant, 2 * self.hold.ttl)
+                marks.current.keep(self.claimed.grant, 2 * self.ttl)
+
+    # Its end
 
     @property
-    def owes_a_word(self) -> bool:
-        """Return True if it has waited so long for its slot that its time for progress would end
-        too early."""
-        timeout = self.claimed.progress_timeout
-        if timeout is None:
-            return False
-        return clock() - self.claimed.sent_at > SILENCE * timeout.total_seconds()
+    def timeout_error(self) -> TimeoutError:
+        """Return the error of an attempt whose timeout is over."""
+        seconds = (self.timeout or timedelta(0)).total_seconds()
+        return TimeoutError(f"The attempt ran longer than its timeout of {seconds:.12g} s.")
 
     @property
     def is_over(self) -> bool:
         """Return True if any further work of the handler is in vain."""
-        return self.hold.is_lost or self.ended_by in ("timeout", "stop")
-
-    def goes_on(self) -> bool:
-        """Return True unless what carried it has ended."""
-        carrier = self.carrier
-        return carrier is None or carrier.is_alive()
-
-    def follow(self) -> None:
-        """Tell that the attempt begins: the work of this thread or coroutine is a part of it."""
-        happened("attempt.begun", [self])
-
-    def context(self) -> Context:
-        """Return the context for the handler."""
-        return Context(self.claimed, self.hold, self.interruption.stopping, self.interruption)
+        return bool(self.reason) or self.ended_by in ("timeout", "stop")
 
     def end_by(self, by: str) -> bool:
         """Return True if ``by`` is the first to end it, and so stores its outcome."""
@@ -159,15 +208,52 @@ class Execution:
 
     def end_work(self) -> None:
         """Tell the handler that it is over, and interrupt it where that can be done."""
-        self.interruption.notified.set()
-        if self.interrupt is not None:
-            self.interrupt()
-
-    def lose(self) -> None:
-        """The task is lost."""
-        self.end_work()
+        self.notified.set()
+        cancel_call = self.cancel_call
+        if cancel_call is not None:
+            cancel_call()
 
     def cancel(self, by: str) -> None:
-        """``by`` asked for the task to be cancelled."""
-        self.interruption.cancel(by)
+        """Pass on that ``by`` asked for the cancellation."""
+        self.cancelled_by = by
         self.end_work()
+
+
+class Outcome:
+    """The outcome of ``attempt``, to be stored (``tasks.execution.completer``): the ``value`` of a
+    result or an error, or else ``store``, which is called with the rows and the task. Without a
+    ``verb`` there is nothing to store."""
+
+    # Defaults are the class's until they are set.
+    #: True if it came too late: the attempt was ended by another.
+    dropped: bool = False
+    #: The moment at which it was handed in to be stored, on the holder's clock.
+    ended_at: float = 0.0
+    #: True if a thread that has ended began to store it: how far it came is unknown.
+    is_unsure: bool = False
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        verb: str = "",
+        value: Any = None,
+        store: Callable[[TaskQuerySet, Task], object] | None = None,
+    ) -> None:
+        self.attempt = attempt
+        self.verb = verb
+        self.value = value
+        self.store = store
+        #: True if nothing is left to do about it.
+        self.is_done = not verb
+
+    def close(self, by: str) -> None:
+        """The attempt is over, and nobody but ``by`` ends it from now on, unless somebody else
+        was first."""
+        attempt = self.attempt
+        attempt.expect_end()
+        if self.verb and not attempt.end_by(by):
+            self.dropped = attempt.ended_by != by
+
+
+#: Outcomes that were refused, and the reasons.
+Refused = Sequence[tuple[Outcome, BaseException]]

@@ -1,24 +1,36 @@
 """Collect the outcomes of attempts and store them together: at once if there is little to do,
 otherwise after a few milliseconds, or some more while many come: a statement for hundreds takes
-less for each. Outcomes that come during a statement are stored by the next."""
+less for each. Outcomes that come during a statement are stored by the next.
+
+If the database does not answer, storing is tried again while the worker may trust its leases, and a
+little longer. If the answer to an earlier try was lost, the grants of the rows show that it was
+stored. If the database refuses many together, they are tried one by one, so that one bad result
+does not affect the others.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
-from django.db import connections
+from django.db import Error, connections
 
+from leasing.exceptions import LeaseLost
 from leasing.holding.keeper import keeper
+from leasing.holding.term import detach_all
 from leasing.runtime.clock import clock
+from leasing.runtime.events import happened
 from leasing.runtime.threads import CallbackThreads, apart, note_replaced
 from tasks.conf import task_settings
-from tasks.execution.attempt import Execution
-from tasks.execution.outcome_store import store_outcomes
-from tasks.execution.outcomes import Outcome
+from tasks.exceptions import NotSerializable
+from tasks.execution.attempt import COMPLETE, FAIL, Attempt, Outcome, Refused
+from tasks.log import log
+from tasks.models import Task
+from tasks.querysets import TaskQuerySet, TaskStatus
+from tasks.runtime import marks
 from tasks.runtime.connection import lasting_connection
 from tasks.runtime.timing import USUAL, Timing
 
@@ -69,12 +81,12 @@ class Completer:
         self._closed = False
 
     @property
-    def executions(self) -> list[Execution]:
+    def attempts(self) -> list[Attempt]:
         """Return the attempts whose outcome is not stored yet."""
         # In this order: what begins to be stored between the two looks is found by the second.
         waiting = self._waiting.copy()
         under_way = [outcome for each in list(self._under_way.values()) for outcome in each]
-        return [outcome.execution for outcome in (*waiting, *under_way)]
+        return [outcome.attempt for outcome in (*waiting, *under_way)]
 
     @property
     def is_full(self) -> bool:
@@ -105,12 +117,12 @@ class Completer:
     def _waits_too_long(self, outcomes: Iterable[Outcome]) -> bool:
         now = clock()
         for outcome in outcomes:  # the oldest first
-            hold = outcome.execution.hold
+            attempt = outcome.attempt
             answers = self._timing.stuck_after_answers * task_settings.ANSWER_TIMEOUT
-            limit = max(self._timing.stuck_after * hold.ttl, answers)
+            limit = max(self._timing.stuck_after * attempt.claimed.term.seconds, answers)
             if now - max(outcome.ended_at, self._down_at) <= limit:
                 return False
-            if not hold.is_lost:
+            if not attempt.is_lost:
                 return True
         return False
 
@@ -184,7 +196,7 @@ class Completer:
         with self._wakes:
             writer, self._closed = self._writer, True
             self._wakes.notify_all()
-        if writer is not None and patience and not self.executions:
+        if writer is not None and patience and not self.attempts:
             writer.join(patience)
 
     def _start(self) -> bool:
@@ -253,3 +265,167 @@ class Completer:
             until += delay
             if came < MANY_COME or until > began_at + LONGEST_DELAY * delay:
                 return
+
+
+# Storing
+
+
+def store_outcomes(
+    outcomes: list[Outcome],
+    database_down: Callable[[bool], object] = bool,
+    pauses: Sequence[float] = USUAL.store_pauses,
+) -> None:
+    """Store ``outcomes``, each only under its grant. Raises nothing.
+
+    Args:
+        outcomes: The outcomes of attempts that have ended.
+        database_down: Called with True if the database does not answer, else with False.
+        pauses: The pauses between tries, in seconds.
+    """
+    try:
+        for outcome in outcomes:
+            if outcome.dropped:
+                _drop(outcome)
+        _store_until_stored(_left(outcomes), database_down, pauses)
+    except BaseException:  # pragma: no cover - an error here must reach no worker
+        log.task_result_failed(exc_info=True)
+    finally:
+        database_down(False)
+        detach_all([outcome.attempt for outcome in outcomes])
+        if marks.current is not None:
+            ours = [each for each in outcomes if not each.dropped]  # who ended those sees to them
+            stored = [each for each in ours if each.is_done and each.verb]
+            marks.current.clear([each.attempt.claimed.grant for each in stored])
+            for outcome in ours:
+                if not (outcome.is_done and outcome.verb):
+                    # Without a verb it is lost: until the lease has run out its row looks as it
+                    # did.
+                    outcome.attempt.clear_mark(is_stored=False)
+
+
+def _drop(outcome: Outcome) -> None:
+    attempt, outcome.is_done = outcome.attempt, True
+    reason = f"its attempt was already over ({attempt.ended_by})"
+    log.task_result_dropped(attempt.claimed, verb=outcome.verb, reason=reason)
+    if outcome.verb == COMPLETE:
+        try:
+            attempt.refused(outcome.verb, reason)
+        except Exception as error:
+            log.task_note_failed(attempt.claimed, error=error)
+
+
+def _store_until_stored(
+    left: list[Outcome], database_down: Callable[[bool], object], pauses: Sequence[float]
+) -> None:
+    if not left:
+        return
+    using = left[0].attempt.claimed.using
+    rows = Task.objects.using(using)
+    unsure = any(outcome.is_unsure for outcome in left)
+    for pause in (*pauses, None):
+        try:
+            _store(_not_arrived(left, rows) if unsure else left, rows)
+            return
+        except Error as error:
+            failure, is_first, unsure = error, not unsure, True
+        connections[using].close()
+        answers = _answers(using)
+        if answers and len(left) > 1:
+            with contextlib.suppress(Error):
+                for outcome in _not_arrived(_left(left), rows):
+                    with contextlib.suppress(Error):
+                        _store([outcome], rows)
+        left = _left(left)
+        database_down(not answers)
+        if not left:
+            return
+        if pause is None:
+            for outcome in left:
+                log.task_result_not_stored(outcome.attempt.claimed, error=failure, exc_info=failure)
+            return
+        if is_first:
+            log.task_result_delayed(left[0].attempt.claimed, error=failure, waiting=len(left))
+        threading.Event().wait(pause)
+
+
+def _store(outcomes: list[Outcome], rows: TaskQuerySet) -> None:
+    """Store all of ``outcomes`` in ``rows``, their database. Raises Error when that does not
+    answer; what it refuses is logged, and done with."""
+    _store_alike([each for each in outcomes if each.verb == COMPLETE], rows)
+    # Those too whose output turned out to be none.
+    _store_alike([each for each in outcomes if each.verb == FAIL and not each.is_done], rows)
+    for outcome in outcomes:
+        if outcome.store is not None and not outcome.is_done:
+            _store_alike([outcome], rows)
+
+
+def _store_alike(outcomes: list[Outcome], rows: TaskQuerySet) -> None:
+    """Store ``outcomes`` of one verb."""
+    if not outcomes:
+        return
+    refused: Refused
+    try:
+        began_at = clock()
+        happened("outcomes.storing", outcomes)
+        refused = _write(outcomes, rows)
+        happened("outcomes.stored", outcomes, refused=refused, seconds=clock() - began_at)
+    except Error:
+        raise
+    except BaseException as failure:  # sys.exit() too, in what asks a retry policy
+        if len(outcomes) > 1:
+            for outcome in outcomes:
+                _store_alike([outcome], rows)
+            return
+        refused = [(outcomes[0], failure)]
+    for outcome in outcomes:
+        outcome.is_done = True
+    for outcome, error in refused:
+        claimed = outcome.attempt.claimed
+        if isinstance(error, NotSerializable) and outcome.verb == COMPLETE:
+            outcome.verb, outcome.value, outcome.is_done = FAIL, error, False
+        elif isinstance(error, LeaseLost):
+            log.task_result_dropped(claimed, reason=f"lease lost ({error.reason})")
+        else:
+            log.task_result_not_stored(claimed, error=error, exc_info=error)
+
+
+def _write(outcomes: list[Outcome], rows: TaskQuerySet) -> Sequence[tuple[Outcome, BaseException]]:
+    """Call the verb of ``outcomes``. Return those that it refused, and the reasons."""
+    first = outcomes[0]
+    if first.store is not None:
+        first.store(rows, first.attempt.claimed.task)
+        return []
+    refused: Sequence[tuple[object, BaseException]]
+    if first.verb == COMPLETE:
+        refused = rows.complete_claimed([(each.attempt.claimed, each.value) for each in outcomes])
+        known = {id(each.attempt.claimed): each for each in outcomes} if refused else {}
+    else:
+        _, refused = rows.fail_many([(each.attempt.claimed.task, each.value) for each in outcomes])
+        known = {id(each.attempt.claimed.task): each for each in outcomes}
+    return [(known[id(row)], error) for row, error in refused]
+
+
+def _not_arrived(outcomes: list[Outcome], rows: TaskQuerySet) -> list[Outcome]:
+    """Return the part of ``outcomes`` that no earlier try, whose answer was lost, has stored after
+    all."""
+    keys = [outcome.attempt.claimed.id for outcome in outcomes]
+    ended = rows.filter(pk__in=keys, released_at__isnull=False)
+    arrived = set(ended.exclude(status=TaskStatus.RUNNING).values_list("pk", "grant_id"))
+    for outcome in outcomes:
+        claimed = outcome.attempt.claimed
+        outcome.is_done = (claimed.id, claimed.grant_id) in arrived
+    return _left(outcomes)
+
+
+def _answers(using: str) -> bool:
+    """Return True if the database answers."""
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except Error:
+        return False
+    return True
+
+
+def _left(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if not outcome.is_done]

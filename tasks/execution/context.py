@@ -9,7 +9,6 @@ locked until the commit, could not be renewed.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -21,15 +20,14 @@ from django.db import Error, transaction
 
 from leasing.db.dialects import in_transaction, refuse_transaction
 from leasing.exceptions import LeaseLost
-from leasing.holding.term import Term
 from leasing.runtime.clock import clock
-from tasks.execution.cancellation import Interruption
+from tasks.exceptions import TaskCancelled
 from tasks.log import log
 from tasks.payload import check_json
-from tasks.querysets.claimed import ClaimedTask, instance_of
 from tasks.querysets.compensation import Compensated, compensated
 
 if TYPE_CHECKING:
+    from tasks.execution.attempt import Attempt
     from tasks.models import Task
 
 #: Seconds between writes of progress.
@@ -102,47 +100,36 @@ class Context:
     #: The moment of the latest write.
     _written_at: float = float("-inf")
 
-    def __init__(
-        self,
-        task: Task | ClaimedTask,
-        hold: Term,
-        stopping: threading.Event,
-        interruption: Interruption | None = None,
-    ) -> None:
-        self._given = task
-        self._hold = hold
-        self._interruption = interruption or Interruption(stopping)
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        #: The task, as far as the claim read it.
+        self.claimed = attempt.claimed
 
     @property
     def task(self) -> Task:
         """The task, as it was claimed. A column that the claim did not return is read on first use;
         a coroutine calls ``load`` before."""
-        return instance_of(self._given)
-
-    @property
-    def claimed(self) -> Task | ClaimedTask:
-        """``task``, or only the columns that the claim read if no model instance was made yet."""
-        return self._given
+        return self.claimed.ended_task
 
     @property
     def attempt(self) -> int:
         """The number of this attempt; the first is 1."""
-        return self._given.attempts
+        return self.claimed.attempts
 
     @property
     def fencing_token(self) -> int:
         """Greater than the token of any earlier attempt: let your targets reject lower ones."""
-        return self._hold.fencing_token
+        return self.claimed.fencing_token
 
     @property
     def stopping(self) -> bool:
         """Return True if the worker was asked to stop: finish soon, or ``give_back``."""
-        return self._interruption.stopping.is_set()
+        return self._attempt.stopping.is_set()
 
     @property
     def cancelled(self) -> bool:
         """Return True if someone asked for the task to be cancelled."""
-        return bool(self._interruption.cancelled_by)
+        return bool(self._attempt.cancelled_by)
 
     @property
     def state(self) -> Any:
@@ -162,9 +149,12 @@ class Context:
 
         Call it between the steps of long work, and let the error propagate: the worker handles it.
         """
-        self._interruption.check_timeout()
-        self._hold.ensure()
-        self._interruption.check_cancelled()
+        attempt = self._attempt
+        if attempt.deadline is not None and clock() >= attempt.deadline:
+            raise attempt.timeout_error
+        attempt.ensure()
+        if attempt.cancelled_by:
+            raise TaskCancelled(f"Cancellation was requested by {attempt.cancelled_by}.")
 
     def wait(self, seconds: float) -> bool:
         """Sleep for ``seconds``, or until the worker is asked to stop. Returns ``stopping``.
@@ -172,10 +162,10 @@ class Context:
         Ends early, and raises as ``ensure`` does, after a loss, a timeout or a cancellation. Not
         for coroutines, which are cancelled at any await.
         """
-        deadline = self._interruption.deadline
+        deadline = self._attempt.deadline
         if deadline is not None:
             seconds = min(seconds, max(0.0, deadline - clock()))
-        self._interruption.notified.wait(seconds)
+        self._attempt.notified.wait(seconds)
         self.ensure()
         return self.stopping
 
@@ -201,7 +191,7 @@ class Context:
         value = {key: said for key, said in given.items() if said is not None} | more
         check_json(value, "progress")
         self._waiting, self._waits = value or self._waiting, True
-        timeout, every = self._given.progress_timeout, EVERY
+        timeout, every = self.claimed.progress_timeout, EVERY
         if timeout is not None:
             # A report that waits here must not look like a stalled handler.
             every = min(EVERY, timeout.total_seconds() / 3)
@@ -302,16 +292,16 @@ class Context:
             if self._waits:
                 self._write_progress()
             # The keeper may find the task ended before this thread has stopped its renewals.
-            self._hold.expect_end()
+            self._attempt.expect_end()
             self._rows.complete(self.task, end.output)
         self.completed = True
-        self._hold.detach()
+        self._attempt.detach()
 
     def flush(self) -> None:
         """Write the progress that still waits. The worker calls it when the handler ends, before
         the result is stored, which matters more. Raises nothing."""
         # Not after a loss: its refusal would be recorded in place of the result's.
-        if not self._waits or not self._hold.valid:
+        if not self._waits or not self._attempt.valid:
             return
         try:
             self._write_progress()
@@ -355,6 +345,6 @@ class Context:
         try:
             yield
         except LeaseLost as loss:
-            if loss.resource == self._hold.resource:
-                self._hold.mark_lost(loss.reason)
+            if loss.resource == self._attempt.resource:
+                self._attempt.mark_lost(loss.reason)
             raise

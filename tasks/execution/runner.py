@@ -1,7 +1,7 @@
 """Run one claimed task: call its handler, and determine the outcome.
 
 An error of a handler never reaches the worker: it fails the attempt. Outcomes are stored by
-``tasks.execution.outcome_store``, many together.
+``tasks.execution.completer``, many together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -22,13 +21,11 @@ from leasing.db.dialects import in_transaction
 from leasing.exceptions import LeaseLost
 from leasing.runtime.events import happened
 from tasks.exceptions import Snooze, TaskCancelled
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import COMPLETE, FAIL, Attempt, Outcome
 from tasks.execution.chaos import Chaos
+from tasks.execution.completer import store_outcomes
 from tasks.execution.context import Context
-from tasks.execution.outcome_store import store_outcomes
-from tasks.execution.outcomes import COMPLETE, FAIL, Outcome
 from tasks.log import log
-from tasks.models import Task
 from tasks.parameters import OTHER_RELEASE
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind
 from tasks.runtime import forks
@@ -38,8 +35,8 @@ from tasks.runtime.timing import USUAL, Timing
 LEFT_OPEN = "The handler left a transaction open; its writes are rolled back."
 STOPPED = "its worker was stopped"
 
-#: Calls the handler of an execution, and returns what it returns.
-Call = Callable[[Execution, Context], Any]
+#: Calls the handler of an attempt, and returns what it returns.
+Call = Callable[[Attempt, Context], Any]
 
 
 class _Thread(threading.local):
@@ -57,7 +54,7 @@ def _note_connection(**_named: Any) -> None:
 
 
 def run(
-    execution: Execution,
+    attempt: Attempt,
     call: Call | None = None,
     chaos: Chaos | None = None,
     timing: Timing = USUAL,
@@ -65,32 +62,48 @@ def run(
     """Run an attempt to its end on this thread, and store the outcome. Raises nothing.
 
     Args:
-        execution: The attempt.
+        attempt: The attempt, which is kept.
         call: Calls the handler; by default on this thread.
         chaos: Faults for demonstrations.
         timing: How often storing is tried again.
     """
-    execution.carrier = threading.current_thread()
+    attempt.carrier = threading.current_thread()
     try:
-        store_outcomes([work(execution, call, chaos)], pauses=timing.store_pauses)
+        store_outcomes([work(attempt, call, chaos)], pauses=timing.store_pauses)
     finally:
-        execution.hold.drop()  # whatever was raised into this thread: nobody carries it on
+        attempt.detach()  # whatever was raised into this thread: nobody carries it on
     tidy()
 
 
-def work(execution: Execution, call: Call | None = None, chaos: Chaos | None = None) -> Outcome:
+def work(attempt: Attempt, call: Call | None = None, chaos: Chaos | None = None) -> Outcome:
     """Return the outcome of an attempt, which is to be stored: ``run`` without that. Arguments are
     those of ``run``. Raises nothing."""
     tidy()
-    outcome = before(execution)
+    outcome = before(attempt)
     if outcome is None:
-        execution.follow()
-        stalled = chaos is not None and chaos.strike(execution.hold)
-        outcome = _attempt(execution, call)
+        attempt.follow()
+        stalled = chaos is not None and chaos.strike(attempt)
+        context = Context(attempt)
+        try:
+            if attempt.needs_progress_report:
+                context.progress()
+            if call is not None:
+                output = call(attempt, context)
+            else:
+                attempt.set_mark()
+                assert attempt.handler is not None
+                output = call_handler(attempt.handler, context, attempt.claimed.task_data)
+        except BaseException as error:
+            outcome = judge(attempt, context, error=error)
+        else:
+            outcome = judge(attempt, context, output)
+        finally:
+            attempt.ended.set()
+            context.flush()
         if chaos is not None and stalled and outcome.verb:
-            chaos.run_late(execution.hold)
+            chaos.run_late(attempt)
     outcome.close("handler")
-    happened("attempt.left", [execution], outcome=outcome)
+    happened("attempt.left", [attempt], outcome=outcome)
     return outcome
 
 
@@ -100,142 +113,103 @@ def tidy() -> None:
         close_old_connections()
 
 
-def before(execution: Execution) -> Outcome | None:
-    """Return the outcome of ``execution`` without a call of its handler, because of an event while
-    it waited for a slot, or because there is none; None: the attempt begins now. Raises nothing."""
+def before(attempt: Attempt) -> Outcome | None:
+    """Return the outcome of ``attempt`` without a call of its handler, because of an event while it
+    waited for a slot, or because there is none; None: it begins now. Raises nothing."""
+    handler, claimed = attempt.handler, attempt.claimed
     try:
-        return _hindrance(execution)
+        if handler is None:
+            reason = (
+                f"No handler is registered for {claimed.name!r}: this worker lacks its module, "
+                "as during a deploy."
+            )
+        elif reason := handler.parameters.mismatch(claimed.task_data):
+            reason += f" {OTHER_RELEASE}"
+        if reason:  # this worker may be too old for it, or too new
+            attempt.ended.set()
+            log.task_no_handler(claimed, reason=reason)
+            return _returned(attempt, reason, UNKNOWN_DELAY)
+        if attempt.stopping.is_set():
+            return _returned(attempt, STOPPED, begun=False)
+        if not attempt.valid:  # also where nobody had the time to say so: it was suspended
+            log.task_lost(claimed, reason="before it started")
+            return Outcome(attempt)
+        if attempt.cancelled_by:
+            return _cancelled(attempt)
+        if attempt.kind is not Kind.PROCESS:
+            attempt.start_timeout()  # a process may have to start first
+        return None
     except Exception as error:  # there can be no thread more that would watch its timeout
-        log.task_not_begun(execution.claimed, error=error, exc_info=True)
-        execution.ended.set()
-        return Outcome(execution, FAIL, error)
+        log.task_not_begun(claimed, error=error, exc_info=True)
+        attempt.ended.set()
+        return Outcome(attempt, FAIL, error)
 
 
-def _hindrance(execution: Execution) -> Outcome | None:
-    if execution.handler is None:
-        return _not_here(
-            execution,
-            f"No handler is registered for {execution.claimed.name!r}: this worker lacks its "
-            "module, as during a deploy.",
-        )
-    if reason := execution.handler.parameters.mismatch(execution.claimed.task_data):
-        return _not_here(execution, f"{reason} {OTHER_RELEASE}")
-    if execution.interruption.stopping.is_set():
-        return _returned(execution, STOPPED, begun=False)
-    hold, by = execution.hold, execution.interruption.cancelled_by
-    if not hold.valid:  # also where nobody had the time to say so: the machine was suspended
-        log.task_lost(execution.claimed, reason="before it started")
-        return Outcome(execution)
-    if by:
-        return _cancelled(execution, by)
-    if execution.interruption.timeout is not None and execution.kind is not Kind.PROCESS:
-        execution.start_timeout()  # a process may have to start first
-    return None
-
-
-def time_out(execution: Execution, timing: Timing = USUAL) -> None:
+def time_out(attempt: Attempt, timing: Timing = USUAL) -> None:
     """Fail an attempt whose timeout is over, whether its handler can be ended or not."""
-    if not execution.end_by("timeout"):
+    if not attempt.end_by("timeout"):
         return
-    execution.end_work()
-    if execution.kind is not Kind.THREAD:
-        execution.ended.wait(timing.end_patience)
-    error = execution.interruption.timeout_error()
-    log.task_timed_out(execution.claimed, error=error)
+    attempt.end_work()
+    if attempt.kind is not Kind.THREAD:
+        attempt.ended.wait(timing.end_patience)
+    error = attempt.timeout_error
+    log.task_timed_out(attempt.claimed, error=error)
     with lasting_connection():
-        outcome = judge(execution, execution.context(), error=error)
+        outcome = judge(attempt, Context(attempt), error=error)
         outcome.close("timeout")
-        happened("attempt.over", [execution], outcome=outcome)
+        happened("attempt.over", [attempt], outcome=outcome)
         store_outcomes([outcome], pauses=timing.store_pauses)
     connections.close_all()
 
 
-def _attempt(execution: Execution, call: Call | None) -> Outcome:
-    context = execution.context()
-    try:
-        if execution.owes_a_word:
-            context.progress()
-        if call is None:
-            execution.set_mark()
-            assert execution.handler is not None
-            output = call_handler(execution.handler, context, execution.claimed.task_data)
-        else:
-            output = call(execution, context)
-    except BaseException as error:
-        context.flush()
-        return judge(execution, context, error=error)
-    finally:
-        execution.ended.set()
-    context.flush()
-    return judge(execution, context, output)
-
-
 def judge(
-    execution: Execution,
-    context: Context,
-    output: Any = None,
-    error: BaseException | None = None,
+    attempt: Attempt, context: Context, output: Any = None, error: BaseException | None = None
 ) -> Outcome:
     """Return the outcome of an attempt whose handler has ended.
 
     Args:
-        execution: The attempt.
+        attempt: The attempt.
         context: The context that the handler had.
         output: The value that it returned.
         error: The error that it raised; None if it returned.
     """
     if context.completed:
         if error is not None:
-            log.task_failed_after_end(execution.claimed, error=repr(error))
-        execution.clear_mark(is_stored=True)
-        return Outcome(execution)
+            log.task_failed_after_end(attempt.claimed, error=repr(error))
+        attempt.clear_mark(is_stored=True)
+        return Outcome(attempt)
     if error is None and context.given_back is not None:
-        reason, delay = context.given_back
-        return _returned(execution, reason, delay)
+        return _returned(attempt, *context.given_back)
     if error is None:
-        return Outcome(execution, COMPLETE, output)
-    return _judge_error(execution, error)
-
-
-def _judge_error(execution: Execution, error: BaseException) -> Outcome:
-    hold = execution.hold
-    ours = isinstance(error, asyncio.CancelledError)
-    if (ours and hold.is_lost) or (
-        isinstance(error, LeaseLost) and error.resource == hold.resource and not hold.valid
-    ):
-        log.task_lost(
-            execution.claimed, reason=getattr(error, "reason", "its coroutine was cancelled")
-        )
-        return Outcome(execution)
-    by = execution.interruption.cancelled_by
-    if isinstance(error, TaskCancelled) or (ours and by):
-        return _cancelled(execution, by)
+        return Outcome(attempt, COMPLETE, output)
+    was_cancelled = isinstance(error, asyncio.CancelledError)
+    if was_cancelled and attempt.is_lost:
+        log.task_lost(attempt.claimed, reason="its coroutine was cancelled")
+        return Outcome(attempt)
+    if isinstance(error, LeaseLost) and error.resource == attempt.resource and not attempt.valid:
+        log.task_lost(attempt.claimed, reason=error.reason)
+        return Outcome(attempt)
+    if isinstance(error, TaskCancelled) or (was_cancelled and attempt.cancelled_by):
+        return _cancelled(attempt)
     if isinstance(error, Snooze):
-        tasks = Task.objects.using(execution.using)
-        store = partial(tasks.snooze, execution.task, error.delay, str(error))
-        return Outcome(execution, "snooze", store=store)
-    return Outcome(execution, FAIL, error)
+        delay, reason = error.delay, str(error)
+        return Outcome(attempt, "snooze", store=lambda rows, task: rows.snooze(task, delay, reason))
+    return Outcome(attempt, FAIL, error)
 
 
-def _cancelled(execution: Execution, by: str) -> Outcome:
-    tasks = Task.objects.using(execution.using)
-    store = partial(tasks.accept_cancel, execution.task, by=by)
-    return Outcome(execution, "cancel", store=store)
+def _cancelled(attempt: Attempt) -> Outcome:
+    by = attempt.cancelled_by
+    return Outcome(attempt, "cancel", store=lambda rows, task: rows.accept_cancel(task, by=by))
 
 
 def _returned(
-    execution: Execution, reason: str, delay: timedelta = timedelta(0), *, begun: bool = True
+    attempt: Attempt, reason: str, delay: timedelta = timedelta(0), *, begun: bool = True
 ) -> Outcome:
-    tasks = Task.objects.using(execution.using)
-    store = partial(tasks.give_back, execution.task, reason, delay=delay, begun=begun)
-    return Outcome(execution, "give back", store=store)
-
-
-def _not_here(execution: Execution, reason: str) -> Outcome:
-    """Give back a task for which this worker may be too old, or too new."""
-    execution.ended.set()
-    log.task_no_handler(execution.claimed, reason=reason)
-    return _returned(execution, reason, UNKNOWN_DELAY)
+    return Outcome(
+        attempt,
+        "give back",
+        store=lambda rows, task: rows.give_back(task, reason, delay=delay, begun=begun),
+    )
 
 
 # Calling
@@ -244,9 +218,13 @@ def _not_here(execution: Execution, reason: str) -> Outcome:
 def call_handler(handler: Handler, context: Context, data: dict[str, Any]) -> Any:
     """Call ``handler`` with ``data`` on this thread, and leave no transaction of it behind."""
     original, task_id = forks.pid, context.claimed.id
-    called = handler.function
+    function = called = handler.function
     if handler.is_async:
-        called = async_to_sync(partial(_await_call, called, task_id))
+
+        async def awaited(*args: Any, **data: Any) -> Any:
+            return await forks.awaited(function(*args, **data), task_id)
+
+        called = async_to_sync(awaited)
     try:
         output = called(context, **data)
     finally:
@@ -256,12 +234,6 @@ def call_handler(handler: Handler, context: Context, data: dict[str, Any]) -> An
     if left_open:
         raise RuntimeError(LEFT_OPEN)
     return output
-
-
-async def _await_call(
-    function: Callable[..., Any], task_id: object, *args: Any, **data: Any
-) -> Any:
-    return await forks.awaited(function(*args, **data), task_id)
 
 
 def drop_transactions() -> bool:

@@ -26,7 +26,7 @@ from tasks import registry
 from tasks.diagnosis import diagnose
 from tasks.exceptions import InvalidArguments, Snooze, TaskCancelled, UnknownTask
 from tasks.execution import runner
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
 from tasks.models import Task
 from tasks.payload import check_arguments
 from tasks.querysets.claimed import ClaimedTask
@@ -86,7 +86,9 @@ def _run_claimed(task: Task, raises: bool) -> None:
         else:
             watched = replace(handler, function=_watched(handler.function, raised), process=False)
             stack.enter_context(patch.dict(registry._handlers, {task.name: watched}))
-        runner.run(Execution(ClaimedTask.taken(task), threading.Event()))
+        attempt = Attempt(ClaimedTask.taken(task), threading.Event())
+        attempt.keep()
+        runner.run(attempt)
     not_begun = raised and isinstance(raised[0], UnknownTask | InvalidArguments)
     if not_begun or raised and raises and not isinstance(raised[0], SAID):
         raise raised[0]

@@ -17,20 +17,16 @@ import threading
 import traceback
 import uuid
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import close_old_connections
 
-from leasing.db.routing import database_of
 from leasing.holding.keeper import Keeper
-from leasing.holding.term import Term
 from leasing.management.console import shown
-from leasing.stores.rows import row_store, term_of
 from tasks import registry
-from tasks.execution.cancellation import Interruption
+from tasks.execution.attempt import Attempt
 from tasks.execution.context import Context
 from tasks.execution.runner import call_handler
 from tasks.models import Task
@@ -39,19 +35,16 @@ from tasks.querysets.claimed import ClaimedTask
 from tasks.runtime.connection import handlers_limited
 
 
-@dataclass
-class Job:
-    """The message of the worker with a task to run, and its term."""
+class Job(NamedTuple):
+    """The message of the worker with a task to run."""
 
     task: Task
     trusted_until: float
-    timeout: timedelta | None
     #: The span of the attempt, where tasks are traced.
     trace: str | None = None
 
 
-@dataclass
-class News:
+class News(NamedTuple):
     """The message of the worker while a handler runs."""
 
     grant_id: uuid.UUID
@@ -60,93 +53,39 @@ class News:
     stopping: bool = False
 
 
-@dataclass
-class Answer:
-    """The message of the child about the end of the handler."""
+class Raised(NamedTuple):
+    """An error of a handler: pickled, where it can be taken apart and put together again."""
 
-    output: Any = None
-    given_back: tuple[str, timedelta] | None = None
-    #: True if the handler has completed the task itself.
-    completed: bool = False
-    failed: bool = False
-    #: The error, pickled, where that can be done.
-    error: bytes | None = None
-    error_type: str = ""
-    error_text: str = ""
-    traceback: str = ""
-
-
-@dataclass
-class Attempt:
-    """The child's side of one attempt."""
-
-    claimed: ClaimedTask
-    hold: Term
-    interruption: Interruption = field(default_factory=Interruption)
-    trace: str | None = None
+    pickled: bytes | None
+    name: str
+    text: str
+    traceback: str
 
     @classmethod
-    def of(cls, job: Job) -> Attempt:
-        hold = term_of(job.task, row_store(Task, database_of(job.task)))
-        hold.keep(Keeper(threads=False))
-        hold.expect_end()  # the worker tells of a loss
-        hold.trusted_until = job.trusted_until
-        interruption = Interruption(timeout=job.timeout)
-        interruption.start_timeout()
-        return cls(ClaimedTask.of(job.task), hold, interruption, job.trace)
-
-    def hear(self, news: News) -> None:
-        if news.grant_id != self.hold.grant_id:
-            return
-        self.hold.trusted_until = news.trusted_until
-        if news.cancelled_by:
-            self.interruption.cancel(news.cancelled_by)
-        if news.stopping:
-            self.interruption.stopping.set()
-            self.interruption.notified.set()
-
-    def run(self) -> Answer:
-        if self.trace is None:
-            return self._run()
-        from tasks.tracing import inside
-
-        with inside(self.trace):
-            return self._run()
-
-    def _run(self) -> Answer:
-        close_old_connections()
-        context = Context(self.claimed, self.hold, self.interruption.stopping, self.interruption)
+    def of(cls, error: BaseException) -> Raised:
+        """Return what the worker is to know of ``error``."""
         try:
-            output = call_handler(registry.find(self.claimed.name), context, self.claimed.task_data)
-            dropped = context.completed or context.given_back is not None
-            answer = Answer(None if dropped else check_json(output, OUTPUT), context.given_back)
-        except BaseException as error:
-            answer = failure(error)
-        context.flush()
-        answer.completed = context.completed
-        close_old_connections()
-        return answer
+            pickled: bytes | None = pickle.dumps(error)
+            pickle.loads(pickled or b"")
+        except Exception:
+            pickled = None
+        try:
+            text = str(error)
+        except Exception:  # an error of the error's own
+            text = ""
+        printed = "".join(traceback.format_exception(error))
+        return cls(pickled, type(error).__name__, text, printed)
 
-
-def failure(error: BaseException) -> Answer:
-    """``error`` for the worker: as it is, if it can be taken apart and put together again."""
-    try:
-        pickled: bytes | None = pickle.dumps(error)
-        pickle.loads(pickled or b"")
-    except Exception:
-        pickled = None
-    try:
-        text = str(error)
-    except Exception:  # an error of the error's own
-        text = ""
-    trace = "".join(traceback.format_exception(error))
-    return Answer(
-        failed=True,
-        error=pickled,
-        error_type=type(error).__name__,
-        error_text=text,
-        traceback=trace,
-    )
+    @property
+    def error(self) -> BaseException:
+        """Return the error; one of the same name where it could not be sent."""
+        if self.pickled is not None:
+            error: BaseException = pickle.loads(self.pickled)
+        else:
+            kind = type(self.name, (Exception,), {"__doc__": "An error in a child process."})
+            error = kind(self.text)
+        error.__cause__ = RemoteTraceback(self.traceback)
+        return error
 
 
 class RemoteTraceback(Exception):
@@ -156,15 +95,14 @@ class RemoteTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def error_of(answer: Answer) -> BaseException:
-    """The error that ``answer`` tells of; one of the same name where it could not be sent."""
-    if answer.error is not None:
-        error: BaseException = pickle.loads(answer.error)
-    else:
-        kind = type(answer.error_type, (Exception,), {"__doc__": "An error in a child process."})
-        error = kind(answer.error_text)
-    error.__cause__ = RemoteTraceback(answer.traceback)
-    return error
+class Answer(NamedTuple):
+    """The message of the child about the end of the handler."""
+
+    output: Any
+    given_back: tuple[str, timedelta] | None
+    #: True if the handler has completed the task itself.
+    completed: bool
+    raised: Raised | None
 
 
 def serve(descriptor: int, verbosity: int | None) -> None:
@@ -175,23 +113,63 @@ def serve(descriptor: int, verbosity: int | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     pipe: Connection[Any, Any] = Connection(descriptor)
-    jobs: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, jobs), name="worker-news", daemon=True).start()
+    begun: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, begun), name="worker-news", daemon=True).start()
     pipe.send(None)
     with handlers_limited(), nullcontext() if verbosity is None else shown(verbosity):
         while True:
-            pipe.send(jobs.get().run())
+            pipe.send(run(begun.get()))
 
 
-def _listen(pipe: Connection[Any, Any], jobs: queue.SimpleQueue[Attempt]) -> None:
+def _listen(pipe: Connection[Any, Any], begun: queue.SimpleQueue[Attempt]) -> None:
     attempt: Attempt | None = None
     try:
         while True:
             heard = pipe.recv()
             if isinstance(heard, Job):
-                attempt = Attempt.of(heard)
-                jobs.put(attempt)
-            elif attempt is not None:
-                attempt.hear(heard)
+                attempt = begin(heard)
+                begun.put(attempt)
+            elif attempt is not None and heard.grant_id == attempt.grant_id:
+                attempt.trusted_until = heard.trusted_until
+                if heard.cancelled_by:
+                    attempt.cancel(heard.cancelled_by)
+                if heard.stopping:
+                    attempt.stopping.set()
+                    attempt.notified.set()
     finally:
         os.killpg(0, signal.SIGKILL)
+
+
+def begin(job: Job) -> Attempt:
+    """Return the child's side of an attempt."""
+    attempt = Attempt(ClaimedTask.of(job.task), threading.Event())
+    attempt.keep(Keeper(threads=False))
+    attempt.expect_end()  # the worker tells of a loss
+    attempt.trusted_until, attempt.trace_context = job.trusted_until, job.trace
+    attempt.start_timeout()
+    return attempt
+
+
+def run(attempt: Attempt) -> Answer:
+    """Call its handler. Raises nothing."""
+    if attempt.trace_context is None:
+        return _run(attempt)
+    from tasks.tracing import inside
+
+    with inside(attempt.trace_context):
+        return _run(attempt)
+
+
+def _run(attempt: Attempt) -> Answer:
+    close_old_connections()
+    context, claimed = Context(attempt), attempt.claimed
+    output, raised = None, None
+    try:
+        returned = call_handler(registry.find(claimed.name), context, claimed.task_data)
+        if not context.completed and context.given_back is None:
+            output = check_json(returned, OUTPUT)
+    except BaseException as error:
+        raised = Raised.of(error)
+    context.flush()
+    close_old_connections()
+    return Answer(output, context.given_back, context.completed, raised)

@@ -21,9 +21,8 @@ from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt, Outcome
 from tasks.execution.context import Context
-from tasks.execution.outcomes import Outcome
 from tasks.registry import Kind
 from tasks.runtime import forks
 from tasks.worker.executor import Executor
@@ -51,43 +50,41 @@ class Coroutine:
         """Return True once it has ended in whatever way."""
         return self.task is not None and self.task.done()
 
-    async def attempt(self, execution: Execution) -> Outcome:
-        """Run ``execution``, which begins now, and return its outcome. Raises nothing."""
-        context = execution.context()
+    async def run(self, attempt: Attempt) -> Outcome:
+        """Run ``attempt``, which begins now, and return its outcome. Raises nothing."""
+        context = Context(attempt)
         output, error = None, None
         try:
             async with ThreadSensitiveContext() as threads:
-                if execution.owes_a_word:
+                if attempt.needs_progress_report:
                     await context.aprogress()
-                execution.set_mark()
-                output, error = await self._call(execution, context)
+                attempt.set_mark()
+                output, error = await self._call(attempt, context)
                 await context.aflush()
                 if threads in SyncToAsync.context_to_thread_executor and await _tidy():
                     error = error or RuntimeError(runner.LEFT_OPEN)
         except BaseException as failure:
             error = error or failure
-        execution.ended.set()
-        return runner.judge(execution, context, output, error)
+        attempt.ended.set()
+        return runner.judge(attempt, context, output, error)
 
-    async def _call(
-        self, execution: Execution, context: Context
-    ) -> tuple[Any, BaseException | None]:
+    async def _call(self, attempt: Attempt, context: Context) -> tuple[Any, BaseException | None]:
         """Call the handler. Returns its output, or its error: SystemExit out of a task of asyncio
         would end the loop."""
-        assert execution.handler is not None
+        assert attempt.handler is not None
         assert self.task is not None
         self._is_in_handler = True
-        execution.interrupt = self._interrupt
+        attempt.cancel_call = self._interrupt
         try:
-            if execution.is_over or context.cancelled:
+            if attempt.is_over or context.cancelled:
                 raise asyncio.CancelledError  # whoever ended it found nothing to interrupt
-            work = execution.handler.function(context, **execution.claimed.task_data)
-            return await forks.awaited(work, execution.claimed.id), None
+            work = attempt.handler.function(context, **attempt.claimed.task_data)
+            return await forks.awaited(work, attempt.claimed.id), None
         except BaseException as error:
             return None, error
         finally:
             self._is_in_handler = False
-            execution.interrupt = None  # or each would keep the other
+            attempt.cancel_call = None  # or each would keep the other
             if self.task.cancelling():
                 # Too late for the handler, it is to reach nothing that comes after it.
                 with suppress(asyncio.CancelledError):
@@ -160,10 +157,10 @@ class Coroutines(Executor):
         is_hopeless = self._is_blocked() and self._thread.is_alive() and not self.is_alive()
         return super().is_stuck() or is_hopeless
 
-    def submit(self, executions: Iterable[Execution]) -> None:
-        executions = list(executions)
-        self._ttl = max((each.hold.ttl for each in executions), default=self._ttl)
-        super().submit(executions)
+    def submit(self, attempts: Iterable[Attempt]) -> None:
+        attempts = list(attempts)
+        self._ttl = max((each.ttl for each in attempts), default=self._ttl)
+        super().submit(attempts)
 
     def _begin(self, count: int) -> None:
         if self._loop is None:
@@ -182,39 +179,39 @@ class Coroutines(Executor):
         if self._loop is not None:
             self._thread.ensure_running()
 
-    def _goes_on(self, execution: Execution, waiting: set[int]) -> bool:
-        carrier = execution.carrier
+    def _goes_on(self, attempt: Attempt, waiting: set[int]) -> bool:
+        carrier = attempt.carrier
         if isinstance(carrier, Coroutine):  # whose loop goes on with what it had
             return not carrier.is_done()
-        return super()._goes_on(execution, waiting)
+        return super()._goes_on(attempt, waiting)
 
     def _fill(self) -> None:
         """Begin what waits, as far as there are slots."""
         assert self._loop is not None
         while len(self._tasks) < self.slots and not self._closed:
             try:
-                execution = self._waiting.popleft()
+                attempt = self._waiting.popleft()
             except IndexError:
                 return
-            execution.carrier = carrier = Coroutine(self)
+            attempt.carrier = carrier = Coroutine(self)
             carrier.task = self._loop.create_task(
-                self._run(execution, carrier), context=self._context.copy()
+                self._run(attempt, carrier), context=self._context.copy()
             )
             self._tasks.add(carrier.task)
 
-    async def _run(self, execution: Execution, carrier: Coroutine) -> None:
+    async def _run(self, attempt: Attempt, carrier: Coroutine) -> None:
         try:
-            self._begun[id(execution)] = began_at = clock()
-            outcome = runner.before(execution)
+            self._begun[id(attempt)] = began_at = clock()
+            outcome = runner.before(attempt)
             stalled = False
             if outcome is None:
-                execution.follow()
-                stalled = self.chaos is not None and self.chaos.strike(execution.hold)
-                outcome = await carrier.attempt(execution)
+                attempt.follow()
+                stalled = self.chaos is not None and self.chaos.strike(attempt)
+                outcome = await carrier.run(attempt)
             if stalled and outcome.verb:
-                await asyncio.to_thread(self._run_late, execution.hold)
+                await asyncio.to_thread(self._run_late, attempt)
             outcome.close("handler")
-            happened("attempt.left", [execution], outcome=outcome)
+            happened("attempt.left", [attempt], outcome=outcome)
             self._end(outcome, began_at)
         finally:
             assert carrier.task is not None

@@ -17,10 +17,9 @@ from typing import ClassVar
 
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt, Outcome
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
-from tasks.execution.outcomes import Outcome
 from tasks.registry import Kind
 from tasks.runtime.timing import USUAL, Timing
 
@@ -64,8 +63,8 @@ class Executor:
         self._wake = wake
         # What runs and what waits, by identity: a task that was lost and claimed again is here
         # twice, in two places.
-        self._running: dict[int, Execution] = {}
-        self._waiting: deque[Execution] = deque()
+        self._running: dict[int, Attempt] = {}
+        self._waiting: deque[Attempt] = deque()
         #: The moment at which each that runs has begun, in the order of these.
         self._begun: dict[int, float] = {}
         #: The seconds that each of the latest tasks took, and how many have ended since some had to
@@ -75,10 +74,10 @@ class Executor:
         #: The latest moment in ``_begun`` when all slots looked long, and when to judge them again.
         self._suspected, self._confirm_at = math.nan, math.inf
         #: Since when each of the tasks that are over has been seen to run on.
-        self._over_since: dict[Execution, float] = {}
+        self._over_since: dict[Attempt, float] = {}
 
     @property
-    def executions(self) -> list[Execution]:
+    def attempts(self) -> list[Attempt]:
         """Return the attempts that run in it now, and those that wait."""
         return list(self._running.values())
 
@@ -105,7 +104,7 @@ class Executor:
     @property
     def blocked(self) -> int:
         """Return the number of slots whose handler runs on although its task has ended."""
-        return sum(each.carrier is not None and each.is_over for each in self.executions)
+        return sum(each.carrier is not None and each.is_over for each in self.attempts)
 
     # How much to claim
 
@@ -171,7 +170,7 @@ class Executor:
         is_suspect = long_from == self._suspected
         return min(first, self._confirm_at if is_suspect else long_from)
 
-    def overdue(self) -> list[Execution]:
+    def overdue(self) -> list[Attempt]:
         """Return the attempts that wait if they do so for too long, or behind long tasks: they are
         no longer in the executor, and nothing is claimed ahead until tasks are short again."""
         until, now = self.waits_until, clock()
@@ -184,28 +183,28 @@ class Executor:
         self._ended = 0
         return self.withdraw()
 
-    def withdraw(self) -> list[Execution]:
+    def withdraw(self) -> list[Attempt]:
         """Return what waits: it is no longer in the executor."""
-        withdrawn: list[Execution] = []
+        withdrawn: list[Attempt] = []
         with suppress(IndexError):
             while True:
-                execution = self._waiting.pop()
+                attempt = self._waiting.pop()
                 # Unless ``ensure_running`` has given it up just now.
-                if self._running.pop(id(execution), None) is not None:
-                    withdrawn.append(execution)
+                if self._running.pop(id(attempt), None) is not None:
+                    withdrawn.append(attempt)
         return withdrawn
 
     # Running
 
-    def submit(self, executions: Iterable[Execution]) -> None:
-        """Run ``executions``, in their order, as slots become free."""
-        executions = list(executions)
-        self._running.update(zip(map(id, executions), executions, strict=True))
-        count = len(executions)
+    def submit(self, attempts: Iterable[Attempt]) -> None:
+        """Run ``attempts``, in their order, as slots become free."""
+        attempts = list(attempts)
+        self._running.update(zip(map(id, attempts), attempts, strict=True))
+        count = len(attempts)
         if self.is_outranked:
             lowest = self._lowest_waiting()
-            executions = [each for each in executions if not self._overtakes(each, lowest)]
-        self._waiting.extend(executions)
+            attempts = [each for each in attempts if not self._overtakes(each, lowest)]
+        self._waiting.extend(attempts)
         self._begin(count)
 
     def _lowest_waiting(self) -> dict[str, int]:
@@ -216,16 +215,16 @@ class Executor:
             lowest[queue] = min(priority, lowest.get(queue, priority))
         return lowest
 
-    def _overtakes(self, execution: Execution, lowest: dict[str, int]) -> bool:
-        """Put ``execution`` before the first of its queue that waits and has a lower priority.
+    def _overtakes(self, attempt: Attempt, lowest: dict[str, int]) -> bool:
+        """Put ``attempt`` before the first of its queue that waits and has a lower priority.
         Return False if there is none, as for most: no priority that waits in its queue is below the
         ``lowest``."""
-        queue, priority = execution.claimed.queue, execution.claimed.priority
+        queue, priority = attempt.claimed.queue, attempt.claimed.priority
         if priority <= lowest.get(queue, priority):
             return False
         for place, each in enumerate(self._waiting.copy()):
             if _goes_before(queue, priority, each):
-                self._waiting.insert(place, execution)
+                self._waiting.insert(place, attempt)
                 return True
         return False
 
@@ -235,17 +234,17 @@ class Executor:
 
     def _end(self, outcome: Outcome, began_at: float) -> None:
         outcome.ended_at = now = clock()
-        execution, running, completer = outcome.execution, self._running, self._completer
+        attempt, running, completer = outcome.attempt, self._running, self._completer
         took = now - began_at
-        happened("attempt.ran", queue=execution.claimed.queue, seconds=took)
+        happened("attempt.ran", queue=attempt.claimed.queue, seconds=took)
         self._ended += 1
         self._took.append(took)
-        key = id(execution)
+        key = id(attempt)
         # In this order: what has not been stored is always to be found in one of the two.
         completer.put(outcome)
         running.pop(key, None)
         self._begun.pop(key, None)
-        execution.carrier = completer
+        attempt.carrier = completer
         completer.wake(now, is_busy=bool(running))
         if len(running) <= self.wake_at:
             self.wake_at = -1
@@ -257,9 +256,9 @@ class Executor:
         # Each slot is judged by the task that it is at, however the others change meanwhile.
         now, since = clock(), self._over_since
         self._over_since = {
-            each: since.get(each, now) for each in self.executions if each.carrier and each.is_over
+            each: since.get(each, now) for each in self.attempts if each.carrier and each.is_over
         }
-        hopeless = sum(now - at > 3 * each.hold.interval for each, at in self._over_since.items())
+        hopeless = sum(now - at > 3 * each.interval for each, at in self._over_since.items())
         return 0 < self.slots <= hopeless
 
     def close(self) -> None:
@@ -267,33 +266,33 @@ class Executor:
 
     # Watching
 
-    def ensure_running(self) -> list[Execution]:
+    def ensure_running(self) -> list[Attempt]:
         """Start again what has ended of that which carries tasks here. Return what it carried and
         nobody stores; it is no longer in the executor."""
         self._restart()
         waiting = {id(each) for each in self._waiting.copy()}
-        carried = [each for each in self.executions if not self._goes_on(each, waiting)]
+        carried = [each for each in self.attempts if not self._goes_on(each, waiting)]
         # In this order: what is handed in or withdrawn meanwhile is no longer carried here.
-        stored = {id(each) for each in self._completer.executions}
-        left: list[Execution] = []
+        stored = {id(each) for each in self._completer.attempts}
+        left: list[Attempt] = []
         for each in carried:
             if self._running.pop(id(each), None) is not None and id(each) not in stored:
                 left.append(each)
             self._begun.pop(id(each), None)
         return left
 
-    def _goes_on(self, execution: Execution, waiting: set[int]) -> bool:
-        if execution.carrier is not None:
-            return execution.goes_on()
+    def _goes_on(self, attempt: Attempt, waiting: set[int]) -> bool:
+        if attempt.carrier is not None:
+            return attempt.goes_on()
         # Neither waits nor has begun: the thread that took it has ended.
-        is_fresh = clock() - execution.claimed.sent_at < FORGOTTEN_AFTER
-        return is_fresh or id(execution) in waiting
+        is_fresh = clock() - attempt.claimed.sent_at < FORGOTTEN_AFTER
+        return is_fresh or id(attempt) in waiting
 
     def _restart(self) -> None:
         """Start again what has ended of that which carries tasks here."""
 
 
-def _goes_before(queue: str, priority: int, waiting: Execution) -> bool:
+def _goes_before(queue: str, priority: int, waiting: Attempt) -> bool:
     """Return True if a task of ``priority`` in ``queue`` goes before one that is ``waiting``:
     priorities hold within a queue."""
     return waiting.claimed.priority < priority and waiting.claimed.queue == queue

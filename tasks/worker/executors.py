@@ -9,10 +9,9 @@ from operator import attrgetter
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import CallbackThreads
 from tasks import registry
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt, Outcome
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import Completer
-from tasks.execution.outcomes import Outcome
 from tasks.querysets.slots import may_wait
 from tasks.registry import Kind
 from tasks.runtime import marks
@@ -22,7 +21,7 @@ from tasks.worker.executor import Executor
 from tasks.worker.processes import Processes
 from tasks.worker.threads import Threads
 
-#: The kind of the handler of an execution.
+#: The kind of the handler of an attempt.
 _KIND = attrgetter("kind")
 #: Reasons for which a worker stops by itself.
 ALL_SLOTS_STUCK = "all slots of one kind run handlers whose tasks have ended"
@@ -56,11 +55,11 @@ class Executors:
         self._with_room: dict[Executor, list[int]] = {}
 
     @property
-    def executions(self) -> list[Execution]:
+    def attempts(self) -> list[Attempt]:
         """Return the attempts that run now or wait for a slot, and those that have ended and are
         not stored yet."""
-        inside = [each for executor in self.executors.values() for each in executor.executions]
-        found = {id(each): each for each in (*inside, *self.completer.executions)}
+        inside = [each for executor in self.executors.values() for each in executor.attempts]
+        found = {id(each): each for each in (*inside, *self.completer.attempts)}
         return list(found.values())
 
     def _expects_more(self) -> bool:
@@ -89,7 +88,7 @@ class Executors:
             return ALL_SLOTS_STUCK
         return NO_RESULT if self.completer.is_stuck() else ""
 
-    def ensure_running(self) -> list[Execution]:
+    def ensure_running(self) -> list[Attempt]:
         """Replace threads, loops and processes that have ended. Return the attempts that they ran,
         which are given up and are no longer in an executor."""
         self.completer.ensure_running()
@@ -115,16 +114,16 @@ class Executors:
         self.saw_all = len(self._with_room) == len(kinds)
         return list(self._with_room.items())
 
-    def submit(self, executions: list[Execution], claimed_for: Executor) -> list[Execution]:
-        """Give each of ``executions`` to the executor of its kind. Return those for which there is
+    def submit(self, attempts: list[Attempt], claimed_for: Executor) -> list[Attempt]:
+        """Give each of ``attempts`` to the executor of its kind. Return those for which there is
         no slot: their rows were of another kind, and they must not wait for one."""
-        left: list[Execution] = []
-        kinds = set(map(_KIND, executions))
+        left: list[Attempt] = []
+        kinds = set(map(_KIND, attempts))
         for kind in kinds:
             executor = self.executors[kind]
-            own = executions
+            own = attempts
             if len(kinds) > 1:
-                own = [each for each in executions if each.kind is kind]
+                own = [each for each in attempts if each.kind is kind]
             if executor is not claimed_for:
                 vacant = executor.vacant
                 late = [each for each in own[vacant:] if not _may_wait(each)]
@@ -175,11 +174,11 @@ class Executors:
 
     # What waits
 
-    def overdue(self) -> list[Execution]:
+    def overdue(self) -> list[Attempt]:
         """Remove and return the attempts that have waited too long for a slot."""
         return [each for executor in self.executors.values() for each in executor.overdue()]
 
-    def withdraw(self) -> list[Execution]:
+    def withdraw(self) -> list[Attempt]:
         """Remove and return the attempts that wait for a slot."""
         return [each for executor in self.executors.values() for each in executor.withdraw()]
 
@@ -197,8 +196,8 @@ class Executors:
             executor.close()
 
 
-def _may_wait(execution: Execution) -> bool:
+def _may_wait(attempt: Attempt) -> bool:
     """Return True if the task may be held before there is a slot for it: if its worker dies
     meanwhile, its parent gives it back, or it has further attempts."""
-    claimed = execution.claimed
+    claimed = attempt.claimed
     return marks.current is not None or may_wait(claimed.attempts - 1, claimed.max_attempts)

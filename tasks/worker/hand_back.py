@@ -12,7 +12,7 @@ from leasing.holding.keeper import ABANDONED
 from leasing.holding.term import detach_all
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
 from tasks.execution.runner import STOPPED
 from tasks.log import log
 from tasks.models import Task
@@ -26,47 +26,47 @@ abandoned: Counter[str] = Counter()
 CHECK_STORED_EVERY = 0.02
 
 
-def give_back_all(left: list[Execution], patience: float) -> None:
+def give_back_all(left: list[Attempt], patience: float) -> None:
     """End what can be ended within ``patience`` seconds, and give everything back: the worker is to
     end."""
     # What timed out, and what its handler has ended, is stored or about to be.
     ending = [each for each in left if each.ended_by]
     left = [each for each in left if not each.ended_by]
     interrupted = [each for each in left if each.kind is not Kind.THREAD]
-    for execution in interrupted:
-        if execution.end_by("stop"):
-            execution.end_work()
+    for attempt in interrupted:
+        if attempt.end_by("stop"):
+            attempt.end_work()
     until = clock() + patience
-    for execution in interrupted:
-        execution.ended.wait(max(0.0, until - clock()))
+    for attempt in interrupted:
+        attempt.ended.wait(max(0.0, until - clock()))
     if left:
         give_back(left, STOPPED)
     pause = threading.Event()
-    while clock() < until and any(each.hold.is_kept for each in ending):
+    while clock() < until and any(each.is_kept for each in ending):
         pause.wait(CHECK_STORED_EVERY)
 
 
-def give_up(executions: list[Execution]) -> None:
+def give_up(attempts: list[Attempt]) -> None:
     """Give back tasks that nothing here carries on any more. Raises nothing."""
-    for execution in executions:
-        abandoned[execution.kind] += 1
-        log.task_abandoned(execution.claimed)
+    for attempt in attempts:
+        abandoned[attempt.kind] += 1
+        log.task_abandoned(attempt.claimed)
     # What timed out is stored as that.
-    left = [each for each in executions if each.end_by("stop") or each.ended_by != "timeout"]
+    left = [each for each in attempts if each.end_by("stop") or each.ended_by != "timeout"]
     if left:
         give_back(left, ABANDONED)
 
 
-def give_back(executions: list[Execution], reason: str) -> None:
+def give_back(attempts: list[Attempt], reason: str) -> None:
     """Set tasks ready again at once, whatever their handlers still do. Raises nothing."""
-    alike: dict[tuple[str, bool], list[Execution]] = {}
-    detach_all([execution.hold for execution in executions])
-    for execution in executions:
-        happened("attempt.returned", [execution], reason=reason)
-        begun = execution.carrier is not None
-        alike.setdefault((execution.using, begun), []).append(execution)
+    alike: dict[tuple[str, bool], list[Attempt]] = {}
+    detach_all(attempts)
+    for attempt in attempts:
+        happened("attempt.returned", [attempt], reason=reason)
+        begun = attempt.carrier is not None
+        alike.setdefault((attempt.claimed.using, begun), []).append(attempt)
     for (using, begun), some in alike.items():
-        claimed = [execution.claimed for execution in some]
+        claimed = [attempt.claimed for attempt in some]
         is_stored = False
         try:
             refused = _stored_back(using, claimed, reason, begun)
@@ -77,8 +77,8 @@ def give_back(executions: list[Execution], reason: str) -> None:
             is_stored = True
             for task, loss in refused:
                 log.task_return_needless(task, reason=loss)
-        for execution in some:
-            execution.clear_mark(is_stored=is_stored)
+        for attempt in some:
+            attempt.clear_mark(is_stored=is_stored)
 
 
 def _stored_back(

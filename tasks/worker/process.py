@@ -42,14 +42,14 @@ from django.db import Error, connections
 
 from leasing.functions import database_now
 from leasing.holding.keeper import keeper
+from leasing.holding.term import keep_all
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
 from leasing.runtime.threads import apart
 from leasing.validation.names import unique_name
 from tasks.conf import task_settings
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import COMPLETE, Attempt, Outcome
 from tasks.execution.chaos import Chaos
-from tasks.execution.outcomes import COMPLETE, Outcome
 from tasks.execution.runner import STOPPED, time_out
 from tasks.log import log
 from tasks.maintenance import services
@@ -241,8 +241,8 @@ class WorkerProcess:
         """Claim nothing more; a second call does not wait for running tasks either."""
         self._forced = self.stopping.is_set()
         self.stopping.set()
-        for execution in self.executions:
-            execution.interruption.notified.set()
+        for attempt in self.attempts:
+            attempt.notified.set()
         self.poller.wake()
 
     @property
@@ -263,12 +263,12 @@ class WorkerProcess:
     def vitals(self) -> dict[str, Any]:
         """Return what a parent is to know of it once a second."""
         health = asdict(self.health.read())
-        return {"ready": self.is_ready, "running": len(self.executions), "health": health}
+        return {"ready": self.is_ready, "running": len(self.attempts), "health": health}
 
     @property
-    def executions(self) -> list[Execution]:
+    def attempts(self) -> list[Attempt]:
         """Return the attempts that run now; after ``run``: those that could not be ended."""
-        return self.executors.executions
+        return self.executors.attempts
 
     # Claiming
 
@@ -341,16 +341,17 @@ class WorkerProcess:
         return len(claimed)
 
     def _begin(self, claimed: list[ClaimedTask], executor: Executor) -> None:
-        executions = Execution.of_claim(claimed, self.stopping, self._timekeeper.watch)
+        attempts = [Attempt(each, self.stopping, self._timekeeper.watch) for each in claimed]
+        keep_all(attempts)
         if self.stopping.is_set():  # meanwhile: the claim was under way
-            give_back(executions, STOPPED)
+            give_back(attempts, STOPPED)
             return
         try:
-            left = self.executors.submit(executions, executor)
+            left = self.executors.submit(attempts, executor)
         except BaseException:
             # Kept and not run they would be nobody's.
-            submitted = {id(each) for each in self.executions}
-            left = [each for each in executions if id(each) not in submitted]
+            submitted = {id(each) for each in self.attempts}
+            left = [each for each in attempts if id(each) not in submitted]
             give_back(left, "its worker ended before it began")
             raise
         if left:
@@ -408,14 +409,14 @@ class WorkerProcess:
     def _is_idle(self) -> bool:
         """Return True if there is nothing to do but to wait for tasks. After a claim that failed
         there is: to find out if claims succeed again."""
-        works = self.executions or self._claims_no_more or self._claiming.is_failing
+        works = self.attempts or self._claims_no_more or self._claiming.is_failing
         return self.until is Until.STOPPED and not works
 
     def _renew_now(self, key: str) -> None:
         """The task with this ``key`` was asked to end."""
-        for execution in self.executions:
-            if str(execution.claimed.id) == key:
-                keeper.renew_now(execution.hold)
+        for attempt in self.attempts:
+            if str(attempt.claimed.id) == key:
+                keeper.renew_now(attempt)
 
     def _reaches_end(self) -> bool:
         """Return True if the end is reached, after a look that found no more."""
@@ -424,9 +425,9 @@ class WorkerProcess:
         if self.executors.saw_all and not (self._claims_no_more or self._busy or self._more):
             if self.until is Until.ONCE:
                 self._closing = True
-            elif self.until is Until.DRAINED and all(each.is_over for each in self.executions):
+            elif self.until is Until.DRAINED and all(each.is_over for each in self.attempts):
                 self._closing = not self._is_anything_left()
-        return self._claims_no_more and all(each.is_over for each in self.executions)
+        return self._claims_no_more and all(each.is_over for each in self.attempts)
 
     def _is_anything_left(self) -> bool:
         rows = Task.objects.home()
@@ -434,9 +435,9 @@ class WorkerProcess:
         mine = rows.filter(queue__in=self.queues)
         return mine.running().exists() or mine.ready().exclude(queue__in=paused).exists()
 
-    def _time_out(self, execution: Execution) -> None:
+    def _time_out(self, attempt: Attempt) -> None:
         with apart(self._threads.callbacks):
-            time_out(execution, self._timing)
+            time_out(attempt, self._timing)
 
     # Threads
 
@@ -463,23 +464,23 @@ class WorkerProcess:
 
     def _wind_up(self) -> None:
         self.stops_by = deadline = clock() + self.stop_timeout
-        log.worker_stopping(worker=self.name, running=len(self.executions))
+        log.worker_stopping(worker=self.name, running=len(self.attempts))
         # What has not begun goes back at once.
         waiting = self.executors.withdraw()
         if waiting:
             give_back(waiting, STOPPED)
-        while self.executions and not self._forced and clock() < deadline:
+        while self.attempts and not self._forced and clock() < deadline:
             self.poller.begin_look()
             self.executors.expect_no_more()
-            if self.executions:
+            if self.attempts:
                 self.poller.wait(min(0.5, max(0.0, deadline - clock())))
-        give_back_all(self.executions, self._timing.end_patience)
+        give_back_all(self.attempts, self._timing.end_patience)
         self._timekeeper.close()
         self.executors.close(PATIENCE)
         self._ended.set()
         self._threads.join()
         # What its tasks left goes on no longer; what others in this process hold does.
-        keeper.discard(each.hold for each in self.executions)
+        keeper.discard(self.attempts)
         keeper.stop_if_idle()
         self._threads.callbacks.stop(PATIENCE)
         log.worker_stopped(worker=self.name)
@@ -488,4 +489,4 @@ class WorkerProcess:
 def _makes_ready(outcome: Outcome) -> bool:
     """Return True if storing ``outcome`` may have made a task ready: the same, or another of its
     concurrency key."""
-    return outcome.verb != COMPLETE or bool(outcome.execution.claimed.concurrency_key)
+    return outcome.verb != COMPLETE or bool(outcome.attempt.claimed.concurrency_key)

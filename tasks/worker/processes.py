@@ -25,7 +25,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from tasks.exceptions import ProcessDied, TaskCancelled
 from tasks.execution import runner
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
 from tasks.execution.context import Context
 from tasks.registry import Kind
 from tasks.runtime import marks
@@ -48,6 +48,10 @@ class Processes(Threads):
 
     kind = Kind.PROCESS
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._children: list[ChildProcess] = []
+
     @contextmanager
     def _caller(self) -> Iterator[runner.Call | None]:
         mine = ChildProcess(self.timing.cancel_grace)
@@ -57,10 +61,6 @@ class Processes(Threads):
         finally:
             self._children.remove(mine)
             mine.kill()
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._children: list[ChildProcess] = []
 
     def close(self) -> None:
         super().close()
@@ -80,25 +80,19 @@ class ChildProcess:
         self._ready = False
         self._lock = threading.Lock()
 
-    def call(self, execution: Execution, context: Context) -> Any:
-        """Run the handler of ``execution`` in the child. Raises what the handler raised,
+    def call(self, attempt: Attempt, context: Context) -> Any:
+        """Run the handler of ``attempt`` in the child. Raises what the handler raised,
         ProcessDied, LeaseLost, TaskCancelled."""
         self._start()
-        watch = Watch(execution, self._cancel_grace)
+        watch = Watch(attempt, self._cancel_grace)
         try:
             if not self._ready:
                 self._receive(watch, clock() + START_PATIENCE)
                 self._ready = True
-            execution.start_timeout()
-            execution.set_mark()
-            self._send(
-                child.Job(
-                    execution.task,
-                    execution.hold.trusted_until,
-                    execution.interruption.timeout,
-                    execution.trace_context,
-                )
-            )
+            attempt.start_timeout()
+            attempt.set_mark()
+            task = attempt.claimed.task
+            self._send(child.Job(task, attempt.trusted_until, attempt.trace_context))
             answer = self._receive(watch)
         except BaseException:
             self.kill()
@@ -106,9 +100,9 @@ class ChildProcess:
         context.completed = answer.completed
         if answer.completed:
             # The child has told of it, and nobody counts there.
-            happened("attempt.completed", [execution.claimed])
-        if answer.failed:
-            raise child.error_of(answer)
+            happened("attempt.completed", [attempt.claimed])
+        if answer.raised is not None:
+            raise answer.raised.error
         context.given_back = answer.given_back
         return answer.output
 
@@ -160,59 +154,51 @@ class ChildProcess:
                 ended = True
             if ended:
                 raise ProcessDied(_how_it_died(process))
-            watch.note(is_stopped=process is not None and _is_stopped(process))
-            news = watch.look()
+            news = watch.look(is_stopped=process is not None and _is_stopped(process))
             if news is not None:
                 self._send(news)
         raise ProcessDied(f"The process of the handler did not start in {START_PATIENCE:.12g} s.")
 
 
 class Watch:
-    """Watch an attempt while its handler runs in a child."""
+    """Watches an attempt while its handler runs in a child."""
 
-    def __init__(self, execution: Execution, cancel_grace: float) -> None:
-        self.execution = execution
+    def __init__(self, attempt: Attempt, cancel_grace: float) -> None:
+        self._attempt = attempt
         self._cancel_grace = cancel_grace
-        self._reported = self._news()
+        self._reported = self._news
         self._cancelled_at: float | None = None
         self._stopped_at: float | None = None
 
-    def note(self, *, is_stopped: bool) -> None:
-        """Note whether a signal has stopped the child. Raises ProcessDied if that lasts."""
-        if not is_stopped:
-            self._stopped_at = None
-            return
-        self._stopped_at = self._stopped_at or clock()
-        ttl = self.execution.hold.ttl
-        if clock() - self._stopped_at > ttl:
+    def look(self, *, is_stopped: bool) -> child.News | None:
+        """Return the news for the child, which a signal has stopped if it ``is_stopped``. Raises
+        what ends the attempt."""
+        attempt, now = self._attempt, clock()
+        self._stopped_at = (self._stopped_at or now) if is_stopped else None
+        if self._stopped_at is not None and now - self._stopped_at > attempt.ttl:
+            seconds = f"{attempt.ttl:.12g} s"
             raise ProcessDied(
-                f"The process of the handler was stopped by a signal for {ttl:.12g} s, and killed."
+                f"The process of the handler was stopped by a signal for {seconds}, and killed."
             )
-
-    def look(self) -> child.News | None:
-        """Return the news for the child. Raises what ends the attempt."""
-        hold, interruption = self.execution.hold, self.execution.interruption
-        if self.execution.ended_by:
-            raise ProcessDied(f"It was killed: ended by its {self.execution.ended_by}.")
-        if hold.is_lost:
-            raise LeaseLost(hold.resource, hold.overdue_reason)
-        if interruption.cancelled_by:
-            self._cancelled_at = self._cancelled_at or clock()
-            if clock() - self._cancelled_at > self._cancel_grace:
+        if attempt.ended_by:
+            raise ProcessDied(f"It was killed: ended by its {attempt.ended_by}.")
+        if attempt.is_lost:
+            raise LeaseLost(attempt.resource, attempt.overdue_reason)
+        if attempt.cancelled_by:
+            self._cancelled_at = self._cancelled_at or now
+            if now - self._cancelled_at > self._cancel_grace:
                 raise TaskCancelled("The handler did not end, and its process was killed.")
-        news = self._news()
-        if news == self._reported:
-            return None
-        self._reported = news
-        return news
+        before, self._reported = self._reported, self._news
+        return None if before == self._reported else self._reported
 
+    @property
     def _news(self) -> child.News:
-        hold, interruption = self.execution.hold, self.execution.interruption
+        attempt = self._attempt
         return child.News(
-            hold.grant_id,
-            hold.trusted_until,
-            cancelled_by=interruption.cancelled_by,
-            stopping=interruption.stopping.is_set(),
+            attempt.grant_id,
+            attempt.trusted_until,
+            attempt.cancelled_by,
+            attempt.stopping.is_set(),
         )
 
 

@@ -50,16 +50,16 @@ class Threads(Executor):
         with self._caller() as call:
             while True:
                 try:
-                    execution = self._waiting.popleft()
+                    attempt = self._waiting.popleft()
                 except IndexError:
                     if self._closed:
                         connections.close_all()
                         return
                     self._wait()
                     continue
-                execution.carrier = me
-                self._begun[id(execution)] = began_at = clock()
-                self._end(runner.work(execution, call, self.chaos), began_at)
+                attempt.carrier = me
+                self._begun[id(attempt)] = began_at = clock()
+                self._end(runner.work(attempt, call, self.chaos), began_at)
 
     def _wait(self) -> None:
         runner.tidy()

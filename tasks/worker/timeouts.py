@@ -14,24 +14,24 @@ from contextlib import suppress
 
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import note_replaced, start_thread
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
 
 
 class Timekeeper:
-    """Calls ``over`` with each execution whose deadline has passed, on a thread of its own."""
+    """Calls ``over`` with each attempt whose deadline has passed, on a thread of its own."""
 
-    def __init__(self, over: Callable[[Execution], object]) -> None:
+    def __init__(self, over: Callable[[Attempt], object]) -> None:
         self._over = over
         self._wakes = threading.Condition()
-        self._heap: list[tuple[float, int, Execution]] = []
+        self._heap: list[tuple[float, int, Attempt]] = []
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._tidy_at = 64
 
-    def watch(self, execution: Execution) -> None:
-        """Watch ``execution``, if it has a timeout."""
-        deadline = execution.interruption.deadline
+    def watch(self, attempt: Attempt) -> None:
+        """Watch ``attempt``, if it has a timeout."""
+        deadline = attempt.deadline
         if deadline is None:
             return
         with self._wakes:
@@ -39,7 +39,7 @@ class Timekeeper:
                 self._heap = [each for each in self._heap if not each[2].ended.is_set()]
                 heapq.heapify(self._heap)
                 self._tidy_at = max(64, 2 * len(self._heap))
-            heapq.heappush(self._heap, (deadline, next(self._order), execution))
+            heapq.heappush(self._heap, (deadline, next(self._order), attempt))
             self._start()
             self._wakes.notify()
 
@@ -63,13 +63,13 @@ class Timekeeper:
             self._closed = True
             self._wakes.notify()
 
-    def due(self) -> list[Execution]:
+    def due(self) -> list[Attempt]:
         """Return the attempts whose deadline has passed; they are no longer watched."""
-        found: list[Execution] = []
+        found: list[Attempt] = []
         while self._heap and self._heap[0][0] <= clock():
-            execution = heapq.heappop(self._heap)[2]
-            if not execution.ended.is_set():
-                found.append(execution)
+            attempt = heapq.heappop(self._heap)[2]
+            if not attempt.ended.is_set():
+                found.append(attempt)
         return found
 
     def _watch(self) -> None:
@@ -82,15 +82,13 @@ class Timekeeper:
                     until = self._heap[0][0] - clock() if self._heap else None
                     if until is None or until > 0:
                         self._wakes.wait(until)
-            for execution in due:
-                self._tell(execution)
+            for attempt in due:
+                self._tell(attempt)
 
-    def _tell(self, execution: Execution) -> None:
+    def _tell(self, attempt: Attempt) -> None:
         # Each on a thread: one that has to wait for the database delays no other.
-        telling = threading.Thread(
-            target=self._over, args=(execution,), name="timeout", daemon=True
-        )
+        telling = threading.Thread(target=self._over, args=(attempt,), name="timeout", daemon=True)
         try:
             telling.start()
         except RuntimeError:  # there can be no thread more
-            self._over(execution)
+            self._over(attempt)

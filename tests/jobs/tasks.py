@@ -66,7 +66,7 @@ def wait(ctx: Context, folder: str) -> dict[str, Any]:
         if ctx.stopping and Path(folder, "polite").exists():
             break
         if attempt == 1 and Path(folder, "stall").exists():
-            ctx._hold.due_at = float("inf")
+            ctx._attempt.due_at = float("inf")
         time.sleep(0.01)
     return {"attempt": attempt, "pid": os.getpid()}
 
@@ -139,7 +139,7 @@ def compute(ctx: Context, do: str = "return", **data: Any) -> Any:
             with ctx.completing({"done": True}):
                 pass
         case "ensure":
-            folder, known = Path(data["folder"]), ctx._hold.trusted_until
+            folder, known = Path(data["folder"]), ctx._attempt.trusted_until
             _wait(ctx, folder, lambda: _ensure(ctx, folder, known))
         case "ignore":
             _wait(ctx, Path(data["folder"]), lambda: None)
@@ -210,7 +210,7 @@ class Unsendable(Exception):
 
 def _ensure(ctx: Context, folder: Path, known: float) -> None:
     """Leave a file once it is held for longer than was ``known``: a renewal was heard of."""
-    if ctx._hold.trusted_until > known:
+    if ctx._attempt.trusted_until > known:
         (folder / "renewed").touch()
     ctx.ensure()
 

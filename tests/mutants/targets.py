@@ -189,7 +189,7 @@ def _of_outcomes() -> Iterator[Mutant]:
         "loads the row of another grant",
     )
     yield of_text(
-        "tasks/execution/outcome_store.py",
+        "tasks/execution/completer.py",
         "_store_until_stored",
         "connections[using].close()\n        answers",
         "answers",

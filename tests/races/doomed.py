@@ -22,8 +22,8 @@ django.setup()
 from django.core.management import execute_from_command_line  # noqa: E402
 from django.test.utils import override_settings  # noqa: E402
 
-from tasks.execution import outcome_store, runner  # noqa: E402
-from tasks.execution.attempt import Execution  # noqa: E402
+from tasks.execution import completer, runner  # noqa: E402
+from tasks.execution.attempt import Attempt  # noqa: E402
 from tasks.fleet import hand_back, parent  # noqa: E402
 from tasks.models import Task, Worker  # noqa: E402
 from tasks.worker.executors import Executors  # noqa: E402
@@ -35,16 +35,16 @@ ROWS, WORKERS = type(Task.objects.all()), type(Worker.objects.all())
 BEFORE: dict[str, Calls] = {
     "before the claim": (ROWS, "take"),
     "before the entry": (Executors, "submit"),
-    "before the mark": (Execution, "set_mark"),
+    "before the mark": (Attempt, "set_mark"),
     "before the return": (runner, "judge"),
-    "before storing": (outcome_store, "_store"),
+    "before storing": (completer, "_store"),
     "before handing back": (hand_back, "hand_back"),
     "between the statements of handing back": (ROWS, "take_from_dead"),
 }
 AFTER: dict[str, Calls] = {
     "after the claim": (ROWS, "take"),
-    "after the mark": (Execution, "set_mark"),
-    "after storing": (outcome_store, "_store"),
+    "after the mark": (Attempt, "set_mark"),
+    "after storing": (completer, "_store"),
     "after handing back": (WORKERS, "sign_off_dead"),
 }
 

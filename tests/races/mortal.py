@@ -21,7 +21,7 @@ from django.db import transaction  # noqa: E402
 from django.test.utils import override_settings  # noqa: E402
 
 from tasks import signals  # noqa: E402
-from tasks.execution import completer, outcome_store, runner  # noqa: E402
+from tasks.execution import completer, runner  # noqa: E402
 from tasks.models import Task  # noqa: E402
 from tasks.querysets import ends  # noqa: E402
 from tasks.querysets.sql import ends as one_statement  # noqa: E402
@@ -49,7 +49,7 @@ class Doom:
 
     def install(self) -> None:
         """Look in at each stage."""
-        store, call, read_back = outcome_store.store_outcomes, runner.call_handler, ends._read_back
+        store, call, read_back = completer.store_outcomes, runner.call_handler, ends._read_back
         complete_in_one = one_statement.complete
 
         def calling(*args: Any) -> Any:

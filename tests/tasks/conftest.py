@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,11 +11,10 @@ from pytest_django import Settings
 
 from leasing import signals as lease_signals
 from leasing.holding.keeper import Keeper
-from leasing.holding.term import Term
 from tasks import registry as known_handlers
 from tasks import retry, signals
 from tasks.execution import runner
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
 from tasks.execution.context import Context
 from tasks.models import Task
 from tasks.querysets import recovery
@@ -47,7 +45,7 @@ from tests.leasing.conftest import (
     other_session,
     store,
 )
-from tests.tasks.support import BOUNDS, Handlers, Limits, Reported, granted_at
+from tests.tasks.support import BOUNDS, Handlers, Limits, Reported, kept
 
 __all__ = [
     "clock",
@@ -113,32 +111,15 @@ def task() -> Task:
 
 
 @pytest.fixture
-def hold_on(notes: Keeper) -> Callable[[Task], Term]:
-    """A hold on a claimed task, renewed by hand; its notes wait for the test."""
-
-    def hold_on(task: Task) -> Term:
-        hold = granted_at(task, notes.clock())
-        hold.keep(notes)
-        return hold
-
-    return hold_on
+def attempt_of(notes: Keeper) -> Callable[[Task], Attempt]:
+    """The attempt of a claimed task, renewed by hand; its notes wait for the test."""
+    return lambda task: kept(task, notes)
 
 
 @pytest.fixture
-def context(hold_on: Callable[[Task], Term]) -> Callable[[Task], Context]:
+def context(attempt_of: Callable[[Task], Attempt]) -> Callable[[Task], Context]:
     """Return the contexts of handlers of claimed tasks."""
-    return lambda task: Context(task, hold_on(task), threading.Event())
-
-
-@pytest.fixture
-def execution_of(notes: Keeper) -> Callable[[Task], Execution]:
-    """A claimed task on its way, renewed by hand."""
-
-    def execution_of(task: Task) -> Execution:
-        task.sent_at = notes.clock()
-        return Execution(task, threading.Event(), keeper=notes)
-
-    return execution_of
+    return lambda task: Context(attempt_of(task))
 
 
 @pytest.fixture
@@ -152,7 +133,7 @@ def connection_stays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def run_task(
-    execution_of: Callable[[Task], Execution], handlers: Handlers, connection_stays: list[str]
+    attempt_of: Callable[[Task], Attempt], handlers: Handlers, connection_stays: list[str]
 ) -> Callable[..., Task]:
     """Run a task to its end as a worker would, with the function given as its handler: a new
     one, or the ``task`` that was claimed."""
@@ -160,7 +141,7 @@ def run_task(
     def run_task(function: Callable[..., Any], *, task: Task | None = None, **options: Any) -> Task:
         handlers["jobs.echo"] = function
         mine: Task = task or make_task(name="jobs.echo", state="running", **options)
-        runner.run(execution_of(mine))
+        runner.run(attempt_of(mine))
         return Task.objects.get(pk=mine.pk)
 
     return run_task

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,12 +23,12 @@ from django.db.models.signals import post_init
 
 from leasing.admin import changelist
 from leasing.functions import DbNow, after
-from leasing.holding.term import Term
-from leasing.stores.rows import row_store, term_of
+from leasing.holding.keeper import Keeper
 from leasing.validation.terms import Terms
 from leasing.web import paging
 from tasks.dashboard import listing, queue_rows
 from tasks.diagnosis import reasons
+from tasks.execution.attempt import Attempt
 from tasks.execution.context import Context
 from tasks.fleet import hand_back
 from tasks.maintenance import counting, invariants
@@ -102,11 +103,12 @@ def copy_of(task: Task) -> Task:
     return copy.copy(task)
 
 
-def granted_at(task: Task, sent_at: float) -> Term:
-    """The term of ``task``, as if it had been asked for at ``sent_at`` on the holder's clock."""
-    term = term_of(task, row_store(Task, "default"))
-    term.sent_at = sent_at
-    return term
+def kept(task: Task, keeper: Keeper, stopping: threading.Event | None = None) -> Attempt:
+    """Return the attempt of ``task``, as if it had been claimed just now, renewed by ``keeper``."""
+    task.sent_at = keeper.clock()
+    attempt = Attempt(ClaimedTask.of(task), stopping or threading.Event())
+    attempt.keep(keeper)
+    return attempt
 
 
 def sample_handlers(

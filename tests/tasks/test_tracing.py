@@ -22,11 +22,12 @@ import tasks.tracing
 from leasing.runtime.events import during, happened
 from tasks.exceptions import InvalidOutput, Snooze
 from tasks.execution import runner
-from tasks.execution.attempt import Execution
-from tasks.execution.outcome_store import store_outcomes
-from tasks.execution.outcomes import Outcome
+from tasks.execution.attempt import Attempt, Outcome
+from tasks.execution.completer import store_outcomes
+from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
-from tasks.worker.child import Answer, Attempt, Job
+from tasks.worker import child
+from tasks.worker.child import Answer, Job
 from tasks.worker.hand_back import give_back
 from tasks.worker.processes import ChildProcess
 from tests.factories import claimed, make_task
@@ -240,7 +241,7 @@ def test_snoozed_and_cancelled_attempts_are_gone_on_from(spans: Spans, run_task:
 
     def is_cancelled(ctx: Any, **data: Any) -> None:
         Task.objects.filter(pk=ctx.task.pk).cancel(by="alice")
-        ctx._interruption.cancel("alice")
+        ctx._attempt.cancel("alice")
         ctx.ensure()
 
     snoozed, cancelled = run_task(snoozes), run_task(is_cancelled)
@@ -263,11 +264,11 @@ def test_an_attempt_that_fails_alone_leaves_its_own_too() -> None:
 
 @pytest.mark.usefixtures("connected")
 def test_many_failures_that_are_stored_together_leave_each_its_own(
-    spans: Spans, execution_of: Callable[[Task], Execution], handlers: Handlers
+    spans: Spans, attempt_of: Callable[[Task], Attempt], handlers: Handlers
 ) -> None:
     handlers["jobs.echo"] = fails
     running = [make_task(name="jobs.echo", state="running") for _ in range(2)]
-    store_outcomes([runner.work(execution_of(task)) for task in running])
+    store_outcomes([runner.work(attempt_of(task)) for task in running])
 
     left = [span_id(carried(task)["previous"]) for task in running]
     assert left == [id_of(span) for span in spans.named("process default")]
@@ -284,17 +285,17 @@ def test_an_output_that_is_no_json_fails_after_all(spans: Spans, run_task: RunTa
 
 @pytest.mark.usefixtures("connected")
 def test_an_attempt_that_is_given_back_from_outside_has_ended(
-    spans: Spans, execution_of: Callable[[Task], Execution], handlers: Handlers
+    spans: Spans, attempt_of: Callable[[Task], Attempt], handlers: Handlers
 ) -> None:
     def stops(ctx: Any, **data: Any) -> None:
-        give_back([execution], "its worker was stopped")
+        give_back([attempt], "its worker was stopped")
         assert len(spans.named("process default")) == 1
 
     handlers["jobs.echo"] = stops
     task = make_task(name="jobs.echo", state="running")
-    execution = execution_of(task)
-    execution.carrier = threading.current_thread()
-    runner.work(execution)
+    attempt = attempt_of(task)
+    attempt.carrier = threading.current_thread()
+    runner.work(attempt)
 
     process = spans.one("process default")
     assert attributes(process)["tasks.outcome"] == "returned"
@@ -304,12 +305,12 @@ def test_an_attempt_that_is_given_back_from_outside_has_ended(
 @pytest.mark.usefixtures("connected")
 def test_an_attempt_that_times_out_has_ended(
     spans: Spans,
-    execution_of: Callable[[Task], Execution],
+    attempt_of: Callable[[Task], Attempt],
     handlers: Handlers,
 ) -> None:
-    handlers["jobs.echo"] = lambda ctx, **data: runner.time_out(execution)
-    execution = execution_of(make_task(name="jobs.echo", state="running", timeout=1))
-    store_outcomes([runner.work(execution)])
+    handlers["jobs.echo"] = lambda ctx, **data: runner.time_out(attempt)
+    attempt = attempt_of(make_task(name="jobs.echo", state="running", timeout=1))
+    store_outcomes([runner.work(attempt)])
 
     process = spans.one("process default")
     assert attributes(process)["error.type"] == "TimeoutError"
@@ -318,15 +319,15 @@ def test_an_attempt_that_times_out_has_ended(
 
 @pytest.mark.usefixtures("connected")
 def test_heartbeats_and_losses_are_events_of_the_attempt(
-    spans: Spans, execution_of: Callable[[Task], Execution], handlers: Handlers
+    spans: Spans, attempt_of: Callable[[Task], Attempt], handlers: Handlers
 ) -> None:
     def works(ctx: Any, **data: Any) -> None:
-        happened("hold.renewed", [execution.hold])
-        execution.hold.mark_lost("somebody else has held it")
+        happened("hold.renewed", [attempt])
+        attempt.mark_lost("somebody else has held it")
 
     handlers["jobs.echo"] = works
-    execution = execution_of(make_task(name="jobs.echo", state="running"))
-    runner.work(execution)
+    attempt = attempt_of(make_task(name="jobs.echo", state="running"))
+    runner.work(attempt)
 
     process = spans.one("process default")
     assert events(process) == ["heartbeat", "lost"]
@@ -400,40 +401,40 @@ def test_what_a_handler_does_is_a_part_of_its_attempt_on_threads_and_in_coroutin
     }
 
 
-def leave(execution: Execution) -> None:
+def leave(attempt: Attempt) -> None:
     """End the attempt where it began."""
-    outcome = Outcome(execution)
-    happened("attempt.left", [execution], outcome=outcome)
+    outcome = Outcome(attempt)
+    happened("attempt.left", [attempt], outcome=outcome)
 
 
 def test_a_child_process_goes_on_with_the_span_of_its_attempt(
-    spans: Spans, execution_of: Callable[[Task], Execution], handlers: Handlers
+    spans: Spans, attempt_of: Callable[[Task], Attempt], handlers: Handlers
 ) -> None:
     seen: list[int] = []
     handlers["jobs.echo"] = lambda ctx, **data: seen.append(current_span())
     task = make_task(name="jobs.echo", state="running")
-    execution = execution_of(task)
-    execution.follow()
-    job = Job(task, execution.hold.trusted_until, None, tasks.tracing.inject())
-    leave(execution)
-    Attempt.of(job).run()
+    attempt = attempt_of(task)
+    attempt.follow()
+    job = Job(task, attempt.trusted_until, tasks.tracing.inject())
+    leave(attempt)
+    child.run(child.begin(job))
 
     assert [f"{each:016x}" for each in seen] == [id_of(spans.one("process default"))]
     assert current_span() == 0
 
 
 def test_a_child_process_is_told_of_the_span(
-    spans: Spans, execution_of: Callable[[Task], Execution], monkeypatch: pytest.MonkeyPatch
+    spans: Spans, attempt_of: Callable[[Task], Attempt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Any] = []
     executor = ChildProcess(10.0)
     monkeypatch.setattr(executor, "_start", lambda: None)
     monkeypatch.setattr(executor, "_send", sent.append)
-    monkeypatch.setattr(executor, "_receive", lambda *args: Answer())
-    execution = execution_of(make_task(name="jobs.compute", state="running"))
-    execution.follow()
-    executor.call(execution, execution.context())
-    leave(execution)
+    monkeypatch.setattr(executor, "_receive", lambda *args: Answer(None, None, False, None))
+    attempt = attempt_of(make_task(name="jobs.compute", state="running"))
+    attempt.follow()
+    executor.call(attempt, Context(attempt))
+    leave(attempt)
 
     (job,) = sent
     assert span_id(json.loads(job.trace)["traceparent"]) == id_of(spans.one("process default"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import connections
 
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
 from tasks.models import Task
 from tasks.runtime.timing import Timing
 from tasks.worker.process import WorkerProcess
@@ -57,10 +57,10 @@ def watching_once(begun: Callable[[], object]) -> AbstractContextManager[None]:
     """Watch each attempt as soon as ``begun`` says that its handler is at it: on no machine a
     timeout is over before."""
 
-    def watch_later(watch: Callable[[Execution], None], execution: Execution) -> None:
+    def watch_later(watch: Callable[[Attempt], None], attempt: Attempt) -> None:
         def wait_and_watch() -> None:
             wait_for(begun)
-            watch(execution)
+            watch(attempt)
 
         threading.Thread(target=wait_and_watch).start()
 

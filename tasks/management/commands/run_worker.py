@@ -185,7 +185,7 @@ class Command(ServiceCommand):
         obeying = on_stop_signal(worker.stop) if child is None else reporting(child, worker)
         with obeying, collected_seldom(), process_named(worker.name):
             _run(worker)
-            if worker.executions:
+            if worker.attempts:
                 # A thread that cannot be ended must not keep the process from its end.
                 _leave(worker)
             if child is None and self._is_of_process:

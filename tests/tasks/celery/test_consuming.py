@@ -15,7 +15,7 @@ from leasing.functions import after
 from tasks import registry
 from tasks.celery import consuming
 from tasks.celery.consuming import consume
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
 from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus
 from tasks.notifier import limiter
@@ -208,16 +208,16 @@ def test_a_coroutine_is_cancelled_at_its_await(
     reached: list[str] = []
 
     async def wait(ctx: Context, n: int) -> None:
-        executions[0].cancel("alice")  # as its hold does when it hears of it
+        attempts[0].cancel("alice")  # as its hold does when it hears of it
         await asyncio.sleep(60)
         reached.append("the end")
 
     call = consuming._call
-    executions: list[Execution] = []
+    attempts: list[Attempt] = []
 
-    def calling(execution: Execution, context: Context) -> Any:
-        executions.append(execution)
-        return call(execution, context)
+    def calling(attempt: Attempt, context: Context) -> Any:
+        attempts.append(attempt)
+        return call(attempt, context)
 
     monkeypatch.setattr(consuming, "_call", calling)
     handlers["jobs.echo"] = wait

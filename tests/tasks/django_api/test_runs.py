@@ -28,7 +28,6 @@ from tasks.django_api.compat import (
     task_started,
 )
 from tasks.execution import runner
-from tasks.execution.attempt import Execution
 from tasks.models import Task
 from tasks.querysets.claimed import ClaimedTask
 from tasks.worker.process import WorkerProcess
@@ -36,7 +35,7 @@ from tests.factories import claimed, make_task
 from tests.jobs import mails
 from tests.leasing.support import expire
 from tests.processes import wait_for
-from tests.tasks.support import make_due, row_of
+from tests.tasks.support import kept, make_due, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -60,7 +59,7 @@ def work(manual_keeper: Keeper, connection_stays: list[str]) -> Work:
         make_due(waiting)
         mine = claimed(waiting, holder)
         mine.sent_at = manual_keeper.clock()
-        runner.run(Execution(mine, threading.Event(), keeper=manual_keeper))
+        runner.run(kept(mine, manual_keeper))
         result.refresh()
         return result
 

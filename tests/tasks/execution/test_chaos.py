@@ -13,12 +13,11 @@ import pytest
 from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
 from tasks.execution import chaos, runner
-from tasks.execution.attempt import Execution
 from tasks.execution.chaos import Chaos
 from tasks.models import TaskStatus
 from tests.factories import make_task
 from tests.leasing.support import FakeClock, FakeStore, expire
-from tests.tasks.support import Handlers, refusals, row_of
+from tests.tasks.support import Handlers, kept, refusals, row_of
 
 
 class Drawn(random.Random):
@@ -111,8 +110,8 @@ def test_the_result_of_a_stalled_task_is_handed_in_late_and_refused(
         return "late"
 
     handlers["jobs.echo"] = work
-    execution = Execution(task, threading.Event(), keeper=manual_keeper)
-    runner.run(execution, chaos=Chaos(random=Drawn(0.1)))
+    attempt = kept(task, manual_keeper)
+    runner.run(attempt, chaos=Chaos(random=Drawn(0.1)))
 
     assert row_of(task)["status"] == TaskStatus.READY
     assert refusals(task) == ["complete"]

@@ -20,7 +20,7 @@ from tests.processes import wait_for
 class Result:
     """The outcome that a slot hands in."""
 
-    execution = object()
+    attempt = object()
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def test_results_wait_while_there_can_be_no_thread_more(
         patched.setattr(threading.Thread, "start", refuse)
         storing.put(result)
         storing.wake()
-    assert (stored, storing.executions) == ([], [Result.execution])
+    assert (stored, storing.attempts) == ([], [Result.attempt])
 
     getattr(storing, again)()
 
-    wait_for(lambda: stored == [result] and not storing.executions)
+    wait_for(lambda: stored == [result] and not storing.attempts)
     storing.close()
 
 
@@ -61,7 +61,7 @@ def test_it_closes_with_the_thread_that_has_stored_all(stored: list[Any]) -> Non
     storing.put(result)
     storing.wake()
     (writer,) = (each for each in threading.enumerate() if each.name == "task-results")
-    wait_for(lambda: stored == [result] and not storing.executions)
+    wait_for(lambda: stored == [result] and not storing.attempts)
 
     storing.close(patience=30)
 
@@ -96,7 +96,7 @@ def test_a_result_whose_storing_begins_meanwhile_is_not_missed() -> None:
         setattr(storing, moving, Looked() if moving == "_under_way" else Left())
         storing.put(result)
 
-        assert set(storing.executions) == {Result.execution}
+        assert set(storing.attempts) == {Result.attempt}
 
 
 class Late(Result):
@@ -105,8 +105,8 @@ class Late(Result):
     ended_at = 1000.0
 
     def __init__(self, is_lost: bool = False, ttl: float = 30.0) -> None:
-        hold = SimpleNamespace(is_lost=is_lost, ttl=ttl)
-        self.execution: Any = SimpleNamespace(hold=hold)
+        claimed = SimpleNamespace(term=SimpleNamespace(seconds=ttl))
+        self.attempt: Any = SimpleNamespace(is_lost=is_lost, claimed=claimed)
 
 
 #: When to look at a result of 1000 seconds, the result, what failed at 1045 seconds, the answer.

@@ -24,7 +24,7 @@ def ctx(context: ContextOf) -> Context:
     task = make_task(state="running", holder="ann", priority=3)
     Task.objects.checkpoint(task, {"row": 7})
     made = context(task)
-    made._given = ClaimedTask.taken(task)
+    made.claimed = ClaimedTask.taken(task)
     return made
 
 

@@ -19,10 +19,12 @@ from leasing.holding.keeper import Keeper
 from leasing.runtime.clock import clock as holder_clock
 from tasks import registry
 from tasks.exceptions import GiveUp, Snooze, TaskCancelled, UnknownTask
-from tasks.execution import outcome_store, runner
-from tasks.execution.attempt import Execution
+from tasks.execution import runner
+from tasks.execution.attempt import Attempt
+from tasks.execution.completer import store_outcomes
 from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
+from tasks.querysets.claimed import ClaimedTask
 from tasks.runtime.timing import USUAL, Timing
 from tests.factories import claimed, make_task
 from tests.leasing.support import FakeClock, expire
@@ -34,6 +36,7 @@ from tests.tasks.support import (
     attempt,
     attempts,
     is_storing,
+    kept,
     make_due,
     names_of,
     refusals,
@@ -68,14 +71,13 @@ class Running:
         self.stopping = threading.Event()
         self._keeper = keeper
 
-    def execution(self, task: Task) -> Execution:
-        task.sent_at = self._keeper.clock()
-        return Execution(task, self.stopping, keeper=self._keeper)
+    def attempt(self, task: Task) -> Attempt:
+        return kept(task, self._keeper, self.stopping)
 
     def __call__(self, function: Callable[..., Any] | None = None, **options: Any) -> Task:
         """Run a task to its end, with ``function`` as its handler."""
         task: Task = make_task(name="jobs.echo", state="running", holder="ann", **options)
-        runner.run(self.execution(task), timing=AT_ONCE)
+        runner.run(self.attempt(task), timing=AT_ONCE)
         assert self._keeper.holds == []
         task.refresh_from_db()
         return task
@@ -216,7 +218,7 @@ def test_a_task_whose_handler_is_missing_waits_and_spends_no_attempt(
     running = Running(manual_keeper)
     start = database_now("default")
 
-    runner.run(running.execution(mine), timing=AT_ONCE)
+    runner.run(running.attempt(mine), timing=AT_ONCE)
 
     row = row_of(task)
     assert (row["status"], row["attempts"]) == (TaskStatus.READY, 0)
@@ -244,7 +246,7 @@ def test_a_task_whose_data_the_handler_here_does_not_take_waits_and_spends_no_at
     mine = claimed(task, "old")
     start = database_now("default")
 
-    runner.run(Running(manual_keeper).execution(mine), timing=AT_ONCE)
+    runner.run(Running(manual_keeper).attempt(mine), timing=AT_ONCE)
 
     row = row_of(task)
     assert (row["status"], row["attempts"], called) == (TaskStatus.READY, 0, [])
@@ -368,12 +370,12 @@ def test_a_task_whose_lease_may_be_over_does_not_begin(
     called: list[Any] = []
     handlers["jobs.echo"] = lambda ctx, **data: called.append(data)
     task = make_task(name="jobs.echo", state="running", holder="ann")
-    execution = Running(manual_keeper).execution(task)
+    attempt = Running(manual_keeper).attempt(task)
     clock.advance(60)
 
-    runner.run(execution, timing=AT_ONCE)
+    runner.run(attempt, timing=AT_ONCE)
 
-    assert (called, execution.hold.is_lost) == ([], False)
+    assert (called, attempt.is_lost) == ([], False)
     assert row_of(task)["status"] == TaskStatus.RUNNING
 
 
@@ -469,11 +471,11 @@ def test_that_many_results_wait_is_told_in_one_line(
     handlers["jobs.echo"] = lambda ctx, **data: None
     running = Running(manual_keeper)
     tasks = [make_task(name="jobs.echo", state="running", holder="ann") for _ in range(3)]
-    done = [runner.work(running.execution(task)) for task in tasks]
+    done = [runner.work(running.attempt(task)) for task in tasks]
 
     refused = iter([True, True])  # the results, and the question if the database is there
     with refusing(GONE, lambda sql, params: is_storing(sql) and next(refused, False)):
-        outcome_store.store_outcomes(done, pauses=AT_ONCE.store_pauses)
+        store_outcomes(done, pauses=AT_ONCE.store_pauses)
 
     said = [each for each in caplog.records if each.event == "task.result_delayed"]
     assert [(each.levelname, each.task_id, each.waiting) for each in said] == [
@@ -622,12 +624,12 @@ def test_it_is_noticed_also_after_handlers_that_asked_for_no_connection(
     leave: Callable[[], None],
 ) -> None:
     task = make_task(name="jobs.echo", state="running", holder="ann")
-    hold = Execution(task, threading.Event()).hold
+    attempt = Attempt(ClaimedTask.of(task), threading.Event())
     said: list[str] = []
 
     def call(function: Callable[..., Any]) -> Any:
         known = registry.Handler("jobs.echo", function)
-        return runner.call_handler(known, Context(task, hold, threading.Event()), {})
+        return runner.call_handler(known, Context(attempt), {})
 
     def a_thread_of_its_own() -> None:
         try:
@@ -656,7 +658,8 @@ def test_a_claimed_task_is_held_from_the_moment_its_claim_was_sent() -> None:
     assert before <= task.sent_at <= holder_clock()
     task.sent_at = sent_at = before - 5
 
-    hold = Execution(task, threading.Event()).hold
+    hold = Attempt(ClaimedTask.of(task), threading.Event())
+    hold.keep()
 
     try:
         assert hold.key == task.pk

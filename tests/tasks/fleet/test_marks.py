@@ -12,9 +12,9 @@ import pytest
 from django.db import OperationalError
 
 from tasks.execution import runner
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
+from tasks.execution.completer import store_outcomes
 from tasks.execution.context import Context
-from tasks.execution.outcome_store import store_outcomes
 from tasks.models import Task, TaskStatus
 from tasks.runtime.marks import UNSTORED, Marks, size_of
 from tasks.worker.hand_back import give_back
@@ -134,7 +134,7 @@ def complete(ctx: Context) -> None:
 def test_a_handler_is_marked_while_it_runs_and_until_its_outcome_is_stored(
     end: Callable[[Context], object],
     known: Marks,
-    execution_of: Callable[[Task], Execution],
+    attempt_of: Callable[[Task], Attempt],
     handlers: Handlers,
 ) -> None:
     task = make_task(name="jobs.echo", state="running")
@@ -145,7 +145,7 @@ def test_a_handler_is_marked_while_it_runs_and_until_its_outcome_is_stored(
         end(ctx)
 
     handlers["jobs.echo"] = handler
-    outcome = runner.work(execution_of(task))
+    outcome = runner.work(attempt_of(task))
     assert seen == [{task.grant_id}]
     assert known.begun() == (set() if end is complete else {task.grant_id})
 
@@ -155,26 +155,26 @@ def test_a_handler_is_marked_while_it_runs_and_until_its_outcome_is_stored(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_task_without_a_handler_here_is_not_marked(
-    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+    known: Marks, attempt_of: Callable[[Task], Attempt], handlers: Handlers
 ) -> None:
     task = make_task(name="jobs.echo", state="running")
     del handlers["jobs.echo"]
-    execution = execution_of(task)
+    attempt = attempt_of(task)
 
-    runner.work(execution)
+    runner.work(attempt)
 
     assert known.begun() == set()
 
 
 @pytest.mark.django_db(transaction=True)
 def test_what_could_not_be_stored_stays_marked_for_as_long_as_its_lease(
-    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+    known: Marks, attempt_of: Callable[[Task], Attempt], handlers: Handlers
 ) -> None:
     task = make_task(name="jobs.echo", state="running")
     handlers["jobs.echo"] = lambda ctx, **data: None
 
     with refusing(OperationalError("away"), lambda sql, params: is_storing(sql)):
-        store_outcomes([runner.work(execution_of(task))], pauses=())
+        store_outcomes([runner.work(attempt_of(task))], pauses=())
     assert not known.are_full
     assert known.begun() == {task.grant_id}
 
@@ -186,45 +186,45 @@ def test_what_could_not_be_stored_stays_marked_for_as_long_as_its_lease(
 
 @pytest.mark.django_db(transaction=True)
 def test_what_was_lost_stays_marked_until_its_lease_has_run_out_everywhere(
-    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+    known: Marks, attempt_of: Callable[[Task], Attempt], handlers: Handlers
 ) -> None:
     """The holder stops believing before the database does."""
     task = make_task(name="jobs.echo", state="running")
 
     def lose(ctx: Context, **data: Any) -> None:
-        executions[0].hold.mark_lost("so")
+        attempts[0].mark_lost("so")
         ctx.ensure()
 
     handlers["jobs.echo"] = lose
-    executions = [execution_of(task)]
-    store_outcomes([runner.work(executions[0])])
+    attempts = [attempt_of(task)]
+    store_outcomes([runner.work(attempts[0])])
 
     assert known.begun() == {task.grant_id}
 
 
 @pytest.mark.django_db(transaction=True)
 def test_what_is_given_back_is_not_marked_any_more(
-    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+    known: Marks, attempt_of: Callable[[Task], Attempt], handlers: Handlers
 ) -> None:
-    execution = execution_of(make_task(state="running"))
-    execution.carrier = threading.current_thread()
-    execution.set_mark()
+    attempt = attempt_of(make_task(state="running"))
+    attempt.carrier = threading.current_thread()
+    attempt.set_mark()
 
-    give_back([execution], "so")
+    give_back([attempt], "so")
 
     assert known.begun() == set()
 
 
 @pytest.mark.django_db(transaction=True)
 def test_an_attempt_that_timed_out_is_cleared_once_by_whoever_stores_it(
-    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+    known: Marks, attempt_of: Callable[[Task], Attempt], handlers: Handlers
 ) -> None:
     task = make_task(name="jobs.echo", state="running")
-    executions: list[Execution] = []
-    handlers["jobs.echo"] = lambda ctx, **data: runner.time_out(executions[0])
-    executions.append(execution_of(task))
+    attempts: list[Attempt] = []
+    handlers["jobs.echo"] = lambda ctx, **data: runner.time_out(attempts[0])
+    attempts.append(attempt_of(task))
 
-    store_outcomes([runner.work(executions[0])])
+    store_outcomes([runner.work(attempts[0])])
 
     assert known.begun() == set()
     fill(known, 100 + UNSTORED)  # each place is free, and once
@@ -233,15 +233,15 @@ def test_an_attempt_that_timed_out_is_cleared_once_by_whoever_stores_it(
 
 @pytest.mark.django_db(transaction=True)
 def test_an_attempt_that_timed_out_before_its_handler_was_called_leaves_no_mark(
-    known: Marks, execution_of: Callable[[Task], Execution], handlers: Handlers
+    known: Marks, attempt_of: Callable[[Task], Attempt], handlers: Handlers
 ) -> None:
     task = make_task(name="jobs.echo", state="running")
     called: list[object] = []
     handlers["jobs.echo"] = lambda ctx, **data: called.append(ctx)
-    execution = execution_of(task)
-    execution.follow = lambda: runner.time_out(execution)  # type: ignore[method-assign]
+    attempt = attempt_of(task)
+    attempt.follow = lambda: runner.time_out(attempt)  # type: ignore[method-assign]
 
-    store_outcomes([runner.work(execution)])
+    store_outcomes([runner.work(attempt)])
 
     assert (called, known.begun()) == ([], set())
 

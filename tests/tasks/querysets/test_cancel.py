@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from leasing.exceptions import LeaseLost
 from leasing.holding.keeper import Keeper
 from tasks.exceptions import TaskCancelled
-from tasks.execution.attempt import Execution
+from tasks.execution.context import Context
 from tasks.models import Task, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tests.factories import claimed, make_task
@@ -22,6 +21,7 @@ from tests.tasks.support import (
     attempts,
     end_well,
     grant_to,
+    kept,
     names_of,
     refusals,
     row_of,
@@ -104,8 +104,8 @@ def test_a_handler_hears_of_it_with_the_next_renewal_and_at_its_next_look(
 ) -> None:
     task = make_task(state="running")
     task.sent_at = clock()
-    execution = Execution(task, threading.Event(), keeper=manual_keeper)
-    context = execution.context()
+    attempt = kept(task, manual_keeper)
+    context = Context(attempt)
     rows(task).cancel(by=by)
     context.ensure()
     assert not context.cancelled
@@ -118,8 +118,8 @@ def test_a_handler_hears_of_it_with_the_next_renewal_and_at_its_next_look(
         context.ensure()
     with pytest.raises(TaskCancelled):
         context.wait(60)
-    assert execution.hold.valid
-    execution.hold.detach()
+    assert attempt.valid
+    attempt.detach()
 
 
 def test_a_task_that_is_lost_while_it_is_to_be_cancelled_is_lost_for_its_own_reason(
@@ -127,7 +127,7 @@ def test_a_task_that_is_lost_while_it_is_to_be_cancelled_is_lost_for_its_own_rea
 ) -> None:
     task = make_task(state="running")
     task.sent_at = clock()
-    execution = Execution(task, threading.Event(), keeper=manual_keeper)
+    attempt = kept(task, manual_keeper)
     rows(task).cancel(by="ann")
     clock.advance(15)
     manual_keeper.renew_due()
@@ -136,8 +136,8 @@ def test_a_task_that_is_lost_while_it_is_to_be_cancelled_is_lost_for_its_own_rea
     manual_keeper.declare_lost()
 
     with pytest.raises(LeaseLost, match="it was not renewed in time"):
-        execution.context().ensure()
-    execution.hold.detach()
+        Context(attempt).ensure()
+    attempt.detach()
 
 
 def test_the_holder_of_a_task_ends_it_as_cancelled(

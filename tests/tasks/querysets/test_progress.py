@@ -227,7 +227,7 @@ def test_the_last_word_of_a_lost_attempt_takes_no_place_from_its_result(
         ctx.progress(2)
         expire(ctx.task)
         Task.objects.recover()
-        ctx._hold.mark_lost("it was told so")
+        ctx._attempt.mark_lost("it was told so")
         return "late"
 
     assert refusals(run_task(handler)) == ["complete"]

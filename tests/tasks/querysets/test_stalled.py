@@ -150,7 +150,7 @@ def test_the_zombie_is_told_by_its_next_renewal_and_what_it_writes_is_refused(
     clock: FakeClock,
 ) -> None:
     ctx = context(task)
-    hold = ctx._hold
+    hold = ctx._attempt
     database_clock.advance(61)
     recovery.sweep()
     make_due(task)

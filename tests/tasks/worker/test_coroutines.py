@@ -13,7 +13,7 @@ from django.db import transaction
 from pytest_django import Settings
 
 from tasks.exceptions import TaskCancelled
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
 from tasks.models import Task, TaskStatus
 from tasks.registry import Kind
 from tests.factories import make_task, make_tasks
@@ -72,7 +72,7 @@ def test_many_coroutines_run_at_a_time_on_one_thread_beside_those_that_threads_r
     with working(threads=1, coroutines=15) as worker:
         wait_for(lambda: len(sleeper.began) == 15)
         wait_for(lambda: row_of(plain)["status"] == TaskStatus.SUCCEEDED)
-        wait_for(lambda: len(worker.executions) == 15)
+        wait_for(lambda: len(worker.attempts) == 15)
         sleeper.open = True
         wait_for(lambda: states() == ["succeeded"] * 21)
 
@@ -108,13 +108,13 @@ def test_a_cancellation_that_comes_too_late_for_the_handler_reaches_nothing_else
     handlers: Handlers, error: BaseException | None, from_outside: bool
 ) -> None:
     """The handler ends while it is pending, and leaves a report that is written after its end."""
-    running: list[Execution] = []
+    running: list[Attempt] = []
 
     async def late(ctx: Any, **data: Any) -> str:
         await ctx.aprogress(1, 9)
         await ctx.aprogress(2, 9)
         if from_outside:
-            running.extend(worker.executions)
+            running.extend(worker.attempts)
             running[0].end_work()
         else:
             own = asyncio.current_task()

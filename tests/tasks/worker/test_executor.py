@@ -19,7 +19,7 @@ from tests.tasks.workers import patient
 class Settled:
     """A completer that has stored everything."""
 
-    executions: tuple[()] = ()
+    attempts: tuple[()] = ()
 
     def put(self, outcome: Any) -> None: ...
     def wake(self, now: float, *, is_busy: bool) -> None: ...
@@ -73,7 +73,7 @@ class ManualExecutor(Executor):
 
     def end(self, attempt: Any, seconds: float) -> None:
         """``attempt`` ends, and has taken so many ``seconds``."""
-        outcome: Any = SimpleNamespace(execution=attempt)
+        outcome: Any = SimpleNamespace(attempt=attempt)
         self._end(outcome, holders_clock() - seconds)
 
     def give_up(self, attempt: Any) -> None:
@@ -175,7 +175,7 @@ def test_all_that_waits_goes_back_once_every_slot_is_at_a_long_task(clock: FakeC
     assert line.look_in_time() == waiting[::-1]
 
     assert clock.now == pytest.approx(began_at + 0.1 + CONFIRM_AFTER)
-    assert line.executor.executions == line.tasks[:2]
+    assert line.executor.attempts == line.tasks[:2]
     assert line.executor.room == line.executor.prefetch == 0
     assert line.executor.waits_until is None
     line.end_long(1)
@@ -303,7 +303,7 @@ def test_a_task_that_neither_waits_nor_has_begun_is_given_up(clock: FakeClock) -
     assert executor.ensure_running() == []
     clock.advance(0.1)
     assert executor.ensure_running() == [lost]
-    assert executor.executions == [waits]
+    assert executor.attempts == [waits]
 
 
 # Stuck
@@ -319,10 +319,10 @@ def test_an_executor_whose_slots_all_have_tasks_that_are_over_is_stuck_in_the_en
     holder_clock: FakeClock,
 ) -> None:
     executor = ManualExecutor(1)
-    execution = at(executor)
+    attempt = at(executor)
 
     assert not executor.is_stuck()
-    execution.is_over = True
+    attempt.is_over = True
     assert not executor.is_stuck()
     holder_clock.now += 30
     assert not executor.is_stuck()
@@ -335,12 +335,12 @@ def test_an_executor_whose_slots_were_at_other_tasks_meanwhile_is_not_stuck(
 ) -> None:
     executor = ManualExecutor(1)
     for _ in range(3):
-        execution = at(executor)
-        execution.is_over = True
+        attempt = at(executor)
+        attempt.is_over = True
         assert not executor.is_stuck()
         holder_clock.now += 20
         assert not executor.is_stuck()
-        executor.end(execution, 20.0)
+        executor.end(attempt, 20.0)
 
 
 def test_an_executor_whose_tasks_all_wait_is_not_stuck(holder_clock: FakeClock) -> None:

@@ -191,7 +191,7 @@ def test_a_worker_that_has_grown_too_large_ends_with_the_tasks_that_it_has(
     handlers["jobs.slow"] = lambda ctx: go_on.wait(20)
     first = make_task(name="jobs.slow", data={})
     with working(max_memory=100, timing=patient(tend_every=0.02)) as worker:
-        wait_for(lambda: worker.executions)
+        wait_for(lambda: worker.attempts)
         size[0] = 101
         wait_for(lambda: worker.health.read().closed[0].startswith("Finishing"))
         later = make_task(name="jobs.slow", data={})

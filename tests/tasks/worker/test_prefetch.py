@@ -82,7 +82,7 @@ def test_tasks_that_wait_for_a_place_are_held_and_renewed_and_begin_in_their_tur
     tasks = make_tasks(8, name="jobs.turn", data={})
 
     with working(threads=1) as worker:
-        wait_for(lambda: len(worker.executions) == 5)
+        wait_for(lambda: len(worker.attempts) == 5)
         wait_for(lambda: len(turnstile.began) == 1)
         assert len(keeper.holds) == running() == 5
         wait_for(lambda: all(row_of(task)["renewals"] for task in tasks[:5]))
@@ -99,7 +99,7 @@ def test_what_waits_goes_back_at_once_when_the_worker_stops_and_costs_no_attempt
     first, *rest = make_tasks(5, name="jobs.turn", data={})
 
     with working(threads=1) as worker:
-        wait_for(lambda: turnstile.began == [first.pk] and len(worker.executions) == 5)
+        wait_for(lambda: turnstile.began == [first.pk] and len(worker.attempts) == 5)
         worker.stop()
         wait_for(lambda: states() == ["running"] + ["ready"] * 4)
         turnstile.let(1)
@@ -178,11 +178,11 @@ def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: 
     Task.objects.update(timeout=timedelta(seconds=60))
 
     with working(threads=1) as worker:
-        wait_for(lambda: len(worker.executions) == 2)
-        begun, waiting = sorted(worker.executions, key=lambda each: each.claimed.id)
+        wait_for(lambda: len(worker.attempts) == 2)
+        begun, waiting = sorted(worker.attempts, key=lambda each: each.claimed.id)
         wait_for(lambda: turnstile.began == [tasks[0].pk])
-        assert begun.interruption.deadline is not None
-        assert waiting.interruption.deadline is None
+        assert begun.deadline is not None
+        assert waiting.deadline is None
         turnstile.let(2)
         wait_for(lambda: states() == ["succeeded"] * 2)
 
@@ -209,10 +209,10 @@ def test_a_task_that_was_lost_or_cancelled_while_it_waited_does_not_begin(
     _, lost, cancelled, last = make_tasks(4, name="jobs.turn", data={})
 
     with working(threads=1) as worker:
-        wait_for(lambda: len(worker.executions) == 4)
-        known = {each.claimed.id: each for each in worker.executions}
-        known[lost.pk].hold.mark_lost("thief has held it")
-        known[cancelled.pk].interruption.cancel("ann")
+        wait_for(lambda: len(worker.attempts) == 4)
+        known = {each.claimed.id: each for each in worker.attempts}
+        known[lost.pk].mark_lost("thief has held it")
+        known[cancelled.pk].cancel("ann")
         turnstile.let(2)
         wait_for(lambda: row_of(last)["status"] == TaskStatus.SUCCEEDED)
         wait_for(lambda: row_of(cancelled)["status"] == TaskStatus.CANCELLED)
@@ -262,10 +262,10 @@ def test_a_task_of_higher_priority_that_comes_goes_before_those_that_wait(
     urgent: list[Task] = []
 
     with working(threads=1) as worker:
-        wait_for(lambda: turnstile.began == [first.pk] and len(worker.executions) == 5)
+        wait_for(lambda: turnstile.began == [first.pk] and len(worker.attempts) == 5)
         for priority in (5, 9):
             urgent.insert(0, make_task(name="jobs.turn", data={}, priority=priority))
-            wait_for(lambda: urgent[0].pk in {each.claimed.id for each in worker.executions})
+            wait_for(lambda: urgent[0].pk in {each.claimed.id for each in worker.attempts})
         turnstile.let(10)
         wait_for(lambda: states() == ["succeeded"] * 10)
 

@@ -149,7 +149,7 @@ def test_a_worker_that_lost_a_task_and_has_it_again_keeps_count_of_both(gate: Ga
         wait_for(lambda: gate.began == [task.pk] * 2)
         make_task(name="jobs.gate", data={})
 
-        assert len(worker.executions) == 2
+        assert len(worker.attempts) == 2
         assert worker.executors.executors[Kind.THREAD].room == 0
         gate.open()
         wait_for(lambda: states() == ["succeeded"] * 2)

@@ -90,7 +90,7 @@ def test_a_process_answers_or_fails_and_serves_the_next_task(
             lambda: (
                 not Task.objects.exclude(pk__in=keys).filter(processed_at=None).exists()
                 and all(map(attempts, delayed.values()))
-                and not worker.executions
+                and not worker.attempts
             ),
             timeout=START_PATIENCE,
         )

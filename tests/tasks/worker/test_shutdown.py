@@ -46,7 +46,7 @@ def test_a_worker_that_runs_once_lets_its_tasks_end_however_long_they_take(
 
     with working(until=Until.ONCE, stop_timeout=0) as worker:
         wait_for(lambda: worker.health.read().closed[0].startswith("Finishing"))
-        assert worker.executions
+        assert worker.attempts
         opened.set()
         wait_for(ended(worker))
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tasks import registry
-from tasks.execution.attempt import Execution
+from tasks.execution.attempt import Attempt
 from tasks.models import Task, TaskStatus, Worker
+from tasks.querysets.claimed import ClaimedTask
 from tasks.registry import Kind
-from tasks.runtime.latch import Latch
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import claimed, make_task
 from tests.leasing.support import FakeClock
@@ -47,8 +47,8 @@ def test_a_thread_that_cannot_be_ended_fails_in_time_and_keeps_its_place(
     with working(threads=1, timing=patient(seen_every=0.02)) as worker:
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
         after = make_task(name="jobs.echo", data={})
-        (execution,) = worker.executions
-        assert execution.is_over
+        (attempt,) = worker.attempts
+        assert attempt.is_over
         wait_for(lambda: Worker.objects.get().blocked == {"thread": 1})
         assert worker.executors.executors[Kind.THREAD].room == 0
         assert row_of(after)["status"] == TaskStatus.READY
@@ -91,7 +91,7 @@ def test_a_handler_that_looks_stops_when_its_time_is_over(
     task = timed("jobs.polite", 0.1, max_attempts=1)
     with working() as worker:
         wait_for(lambda: row_of(task)["status"] == TaskStatus.FAILED)
-        wait_for(lambda: not worker.executions)
+        wait_for(lambda: not worker.attempts)
 
     assert [type(error) for error in raised] == [TimeoutError]
     assert row_of(task)["last_error"].startswith("TimeoutError: The attempt ran longer")
@@ -129,12 +129,11 @@ def test_the_handlers_timeout_counts_where_the_task_has_none(
     task = make_task(name="jobs.echo")
     Task.objects.update(timeout=own and timedelta(seconds=own))
 
-    execution = Execution(claimed(task, "ann"), threading.Event())
-    execution.hold.detach()
-    assert execution.interruption.deadline is None
-    execution.start_timeout()
+    attempt = Attempt(ClaimedTask.of(claimed(task, "ann")), threading.Event())
+    assert attempt.deadline is None
+    attempt.start_timeout()
 
-    assert execution.interruption.deadline == holder_clock() + expected
+    assert attempt.deadline == holder_clock() + expected
 
 
 @pytest.mark.django_db(transaction=True)
@@ -144,7 +143,7 @@ def test_an_attempt_that_nobody_can_watch_fails_and_its_place_is_free_again(
 ) -> None:
     async def well(ctx: Any, **data: Any) -> None: ...
 
-    def refuse(watch: object, execution: Execution) -> None:
+    def refuse(watch: object, attempt: Attempt) -> None:
         raise RuntimeError("can't start new thread")
 
     handlers["jobs.well"] = well if kind == "coroutine" else lambda ctx, **data: None
@@ -165,16 +164,15 @@ def test_timeouts_are_watched_again_where_nobody_looks_after_their_thread(
     """As in a process of a Celery worker's pool."""
     over: list[Any] = []
     timekeeper = Timekeeper(over.append)
-    executions: list[Any] = [
-        SimpleNamespace(interruption=SimpleNamespace(deadline=deadline), ended=Latch())
-        for deadline in (0.0, 1.0)
+    attempts: list[Any] = [
+        SimpleNamespace(deadline=deadline, ended=threading.Event()) for deadline in (0.0, 1.0)
     ]
     with monkeypatch.context() as patched:
         patched.setattr(timekeeper, "due", lambda: sys.exit())
-        timekeeper.watch(executions[0])
+        timekeeper.watch(attempts[0])
         wait_for(lambda: not timekeeper._thread.is_alive())  # type: ignore[union-attr]
 
-    timekeeper.watch(executions[1])
+    timekeeper.watch(attempts[1])
 
-    wait_for(lambda: over == executions)
+    wait_for(lambda: over == attempts)
     timekeeper.close()

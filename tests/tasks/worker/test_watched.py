@@ -24,7 +24,6 @@ from leasing.runtime.services import Service
 from leasing.runtime.threads import MAX_THREADS, LastingThread, replaced, start_thread
 from leasing.store import Renewal
 from tasks.execution import runner
-from tasks.execution.attempt import Execution
 from tasks.execution.completer import Completer
 from tasks.maintenance import housekeeping, recovery, scheduler
 from tasks.models import TaskStatus, Worker, WorkerQuerySet
@@ -39,7 +38,7 @@ from tests.factories import make_task
 from tests.leasing.support import FakeClock, expire
 from tests.logs import logged
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, attempts, row_of
+from tests.tasks.support import Handlers, attempts, kept, row_of
 from tests.tasks.workers import PATIENCE, ended, patient, states, working
 
 pytestmark = [
@@ -214,7 +213,7 @@ def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     )
     asked = threading.Event()
 
-    def give_up(executions: list[Any]) -> None:
+    def give_up(attempts: list[Any]) -> None:
         with connection.cursor() as cursor:
             asked.set()
             cursor.execute("SELECT pg_sleep(%s)", [PATIENCE])
@@ -281,18 +280,18 @@ class Carrier:
 @pytest.mark.django_db
 def test_a_task_is_renewed_as_long_as_what_carries_it_goes_on(manual_keeper: Keeper) -> None:
     task = make_task(name="jobs.echo", data={}, state="running")
-    execution = Execution(task, threading.Event(), keeper=manual_keeper)
-    execution.carrier = carrier = Carrier()
-    execution.hold.due_at = 0.0
+    attempt = kept(task, manual_keeper)
+    attempt.carrier = carrier = Carrier()
+    attempt.due_at = 0.0
     manual_keeper.renew_due()
     assert manual_keeper.renewals == 1
 
     carrier.alive = False
-    execution.hold.due_at = 0.0
+    attempt.due_at = 0.0
     manual_keeper.renew_due()
 
     assert manual_keeper.renewals == 1
-    assert execution.is_over
+    assert attempt.is_over
     assert manual_keeper.holds == []
 
 
@@ -300,17 +299,17 @@ def test_a_task_is_renewed_as_long_as_what_carries_it_goes_on(manual_keeper: Kee
 def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> None:
     threaded, let_go = Keeper(), threading.Event()
     task = make_task(name="jobs.echo", data={}, state="running")
-    execution = Execution(task, threading.Event(), keeper=threaded)
+    attempt = kept(task, threaded)
     for _ in range(MAX_THREADS + 2):
         threaded.call(partial(let_go.wait, PATIENCE))
 
     if heard == "loss":
-        execution.hold.mark_lost("somebody took it")
+        attempt.mark_lost("somebody took it")
     else:
-        execution.hold.renewed(clock(), Renewal(timezone.now(), 30.0, "ann"))
+        attempt.renewed(clock(), Renewal(timezone.now(), 30.0, "ann"))
 
     try:
-        wait_for(execution.interruption.notified.is_set, timeout=5)
+        wait_for(attempt.notified.is_set, timeout=5)
     finally:
         let_go.set()
         threaded.stop()
@@ -347,7 +346,7 @@ def test_a_result_that_was_stored_as_its_thread_ended_is_not_stored_twice(
     task = make_task(name="jobs.echo", data={"x": 1})
 
     with watched() as worker:
-        wait_for(lambda: replaced["task-results"] == count + 1 and not worker.executions)
+        wait_for(lambda: replaced["task-results"] == count + 1 and not worker.attempts)
 
     assert (row_of(task)["status"], row_of(task)["task_output"]) == ("succeeded", {"x": 1})
     assert attempts(task) == []
