@@ -13,14 +13,14 @@ from typing import Any
 
 from django.db.models import Model
 
-from leasing.db.routing import is_ours, where_ours_are
+from leasing.db.routing import is_ours, written_to
 
 
 class LeasingRouter:
     """Sends our models where LEASING["DATABASE"] says, and has no opinion of any other."""
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
-        return where_ours_are(hints) if is_ours(model) else None
+        return written_to(model, None, hints) if is_ours(model) else None
 
     def db_for_write(self, model: type[Model], **hints: Any) -> str | None:
         return self.db_for_read(model, **hints)

@@ -41,7 +41,12 @@ def fetch_all(
     if connection.health_check_enabled:
         connection.close_if_health_check_failed()
     connection.ensure_connection()
-    cursors = _cursors(connection)
+    raw, thread = connection.connection, get_ident()
+    of, owner, cursors = connection.__dict__.get(ATTRIBUTE) or NONE_YET
+    if of is not raw or owner != thread:
+        connection.validate_thread_sharing()
+        cursors = cursors if of is raw else {}
+        connection.__dict__[ATTRIBUTE] = raw, thread, cursors
     # Nobody else has it meanwhile: what wraps the statement may send another like it.
     key = known_as or sql
     cursor = cursors.pop(key, None) or new_cursor(connection)
@@ -63,13 +68,3 @@ def new_cursor(connection: Any) -> Any:
 
         cursor.adapters.register_loader("timestamptz", TimestamptzLoader)
     return cursor
-
-
-def _cursors(connection: Any) -> dict[str, Any]:
-    raw, thread = connection.connection, get_ident()
-    of, owner, cursors = connection.__dict__.get(ATTRIBUTE) or NONE_YET
-    if of is not raw or owner != thread:
-        connection.validate_thread_sharing()
-        cursors = cursors if of is raw else {}
-        connection.__dict__[ATTRIBUTE] = raw, thread, cursors
-    return cursors

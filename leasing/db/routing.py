@@ -34,11 +34,11 @@ class RoutedQuerySet(models.QuerySet[Row]):
         chosen: str | None = self._db  # type: ignore[attr-defined]
         if chosen is not None:
             return chosen
-        return where_ours_are(self._hints) if is_ours(self.model) else super().db  # type: ignore[attr-defined]
+        return written_to(self.model, None, self._hints) if is_ours(self.model) else super().db  # type: ignore[attr-defined]
 
     def written_to(self, row: Row | None = None) -> str:
         """Return the database that these rows, or ``row`` of them, are written to."""
-        return self._db or _written_to(self.model, row, self._hints)  # type: ignore[attr-defined]
+        return self._db or written_to(self.model, row, self._hints)  # type: ignore[attr-defined]
 
     def home(self, row: Row | None = None) -> Self:
         """Return these rows in the database that they, or ``row`` of them, are written to."""
@@ -76,24 +76,21 @@ def is_ours(model: Any) -> bool:
 
 def database_of(row: models.Model) -> str:
     """Return the database that ``row`` is written to."""
-    return _written_to(type(row), row)
+    return written_to(type(row), row)
 
 
-def _written_to(
+def written_to(
     model: type[models.Model], row: models.Model | None, hints: Mapping[str, Any] = NOTHING
 ) -> str:
-    if row is None:
-        return where_ours_are(hints) if is_ours(model) else router.db_for_write(model, **hints)
-    if is_ours(model):
-        return row._state.db or leasing_settings.DATABASE
-    return router.db_for_write(model, instance=row)
+    """Return the database that ``row`` of ``model`` is written to, or without one its rows.
 
-
-def where_ours_are(hints: Mapping[str, Any]) -> str:
-    """The database of rows that belong to another, which is among ``hints``: next to it, wherever
-    it was read, if it is ours too."""
-    near = hints.get("instance")
-    kind: Any = type(near)
-    if near is not None and near._state.db and is_ours(kind):
+    Rows of ours that belong to another, which is among ``hints``, are next to it, wherever it was
+    read, if it is ours too.
+    """
+    if not is_ours(model):
+        about = hints if row is None else {"instance": row}
+        return router.db_for_write(model, **about)
+    near = hints.get("instance") if row is None else row
+    if near is not None and near._state.db and is_ours(type(near)):  # type: ignore[arg-type]
         return str(near._state.db)
     return leasing_settings.DATABASE

@@ -155,7 +155,12 @@ def read_by(
 def instance_of(model: type[models.Model], using: str, attributes: dict[str, Any]) -> Any:
     """Return the instance that ``from_db`` makes of a row of the database ``using``, in a tenth of
     its time. It keeps ``attributes``: columns, and annotations."""
-    if not _is_plain(model):
+    # Most signals have no receiver at all, and looking for those of a model takes a while.
+    if (
+        (pre_init.receivers and pre_init.has_listeners(model))
+        or (post_init.receivers and post_init.has_listeners(model))
+        or not _has_plain_attributes(model)
+    ):
         names = [field.attname for field in model._meta.concrete_fields]
         asked = [name for name in names if name in attributes]
         row = model.from_db(using, asked, [attributes[name] for name in asked])
@@ -190,16 +195,6 @@ def _conversion(field: Any, using: str) -> Conversion | None:
         return value
 
     return conversion
-
-
-def _is_plain(model: type[models.Model]) -> bool:
-    """Return True if an instance is no more than its attributes, and no receiver is called for new
-    ones."""
-    for signal in (pre_init, post_init):
-        # Most have none at all, and looking for those of a model takes a while.
-        if signal.receivers and signal.has_listeners(model):
-            return False
-    return _has_plain_attributes(model)
 
 
 #: Attributes that set no more than their column; that of a foreign key also drops the row it has

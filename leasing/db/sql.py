@@ -207,11 +207,15 @@ def serves(using: str) -> bool:
     return connections[using].vendor == "postgresql"
 
 
-def statements(kind: Any, model: Any, using: str) -> Statements:
-    """Return the statements on the rows of ``model`` in the PostgreSQL database ``using``, by the
-    conditions and columns of ``kind``, their class of querysets."""
+def statements(verb: str, kind: Any, model: Any, using: str) -> Statements | None:
+    """Return the statements on the rows of ``model`` in the database ``using``, by the conditions
+    and columns of ``kind``, their class of querysets. None where they do not serve for ``verb``:
+    "grants", "renews" or "releases"."""
+    if not serves(using):
+        return None
     about = statements, kind, model, using
-    return cached_statement(about, lambda: Statements(kind, model, using))
+    known = cached_statement(about, lambda: Statements(kind, model, using))
+    return known if getattr(known, verb) else None
 
 
 class Statements:

@@ -48,12 +48,13 @@ from leasing.holding import claim as claims
 from leasing.holding.claim import Claim
 from leasing.holding.keeper import NOTE_LIMIT, keeper
 from leasing.runtime.aio import Steps, Undoable, drive
+from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import during, happened, subscribe
 from leasing.store import HoldOptions, Incumbent, Renewals, Store
 from leasing.stores import portable
 from leasing.validation.terms import Terms
-from leasing.waiting.notifier import notifier, taking, told
+from leasing.waiting.notifier import notifier, taking
 
 #: For how many times its ttl a holder may say nothing to the server within its proof. Its term is
 #: over by then, but successors wait for its lock: it may have been stopped.
@@ -86,13 +87,6 @@ class RowStore:
         """Return every row, as a queryset."""
         return self.kind(self.model, using=self.using)
 
-    def _statements(self, verb: str) -> sql.Statements | None:
-        """Return the statements by hand, if they serve for ``verb`` here."""
-        if not sql.serves(self.using):
-            return None
-        known = sql.statements(self.kind, self.model, self.using)
-        return known if getattr(known, verb) else None
-
     # Acquire
 
     def acquiring(
@@ -104,7 +98,7 @@ class RowStore:
         stopping: threading.Event | None = None,
         rows: Any = None,
     ) -> Steps[Any]:
-        """Return the steps that acquire a row, for a driver, and wait for it between tries.
+        """The steps that acquire a row, for a driver, and wait for it between tries.
 
         Args:
             resource: The name of its resource.
@@ -117,14 +111,22 @@ class RowStore:
         # A request that may be sent again keeps what it won: the one that repeats it finds it.
         undo = self.release_row if terms.request_id is None else _keep
         attempt = Undoable(partial(self.attempt, resource, terms, key, rows), undo)
+        # What can be stopped may wait for days, and is a campaign.
+        is_campaign = stopping is not None
         say_wanted = None
         if self.kind.tells_waiters:
-            # What can be stopped may wait for days, and is a campaign.
-            say_wanted = partial(self._say_wanted, resource, "" if stopping else terms.holder)
-        steps = taking(
-            self.using, resource, wait, attempt, say_wanted=say_wanted, stopping=stopping
-        )
-        return told(self.model, resource, steps, is_campaign=stopping is not None)
+            say_wanted = partial(self._say_wanted, resource, "" if is_campaign else terms.holder)
+        about = {"model": self.model, "resource": resource, "is_campaign": is_campaign}
+        began_at = clock()
+        try:
+            row = yield from taking(
+                self.using, resource, wait, attempt, say_wanted=say_wanted, stopping=stopping
+            )
+        except BaseException as error:
+            happened("lease.asked", error=error, seconds=clock() - began_at, **about)
+            raise
+        happened("lease.asked", [row], error=None, seconds=clock() - began_at, **about)
+        return row
 
     def holding(self, *asked: Any) -> Steps[Term]:
         """Return the steps of ``acquiring`` for a hold."""
@@ -146,7 +148,7 @@ class RowStore:
 
     def grant(self, terms: Terms, key: tuple[str, Any], rows: Any = None) -> Any:
         """Grant the one available row with ``key``, or return None."""
-        statements = self._statements("grants")
+        statements = sql.statements("grants", self.kind, self.model, self.using)
         if statements is not None:
             granted = statements.grant(terms, *key, rows)
         else:
@@ -165,7 +167,7 @@ class RowStore:
         """
         if rows is not None and not rows.ordered:
             rows = rows.order_by("pk")
-        statements = self._statements("grants")
+        statements = sql.statements("grants", self.kind, self.model, self.using)
         if statements is not None:
             granted = statements.claim(terms, limit, rows)
         else:
@@ -178,7 +180,7 @@ class RowStore:
         """Grant the rows whose ``column`` is one of ``names``, which are sorted, or none. Raises
         LeaseHeld."""
         for number in range(TRIES):
-            statements = self._statements("grants")
+            statements = sql.statements("grants", self.kind, self.model, self.using)
             if statements is not None:
                 granted = statements.grant_all(terms, column, names)
             else:
@@ -217,7 +219,7 @@ class RowStore:
     def renew_row(self, row: Any) -> None:
         """Renew the grant of ``row``, and update the instance. Raises LeaseLost,
         LeaseInTransaction."""
-        statements = self._statements("renews")
+        statements = sql.statements("renews", self.kind, self.model, self.using)
         if statements is None or not statements.renew_one(row):
             rows = self.rows()
             if not portable.renew(rows, row):
@@ -243,7 +245,7 @@ class RowStore:
         renewal that was not stored.
         """
         refuse_transaction(self.using)
-        statements = self._statements("renews")
+        statements = sql.statements("renews", self.kind, self.model, self.using)
         if statements is not None:
             renewed = statements.renew(grants, timeout)
         else:
@@ -300,7 +302,7 @@ class RowStore:
 
     def _release_in_one(self, held: list[Any]) -> list[Any]:
         """Release rows in one statement, and signal that. Returns the released ones."""
-        statements = self._statements("releases")
+        statements = sql.statements("releases", self.kind, self.model, self.using)
         if statements is None:
             return []
         connection = connections[self.using]

@@ -19,7 +19,6 @@ from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseTimeout
 from leasing.runtime import clock
 from leasing.runtime.aio import Steps, Undoable
-from leasing.runtime.events import happened
 from leasing.validation.names import check_duration
 from leasing.waiting.listener import Listener
 from leasing.waiting.waiter import Waiter
@@ -178,16 +177,3 @@ def taking(
                     waited = clock.clock() - began_at
                     known = held.holder, held.expires_at, waited, held.remaining
                     raise LeaseTimeout(resource, *known) from held
-
-
-def told(model: type[Any], resource: str, steps: Steps[Any], *, is_campaign: bool) -> Steps[Any]:
-    """The same ``steps`` of acquiring a row of ``model``, and the event of their end."""
-    began_at = clock.clock()
-    about = {"model": model, "resource": resource, "is_campaign": is_campaign}
-    try:
-        taken = yield from steps
-    except BaseException as error:
-        happened("lease.asked", error=error, seconds=clock.clock() - began_at, **about)
-        raise
-    happened("lease.asked", [taken], error=None, seconds=clock.clock() - began_at, **about)
-    return taken
