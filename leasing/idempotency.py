@@ -31,7 +31,7 @@ from leasing.exceptions import InvalidTTL, LeaseLost, UnsupportedByStore
 from leasing.holding.keeper import keeper
 from leasing.holding.term import Term
 from leasing.models import OnceKey
-from leasing.querysets.once import OnceTerms
+from leasing.models.once import OnceTerms
 from leasing.runtime.aio import adrive, drive, in_thread
 from leasing.store import NamedStore
 from leasing.stores import stores

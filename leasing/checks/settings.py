@@ -195,7 +195,7 @@ def check_leasable_models(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _check_model(model: type[Leasable]) -> Iterator[CheckMessage]:
-    from leasing.querysets.leasable import LeasableQuerySet, verbs_of
+    from leasing.models.rows import LeasableQuerySet, verbs_of
 
     if reason := _unfit_key(model):
         yield Error(
@@ -225,7 +225,7 @@ def _check_model(model: type[Leasable]) -> Iterator[CheckMessage]:
     if not issubclass(verbs_of(model), LeasableQuerySet):
         yield Error(
             f"The default manager of {model._meta.label} lacks the lease methods.",
-            hint="Derive its queryset from leasing.querysets.leasable.LeasableQuerySet.",
+            hint="Derive its queryset from leasing.models.LeasableQuerySet.",
             obj=model,
             id="leasing.E010",
         )

@@ -17,9 +17,7 @@ from leasing.db.routing import is_ours
 from leasing.functions import EPOCH
 from leasing.holding import Hold, Term
 from leasing.models.ledger import Guarded
-from leasing.querysets.leasable import LeasableQuerySet, verbs_of
-from leasing.querysets.saving import GRANTED_FIELDS, LEASE_FIELDS
-from leasing.querysets.states import LeaseState
+from leasing.models.rows import GRANTED_FIELDS, LEASE_FIELDS, LeasableQuerySet, LeaseState, verbs_of
 from leasing.store import Renewal
 
 

@@ -32,7 +32,7 @@ from leasing.exceptions import LeaseLost
 from leasing.holding import Term
 from leasing.holding.claim import Claim
 from leasing.models import Lease
-from leasing.querysets.lease import LeaseQuerySet
+from leasing.models.lease import LeaseQuerySet
 from leasing.runtime.clock import clock
 from leasing.runtime.events import during, happened
 from leasing.runtime.services import Service

@@ -37,7 +37,7 @@ class Sabotage(NamedTuple):
 
 SABOTAGES = {
     "a renewal does not compare the grant": Sabotage(
-        "leasing/querysets/states.py",
+        "leasing/models/rows.py",
         "return self._everything().filter(pk=row.pk, grant_id=row.grant_id).holding()",
         "return self._everything().filter(pk=row.pk).holding()",
         "leases",
@@ -55,7 +55,7 @@ SABOTAGES = {
         24,
     ),
     "acquire does not look at expires_at": Sabotage(
-        "leasing/querysets/lease.py",
+        "leasing/models/lease.py",
         "return self.filter(Q(released_at__isnull=False) | Q(expires_at__lte=graced))",
         "return self.filter(Q(released_at__isnull=False) | Q(expires_at__isnull=False))",
         "leases",

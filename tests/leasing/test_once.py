@@ -25,7 +25,7 @@ from leasing.exceptions import (
 )
 from leasing.holding.keeper import keeper
 from leasing.models import LeaseEvent, OnceKey
-from leasing.querysets.once import OnceQuerySet
+from leasing.models.once import OnceQuerySet
 from leasing.runtime.aio import drive, in_thread
 from leasing.stores.rows import RowStore
 from leasing.testing.keeper import ManualKeeper, manual_keeper

@@ -6,7 +6,7 @@ EXPLAINED: dict[str, str] = {
     "leasing.db.sql.TOLD: >= in `ASE WHEN w.wanted_until > {now} THEN pg_notify('{`": (
         "One notification more, in the microsecond in which the last who waits gives up."
     ),
-    "leasing.querysets.lease.LeaseQuerySet._announce_free:"
+    "leasing.models.lease.LeaseQuerySet._announce_free:"
     " lease.wanted_until >= lease.released_at for lease.wanted_until > lease.released_at": (
         "One notification more, in the microsecond in which the last who waits gives up."
     ),
@@ -47,10 +47,10 @@ EXPLAINED: dict[str, str] = {
     " without schedule=schedule in .filter": (
         "Where another schedule has a slot in the same microsecond, this one has the next."
     ),
-    "leasing.querysets.states.LeaseRows._locked_keys: without pk__in=keys in .filter": (
+    "leasing.models.rows.LeasableQuerySet._locked_keys: without pk__in=keys in .filter": (
         "Of all that is read, what was locked is looked up."
     ),
-    "leasing.querysets.states.LeaseRows.was_released_by_holder: without pk=row.pk in .filter": (
+    "leasing.models.rows.LeasableQuerySet.was_released_by_holder: without pk=row.pk in .filter": (
         "A grant is of one row: the key is for the index."
     ),
     "tasks.querysets.base.TaskRows.ended_by_holders: without task=OuterRef('pk') in .filter": (
@@ -59,16 +59,15 @@ EXPLAINED: dict[str, str] = {
     "leasing.stores.portable.grant: without pk__in=list(before) in .filter": (
         "A grant is of one row: the keys are for the index."
     ),
-    "leasing.querysets.leasable.LeasableQuerySet.raise_tokens: without "
-    "released_at=None in .filter": (
+    "leasing.models.rows.LeasableQuerySet.raise_tokens: without released_at=None in .filter": (
         "What was released is not revoked again: it is only kept from being locked."
     ),
-    "leasing.querysets.lease.LeaseQuerySet._refuse_if_held: graced_until >= "
+    "leasing.models.lease.LeaseQuerySet._refuse_if_held: graced_until >= "
     "current.now for graced_until > current.now": (
         "In the microsecond in which the grace ends, a row that somebody else has locked "
         "is refused instead of tried again."
     ),
-    "leasing.querysets.lease.LeaseQuerySet.say_wanted: "
+    "leasing.models.lease.LeaseQuerySet.say_wanted: "
     "wanted_until__lte=after(timedelta(seconds=2 * MAX_PAUSE)) for "
     "wanted_until__lt=after(timedelta(seconds=2 * MAX_PAUSE))": (
         "A mark is renewed a microsecond sooner."
@@ -120,16 +119,16 @@ EXPLAINED: dict[str, str] = {
     "tasks.querysets.schedule.ScheduleQuerySet._free_moment: without at__gte=at in .filter": (
         "Of all that is read, the moments from now on are looked up."
     ),
-    "leasing.querysets.lease.LeaseQuerySet._announce_free: lease.wanted_until and "
+    "leasing.models.lease.LeaseQuerySet._announce_free: lease.wanted_until and "
     "lease.wanted_until > lease.released_at for lease.wanted_until and lease.released_at and "
     "(lease.wanted_until > lease.released_at)": (
         "What is announced has been released or revoked, and has released_at: this is for types."
     ),
-    "leasing.querysets.lease.LeaseQuerySet.judge: terms.preempt_after is not None"
+    "leasing.models.lease.LeaseQuerySet.judge: terms.preempt_after is not None"
     " for terms.preempt_after is not None or terms.request_id is not None": (
         "What was not read with the row is read once it is asked for."
     ),
-    "leasing.querysets.lease.LeaseQuerySet.judge: terms.request_id is not None"
+    "leasing.models.lease.LeaseQuerySet.judge: terms.request_id is not None"
     " for terms.preempt_after is not None or terms.request_id is not None": (
         "What was not read with the row is read once it is asked for."
     ),

@@ -11,9 +11,8 @@ from tests.mutants.making import ROOT, Mutant, of_constant, of_file, of_text
 
 #: The files of the verbs' conditions: each condition in them is bent.
 FILES = (
-    *(f"leasing/querysets/{name}.py" for name in ("saving", "states", "leasable", "lease", "once")),
     *(f"leasing/stores/{name}.py" for name in ("rows", "portable")),
-    *(f"leasing/models/{name}.py" for name in ("beat", "api_token")),
+    *(f"leasing/models/{name}.py" for name in ("rows", "lease", "once", "beat", "api_token")),
     "leasing/db/sql.py",
     "leasing/fencing.py",
     "leasing/functions.py",

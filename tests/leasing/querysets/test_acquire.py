@@ -15,7 +15,7 @@ from django.test import override_settings
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import InvalidTTL, LeaseHeld, LeaseLost
 from leasing.models import Leasable, Lease, LeaseEvent, LeaseState
-from leasing.querysets import states
+from leasing.models import rows as leasable_rows
 from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms
@@ -189,7 +189,7 @@ def test_only_the_row_that_can_be_acquired_is_locked(monkeypatch: pytest.MonkeyP
         locked.extend(rows.values_list("pk", flat=True))
         return rows
 
-    monkeypatch.setattr(states, "lock", lock)
+    monkeypatch.setattr(leasable_rows, "lock", lock)
     with pytest.raises(LeaseHeld):
         Lease.objects.acquire("crane:1")
 
@@ -264,7 +264,7 @@ def test_a_row_that_someone_else_is_about_to_take_is_refused_after_three_tries(
         tries.append(how["skip_locked"])
         return rows.none()
 
-    monkeypatch.setattr(states, "lock", lock)
+    monkeypatch.setattr(leasable_rows, "lock", lock)
     with pytest.raises(LeaseHeld, match=r"^crane:1 is being acquired by someone else\.$"):
         Lease.objects.acquire("crane:1")
 
@@ -279,11 +279,11 @@ def test_a_row_deleted_at_the_wrong_moment_is_made_again(
     lock = lock_rows
 
     def lock_once_deleted(rows: Any, **how: Any) -> Any:
-        monkeypatch.setattr(states, "lock", lock)
+        monkeypatch.setattr(leasable_rows, "lock", lock)
         Lease.objects.all().delete()
         return lock(rows, **how)
 
-    monkeypatch.setattr(states, "lock", lock_once_deleted)
+    monkeypatch.setattr(leasable_rows, "lock", lock_once_deleted)
 
     assert Lease.objects.acquire("crane:1").grants == 1
 

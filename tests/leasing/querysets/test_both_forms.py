@@ -25,9 +25,8 @@ from leasing.db.sql import in_sql, sql_of
 from leasing.exceptions import LeaseHeld, LeaseLost, PayloadMismatch
 from leasing.functions import EPOCH, DbNow
 from leasing.models import Leasable, Lease, LeaseEvent, OnceKey
-from leasing.querysets.leasable import LeasableQuerySet
-from leasing.querysets.once import OnceTerms
-from leasing.querysets.states import GRANTING
+from leasing.models.once import OnceTerms
+from leasing.models.rows import GRANTING, LeasableQuerySet
 from leasing.runtime.aio import drive
 from leasing.validation.terms import Terms
 from tasks.models import Task

@@ -25,7 +25,7 @@ from leasing.exceptions import (
 from leasing.holding import claim as claims
 from leasing.holding.term import Term, keep_all
 from leasing.models import Lease, LeaseEvent
-from leasing.querysets.leasable import LeasableQuerySet
+from leasing.models.rows import LeasableQuerySet
 from leasing.testing.keeper import ManualKeeper
 from tests.leasing.conftest import Sent
 from tests.leasing.stopped import Waits

@@ -22,7 +22,7 @@ import pytest
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
-from leasing.querysets import states
+from leasing.models import rows as leasable_rows
 from leasing.stores import portable
 from tests.factories import make_lease, make_leases
 from tests.leasing.support import (
@@ -191,7 +191,7 @@ def test_a_row_is_locked_before_it_is_judged(
         steps.append("lock")
         return lock_rows(rows, **how)
 
-    for module in (portable, states):
+    for module in (portable, leasable_rows):
         monkeypatch.setattr(module, "lock", lock)
     with just_before_the_update(lambda: steps.append("update")):
         verb(lease)

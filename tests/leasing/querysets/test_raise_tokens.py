@@ -11,7 +11,7 @@ from leasing.db.dialects import lock
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.models import AuditEntry, Lease, LeaseEvent
-from leasing.querysets import leasable
+from leasing.models import rows as leasable_rows
 from tasks.models import Task
 from tests.factories import make_lease, make_task
 from tests.leasing.support import just_before_the_update
@@ -30,7 +30,7 @@ def floor() -> int:
 def test_tokens_of_leases_rise_above_the_clock_as_it_will_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leasable, "RAISED_TOGETHER", 2)
+    monkeypatch.setattr(leasable_rows, "RAISED_TOGETHER", 2)
     for state in STATES:
         make_lease(resource=f"crane:{state}", state=state)
     before = floor()
@@ -83,7 +83,7 @@ def test_who_was_granted_one_meanwhile_keeps_the_token_that_they_know(
 ) -> None:
     make_lease(resource="crane:1", state="released")
     granted = Lease.objects.get().fencing_token + 1
-    grantable = leasable.LeasableQuerySet.grantable
+    grantable = leasable_rows.LeasableQuerySet.grantable
     looks: list[int] = []
 
     def acquired_between(rows: Any) -> Any:
@@ -92,7 +92,7 @@ def test_who_was_granted_one_meanwhile_keeps_the_token_that_they_know(
             Lease.objects.update(released_at=None, fencing_token=granted)
         return grantable(rows)
 
-    monkeypatch.setattr(leasable.LeasableQuerySet, "grantable", acquired_between)
+    monkeypatch.setattr(leasable_rows.LeasableQuerySet, "grantable", acquired_between)
 
     assert Lease.objects.raise_tokens(HOUR) == 0
 
@@ -109,11 +109,11 @@ def test_rows_are_locked_before_their_tokens_are_raised(monkeypatch: pytest.Monk
         steps.append(rows.query.order_by)
         return lock(rows)
 
-    monkeypatch.setattr(leasable, "lock", noted)
+    monkeypatch.setattr(leasable_rows, "lock", noted)
     with just_before_the_update(lambda: steps.append("update")):
         assert Lease.objects.raise_tokens() == 1
 
-    assert steps == [("pk",), "update"]
+    assert steps == [("pk",), ("pk",), "update"], "those to be revoked, and those to be raised"
 
 
 def test_running_tasks_become_ready_and_tokens_of_those_to_come_rise() -> None:

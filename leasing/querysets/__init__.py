@@ -1,1 +1,0 @@
-"""Every conditional update of leases: a file for each kind of row."""
