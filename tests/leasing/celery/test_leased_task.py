@@ -20,6 +20,7 @@ from leasing.exceptions import InvalidResource, LeaseHeld, LeaseLost, LeaseTimeo
 from leasing.models import Lease
 from leasing.testing import assert_free, assert_held, expire, hold_elsewhere, in_memory
 from tests.leasing.celery.conftest import Bench
+from tests.leasing.support import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("where")
 
@@ -256,11 +257,11 @@ def test_a_loser_may_wait_for_its_turn(bench: Bench, options: dict[str, Any]) ->
     def rival() -> None:
         with hold_elsewhere("sync:7"):
             begun.set()
-            end.wait(10)
+            end.wait(PATIENCE)
 
     thread = threading.Thread(target=rival)
     thread.start()
-    begun.wait(10)
+    assert begun.wait(PATIENCE)
     threading.Timer(0.05, end.set).start()
 
     assert bench.run(task, 7).value == "sync:7"
@@ -290,7 +291,7 @@ def test_a_retry_that_comes_before_its_attempt_has_ended_waits_for_it(bench: Ben
 
     task = make(bench, body, when_held="skip")
     assert bench.run(task, 7).state == "RETRY"
-    threads[0].join(10)
+    threads[0].join(PATIENCE)
 
     assert results[0].value == "second"
 

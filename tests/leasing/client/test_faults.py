@@ -158,15 +158,23 @@ def test_a_huge_answer_is_not_read_to_its_end(service: Service, leases: LeaseCli
         leases.acquire("report:42", "web-1")
 
 
-def test_a_service_that_stays_away_is_told_once_the_patience_is_over(service: Service) -> None:
-    service.network.faults = [refused] * 1000
+def test_a_service_that_stays_away_is_told_once_the_patience_is_over(
+    service: Service, holder_clock: FakeClock
+) -> None:
+    def slowly_refused(
+        send: Callable[[], httpx.Response], request: httpx.Request
+    ) -> httpx.Response:
+        holder_clock.advance(0.1)
+        return refused(send, request)
+
+    service.network.faults = [slowly_refused] * 1000
     with (
-        LeaseClient(**service.options, patience=0.3) as leases,
+        LeaseClient(**service.options, patience=0.35) as leases,
         pytest.raises(ServiceUnavailable, match=r"No answer from .*/api to POST /leases \(Conn"),
     ):
         leases.acquire("report:42", "web-1")
 
-    assert 2 < len(service.network.requests) < 10
+    assert len(service.network.requests) in (3, 4)  # a pause may go beyond it
 
 
 def test_the_service_says_how_long_to_stay_away(service: Service) -> None:
@@ -315,7 +323,7 @@ def test_a_clock_an_hour_off_changes_nothing(
 
     with leases.hold("report:42", ttl=30) as hold:
         assert hold.valid
-        assert hold.trusted_until - clock() == pytest.approx(30, abs=2)
+        assert hold.trusted_until - clock() == pytest.approx(30, abs=15)
         assert hold.expires_at < datetime.datetime.fromtimestamp(wrong, datetime.UTC)
 
 

@@ -19,9 +19,11 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("on_postgresql")]
 
 @pytest.fixture
 def connection() -> Any:
-    """The connection of the test, without cursors."""
+    """The connection of the test, without cursors, and as it was made: after a ``SimpleTestCase``
+    Django leaves it with methods of its own."""
     connection = connections["default"]
-    connection.__dict__.pop(cached_cursors.ATTRIBUTE, None)
+    for name in (cached_cursors.ATTRIBUTE, "cursor"):
+        connection.__dict__.pop(name, None)
     return connection
 
 

