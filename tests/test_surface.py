@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
+from tests.fixtures import registry
 from tests.surface import reading
+
+__all__ = ["registry"]
 
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("registry")
 def test_pages_commands_logs_metrics_and_signals_show_what_the_list_says() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("only PostgreSQL has figures of tables")
