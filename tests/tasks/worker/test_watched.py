@@ -205,7 +205,7 @@ def test_an_idle_worker_has_three_connections() -> None:
 def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings.TASK_QUEUE |= {"ANSWER_TIMEOUT": 0.1, "HANDLER_ANSWER_TIMEOUT": None}
+    settings.TASK_QUEUE |= {"ANSWER_TIMEOUT": 0.5, "HANDLER_ANSWER_TIMEOUT": None}
     monkeypatch.setattr(connection_watchdog, "LONGEST_LOOK", 0.01)
     given_up: list[Any] = [["a task"]]
     monkeypatch.setattr(
