@@ -296,6 +296,7 @@ def test_the_checks_are_for_deployments_only(settings: Any) -> None:
     assert mine <= {m.id for m in run_checks(include_deployment_checks=True)}
 
 
+@pytest.mark.slow
 def test_the_demo_is_fit_for_production() -> None:
     production = {
         "DJANGO_SETTINGS_MODULE": "project.settings",

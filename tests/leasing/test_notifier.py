@@ -643,7 +643,7 @@ def test_a_waiter_of_another_process_wakes_within_milliseconds(
 ) -> None:
     """It never polls, so only a notification can wake it."""
     monkeypatch.setattr(waiting, "pauses", lambda: iter([PATIENCE] * 99))
-    rounds = 20
+    rounds = 9
     releaser = spawn(["-m", "tests.leasing.releasing", str(rounds)])
     latencies = []
     for number in range(rounds):
