@@ -75,7 +75,7 @@ def test_nobody_without_the_permission_reads_the_runbook(client: Client, db: Non
 
 
 def test_links_between_pages_of_the_runbook_lead_to_pages(operator: Client) -> None:
-    found = {}
+    found: dict[str, str] = {}
     for name in monitoring.runbook_names():
         here = "/ops/runbook/" + (f"{name}/" if name != "index" else "")
         links = re.findall(r'href="(?!https:)([^"#]+)', monitoring.runbook_page(name, "html"))

@@ -27,7 +27,7 @@ def answered() -> Iterator[threading.Event]:
 def test_a_coroutine_that_is_cancelled_while_the_database_hangs_holds_up_no_event_loop(
     answered: threading.Event,
 ) -> None:
-    undone = []
+    undone: list[None] = []
 
     async def cancel() -> float:
         begun = threading.Event()
