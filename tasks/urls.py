@@ -36,7 +36,7 @@ navigation.add(
     Entry(10, "leasing_tasks:overview", "Overview", "pulse", SEE_TASKS),
     Entry(20, "leasing_tasks:list", "Tasks", "stack", SEE_TASKS, INSIDE_TASKS),
     Entry(30, "leasing_tasks:stuck", "Stuck", "alert", SEE_TASKS),
-    Entry(42, "leasing_tasks:keys", "Keys", "swap", SEE_TASKS),
+    Entry(42, "leasing_tasks:keys", "Idempotency keys", "swap", SEE_TASKS),
     Entry(44, "leasing_tasks:queues", "Queues", "queue", SEE_QUEUES, INSIDE_QUEUES),
     Entry(45, "leasing_tasks:handlers", "Handlers", "pulse", SEE_TASKS),
     Entry(46, "leasing_tasks:schedules", "Schedules", "clock", SEE_SCHEDULES),

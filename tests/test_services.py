@@ -14,7 +14,9 @@ from django.core.exceptions import ImproperlyConfigured
 from tests.plugin import ROOT
 from tests.test_project import read_settings
 
-TASKS = "Overview,Tasks,Stuck,Leases,Keys,Queues,Handlers,Schedules,Workers,Audit,Runbook"
+TASKS = (
+    "Overview,Tasks,Stuck,Leases,Idempotency keys,Queues,Handlers,Schedules,Workers,Audit,Runbook"
+)
 
 
 @pytest.mark.parametrize(

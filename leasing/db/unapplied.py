@@ -1,8 +1,9 @@
-"""Migrations of our apps that were not applied to the database."""
+"""Migrations of our apps, and tables of others, that the database lacks."""
 
 from __future__ import annotations
 
 import pkgutil
+import re
 from importlib import import_module
 
 from django.apps import apps
@@ -15,6 +16,7 @@ from leasing.db.routing import OWN_APPS
 
 #: Names that a sentence lists.
 MAX_NAMED = 4
+_WORD = re.compile(r"\w+")
 
 
 def unapplied_reason() -> str:
@@ -54,15 +56,28 @@ def find_unapplied() -> str:
 
 def unapplied_reason_of(error: Exception) -> str:
     """Return ``unapplied_reason()`` if ``error`` may be of a table or a column that a forgotten
-    migration would have made. Empty for all others: a database that is away is not asked again, for
-    the answer would take as long once more."""
-    if isinstance(error, ProgrammingError):
-        return unapplied_reason()
+    migration would have made, or else a sentence with the table of another app that it names. Empty
+    for all others: a database that is away is not asked again, for the answer would take as long
+    once more."""
     # SQLite's.
     is_missing = isinstance(error, OperationalError) and any(
         words in str(error) for words in ("no such ", "has no column")
     )
-    return unapplied_reason() if is_missing else ""
+    if not (is_missing or isinstance(error, ProgrammingError)):
+        return ""
+    return unapplied_reason() or _missing_table(str(error))
+
+
+def _missing_table(text: str) -> str:
+    """Return a sentence with the table that ``text``, of an error, names, if there is none."""
+    using = leasing_settings.DATABASE
+    introspection = connections[using].introspection
+    try:
+        missing = set(introspection.django_table_names()) - set(introspection.table_names())
+    except Error:
+        return ""
+    named = missing & set(_WORD.findall(text))
+    return f"The database {using!r} lacks the table {named.pop()}: {_run(using)}." if named else ""
 
 
 def _names(label: str) -> list[str]:
@@ -78,8 +93,9 @@ def _sentence(missing: list[str], using: str) -> str:
     named = ", ".join(missing[:MAX_NAMED])
     if len(missing) > MAX_NAMED:
         named += f" and {len(missing) - MAX_NAMED} more"
+    return f"The database {using!r} lacks migrations of this version ({named}): {_run(using)}."
+
+
+def _run(using: str) -> str:
     option = "" if using == "default" else f" --database {using}"
-    return (
-        f"The database {using!r} lacks migrations of this version ({named}): run "
-        f"`python manage.py migrate{option}`."
-    )
+    return f"run `python manage.py migrate{option}`"

@@ -27,6 +27,7 @@ from leasing.web.access import check_may_see, may, page, report, seen_grants, ve
 from leasing.web.badges import badge_of_event
 from leasing.web.cursors import Cursor
 from leasing.web.export import FORMATS, export
+from leasing.web.masking import masked
 from leasing.web.paging import page_of
 from leasing.web.polling import answer, read_or_first
 
@@ -119,6 +120,7 @@ def _detail(
             "row_url": navigation.row_url(row),
             "holder_url": navigation.holder_url(row.holder),
             "is_internal": lease_lists.is_internal(row),
+            "metadata": masked(getattr(row, "metadata", None)),
             "events": events,
             "marked": [(event, badge_of_event(event.kind)) for event in events.rows],
             "explanation": explain(row, now, events=() if events.moved else events.rows),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.apps import apps
+from django.db import DatabaseError
 from django.db.models import Model
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
@@ -112,7 +113,14 @@ def menu(request: HttpRequest) -> list[dict[str, Any]]:
         except NoReverseMatch:
             continue
         current = "page" if here == entry.view else "true" if here in entry.inside else ""
-        if not current and not entry.is_used():
+        if not current and not _is_used(entry):
             continue
         shown.append({"entry": entry, "url": url, "current": current})
     return shown
+
+
+def _is_used(entry: Entry) -> bool:
+    try:
+        return entry.is_used()
+    except DatabaseError:  # the page that says what is missing has a menu too
+        return False

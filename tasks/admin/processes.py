@@ -39,7 +39,7 @@ class QueueAdmin(ReadOnlyAdmin):
             return related(request, text, Task, {"queue__exact": queue.name, "state": state})
 
         return [
-            tasks("Waiting tasks", "waiting"),
+            tasks("Ready tasks", "ready"),
             tasks("Running tasks", "running"),
             tasks("Failed tasks", "failed"),
         ]

@@ -11,7 +11,8 @@ from tasks.models import AttemptOutcome, OutboxMessage, Queue, Task, TaskStatus,
 
 READY: Final = Badge("ready", "mute", "circle", "○")
 SCHEDULED: Final = Badge("scheduled", "mute", "clock", "◷")
-RETRYING: Final = Badge("retrying", "warn", "retry", "↻")
+#: Scheduled after an attempt: one word for one state.
+RETRYING: Final = Badge("scheduled", "warn", "retry", "↻")
 RUNNING: Final = Badge("running", "info", "play", "▶")
 STUCK: Final = Badge("stuck", "crit", "alert", "▲")
 SUCCEEDED: Final = Badge("succeeded", "ok", "check", "✓")

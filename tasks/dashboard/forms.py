@@ -85,6 +85,7 @@ class TaskSearch(PageFilter):
     q = forms.CharField(max_length=200, required=False, label="ID or start of name")
     name = forms.CharField(max_length=200, required=False, label="Exact name or alias")
     queue = forms.CharField(max_length=200, required=False)
+    key = forms.CharField(max_length=200, required=False, label="Concurrency key")
     holder = forms.CharField(max_length=200, required=False, label="Worker (current or last)")
     since = MomentField(required=False, label="Enqueued from")
     until = MomentField(required=False, label="Enqueued before")

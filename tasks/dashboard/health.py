@@ -497,7 +497,7 @@ def _in_the_way(reason: Reason) -> Place:
         return _page_of_task(task)
     if handler := getattr(reason.diagnosis, "handler", ""):
         return _tasks_with("Blocking tasks", state="running", name=handler)
-    return _tasks_with("Waiting tasks", state="ready", queue=reason.queue)
+    return _tasks_with("Ready tasks", state="ready", queue=reason.queue)
 
 
 def _waiting_in(queue: str, figures: Figures) -> str:
@@ -509,7 +509,7 @@ def _at_work(figures: Figures) -> str:
     running = figures.running
     doing = _count(running, "task running", "tasks running") if running else "No tasks running"
     where = plural(figures.workers, "worker") if figures.workers else "remote workers"
-    return f"{doing} on {where}, {figures.ready or 'none'} waiting."
+    return f"{doing} on {where}, {figures.ready or 'none'} ready."
 
 
 def _is_due(figures: Figures) -> bool:

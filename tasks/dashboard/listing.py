@@ -49,7 +49,7 @@ PAYLOAD_START: Final = Left(Cast("task_data", TextField()), PAYLOAD_READ + 1)
 CHILDREN_SHOWN: Final = 10
 #: Filters of a list, by their names in its address; ``q`` is an id, or the beginning of a name
 #: or a part of the payload. ``TaskSearch`` adds "holders", the names of workers that are called so.
-FILTERS: Final = ("q", "name", "queue", "holder", "since", "until")
+FILTERS: Final = ("q", "name", "queue", "key", "holder", "since", "until")
 NOTHING_WANTED: Final = {**dict.fromkeys(FILTERS, ""), "holders": ()}
 
 SOONEST_FIRST: Final = Order("scheduled_at", descending=False)
@@ -65,12 +65,10 @@ class StateList:
     order: Order = NEWEST_FIRST
     #: The order of the list, in words.
     sorted: str = "newest first"
-    #: The list that this is a part of; such a state has no tab.
-    within: str = ""
 
 
-def _waiting(name: str, label: str, within: str = "") -> StateList:
-    return StateList(name, label, SOONEST_FIRST, "next to start first", within)
+def _waiting(name: str, label: str) -> StateList:
+    return StateList(name, label, SOONEST_FIRST, "next to start first")
 
 
 def _ended(name: str, label: str) -> StateList:
@@ -81,16 +79,14 @@ _STATES = (
     StateList("all", "All"),
     StateList("stuck", "Stuck"),
     StateList("running", "Running"),
-    _waiting("waiting", "Waiting"),
+    _waiting("ready", "Ready"),
+    _waiting("scheduled", "Scheduled"),
     _waiting("retrying", "Retrying"),
     _ended("failed", "Failed"),
     _ended("succeeded", "Succeeded"),
     _ended("cancelled", "Cancelled"),
-    _waiting("ready", "Ready", within="waiting"),
-    _waiting("scheduled", "Scheduled", within="waiting"),
 )
 STATES: Final[Mapping[str, StateList]] = {state.name: state for state in _STATES}
-TABS: Final = tuple(state for state in _STATES if not state.within)
 
 
 def moment_of(task: Task, now: datetime) -> tuple[str, datetime | None]:
@@ -98,7 +94,9 @@ def moment_of(task: Task, now: datetime) -> tuple[str, datetime | None]:
     for it."""
     match task.status:
         case TaskStatus.RUNNING:
-            return ("expires" if task.expires_at > now else "expired"), task.expires_at
+            if task.expires_at > now:
+                return "running since", task.acquired_at
+            return "expired", task.expires_at
         case TaskStatus.READY:
             return "due", task.scheduled_at
         case _:
@@ -145,8 +143,6 @@ def in_state(state: str, rows: Any = None) -> Any:
             return rows
         case "stuck":
             return rows.lapsed()
-        case "waiting":
-            return rows.filter(status=TaskStatus.READY)
         case "retrying":
             # Also after a holder that was gone; what was given back has spent no attempt.
             # That it has begun is implied, but the index is of rows that have.
@@ -237,6 +233,7 @@ def columns_search(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
         "name__startswith": wanted["q"] if id_of(wanted) is None else "",
         "name__in": registry.all_names(wanted["name"]) if wanted["name"] else (),
         "queue": wanted["queue"],
+        "concurrency_key": wanted["key"],
         "created_at__gte": wanted["since"],
         "created_at__lt": wanted["until"],
     }
@@ -247,9 +244,9 @@ def columns_search(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
 
 
 def counts(wanted: Mapping[str, Any], *, sees_payload: bool = False) -> dict[str, Capped]:
-    """Count the tasks of each of TABS that are ``wanted``: one statement, and one for each tab
-    whose payloads are searched."""
-    tallies = {state.name: tally(state.name, wanted, sees_payload=sees_payload) for state in TABS}
+    """Count the tasks of each of STATES that are ``wanted``: one statement, and one for each whose
+    payloads are searched."""
+    tallies = {name: tally(name, wanted, sees_payload=sees_payload) for name in STATES}
     found = count_together(tallies)
     return {state: counts["found"] for state, counts in found.items()}
 
@@ -264,12 +261,17 @@ def tally(
     return Tally(rows, {"found": condition_of(search, rows, cap + 1) or Q()}, cap)
 
 
-def count_of(state: str, *, fresh: bool) -> Capped:
-    """Return the number of tasks in the list ``state``. Unless ``fresh``, one that stopped at its
-    cap may be what another poll counted within the last minute."""
+def count_of(*states: str, fresh: bool) -> Capped:
+    """Return the number of tasks in the lists ``states``, by one statement. Unless ``fresh``, one
+    that stopped at its cap may be what another poll counted within the last minute."""
+
+    def count() -> Capped:
+        found = count_together({state: tally(state) for state in states})
+        return sum((each["found"] for each in found.values()), Capped(0))
+
     return shared(
-        ("count", state),
-        lambda: count_together({state: tally(state)})[state]["found"],
+        ("count", states),
+        count,
         fresh=fresh,
         seconds=lambda count: CAPPED_SHARED_FOR if count.is_capped else 0.0,
     )

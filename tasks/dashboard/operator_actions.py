@@ -134,7 +134,7 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             past="rescheduled",
             consequence_of_one=RESCHEDULE.consequence,
             statuses=frozenset((TaskStatus.READY,)),
-            lists=frozenset(("all", "waiting", "retrying", "ready", "scheduled")),
+            lists=frozenset(("all", "retrying", "ready", "scheduled")),
         ),
         TaskAction(
             "cancel",
@@ -152,9 +152,7 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             past="cancelled",
             consequence_of_one=CANCEL.consequence,
             statuses=frozenset((TaskStatus.READY, TaskStatus.RUNNING)),
-            lists=frozenset(
-                ("all", "stuck", "running", "waiting", "retrying", "ready", "scheduled")
-            ),
+            lists=frozenset(("all", "stuck", "running", "retrying", "ready", "scheduled")),
             is_grave=True,
         ),
         TaskAction(

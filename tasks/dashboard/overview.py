@@ -146,9 +146,13 @@ def _figures(
     *,
     fresh: bool,
 ) -> Figures:
-    present = _present(workers)
     lines = queues.lines if queues else []
-    unusual = partial(_unusual, queues, workers, now)
+    read_unusual = partial(_unusual, queues, workers, now)
+    unusual = shared("unusual", read_unusual, fresh=fresh, seconds=UNUSUAL_FOR)
+    if unusual["deaths"]:  # which names those that were replaced: they are not frozen
+        dead = troubles.replaced(workers)
+        workers = [worker for worker in workers if worker not in dead]
+    present = _present(workers)
     return Figures(
         running=queues.running if queues else None,
         stuck=queues.stuck if queues else None,
@@ -171,7 +175,7 @@ def _figures(
         gone=troubles.silent([w for w in workers if state_of(w) == WorkerState.GONE]),
         late=troubles.silent([w for w in workers if state_of(w) == WorkerState.LATE]),
         slots=troubles.slots_by_kind(workers),
-        **shared("unusual", unusual, fresh=fresh, seconds=UNUSUAL_FOR),
+        **unusual,
         failures=shared("failures", troubles.failed_tasks, fresh=fresh, seconds=_failures_for),
         now=now,
         **_schedules(now),

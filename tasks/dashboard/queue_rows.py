@@ -133,7 +133,7 @@ def read_queues(
     all_running, stuck, overdue, late = (
         Capped(sum(counts[place] for counts in running.values())) for place in range(4)
     )
-    is_deep = count_of("waiting", fresh=fresh).value > COUNT_CAP
+    is_deep = count_of("ready", "scheduled", fresh=fresh).value > COUNT_CAP
     counted_at = None
     if is_deep:
         read = query_rows((_sampled, using), _sampled)

@@ -211,16 +211,25 @@ def deaths(workers: Iterable[Worker], now: datetime) -> Deaths | None:
 
 
 def _former_ends(workers: Iterable[Worker]) -> Iterator[tuple[str, ProcessEnd]]:
-    """Yield the ends of processes that others have succeeded, each with its label. The row of one
-    that is silent stands for a while beside that of its successor."""
-    newest: set[tuple[str, str]] = set()
-    for worker in sorted(workers, key=lambda each: each.pk, reverse=True):
+    """Yield the ends of processes that others have succeeded, each with its label."""
+    for worker in workers:
         for end in worker.former_ends:
             yield worker.label, end
-        place = worker.label, worker.hostname
+    for worker in replaced(workers):
+        yield worker.label, worker.end
+
+
+def replaced(workers: Iterable[Worker]) -> list[Worker]:
+    """Return the silent ones of ``workers`` that another process of their label and host has
+    succeeded, beside whose row theirs stands for a while."""
+    found: list[Worker] = []
+    newest: set[tuple[str, str]] = set()
+    for worker in sorted(workers, key=lambda each: each.pk, reverse=True):
+        place = worker.label or worker.name, worker.hostname
         if place in newest and state_of(worker) != WorkerState.LIVE:
-            yield worker.label, worker.end
+            found.append(worker)
         newest.add(place)
+    return found
 
 
 def silent(workers: Sequence[Worker]) -> Silent | None:

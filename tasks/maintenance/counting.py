@@ -22,6 +22,7 @@ from leasing.db.compiled_queries import query_scalars
 from leasing.functions import DbNow
 from leasing.models import EventKind, LeaseEvent
 from leasing.web.counts import COUNT_CAP
+from tasks.maintenance.invariants import GIVEN_BACK, unknown_put_off
 from tasks.models import AttemptOutcome, Sample, Task, TaskAttempt, TaskStatus
 from tasks.querysets.base import CLAIM_ORDER, is_paused
 from tasks.registry import KINDS
@@ -80,6 +81,7 @@ def depths(queues: Iterable[str], now: datetime) -> dict[str, Columns]:
     tasks of every queue."""
     tasks = Task.objects.home()
     found: dict[str, Columns] = {}
+    given_back = 0
     for queue in queues:
         found[queue] = {"ready": 0, "scheduled": 0, "running": 0, "oldest": 0.0}
         for kind in KINDS:
@@ -91,11 +93,20 @@ def depths(queues: Iterable[str], now: datetime) -> dict[str, Columns]:
                 all=Count("id"),
                 due=Count("id", filter=due),
                 since=Min("scheduled_at", filter=due & ~Q(is_paused(queue))),
+                given_back=Count("id", filter=GIVEN_BACK),
             )
+            given_back += seen["given_back"]
             waits = (now - seen["since"]).total_seconds() if seen["since"] else 0.0
             found[queue]["oldest"] = max(found[queue]["oldest"], waits)
             found[queue]["ready"] += seen["due"]
             found[queue]["scheduled"] += seen["all"] - seen["due"]
+    # Those that no worker has a handler for are due while a worker has put them off.
+    for queue, (count, since) in (unknown_put_off() if given_back else {}).items():
+        if each := found.get(queue):
+            count = min(count, each["scheduled"])
+            each["ready"] += count
+            each["scheduled"] -= count
+            each["oldest"] = max(each["oldest"], (now - since).total_seconds())
     running = tasks.running().order_by("pk").values_list("queue", flat=True)[: COUNT_CAP + 1]
     for queue, count in Counter(running).items():
         found.setdefault(queue, {"ready": 0, "scheduled": 0})["running"] = count

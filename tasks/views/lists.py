@@ -116,9 +116,9 @@ def _tabs(wanted: dict[str, Any], sees_payload: bool) -> list[dict[str, Any]]:
             "state": None if state.name == "all" else state.name,
             "label": state.label,
             "count": counts[state.name],
-            "is_current": state.name in (current.name, current.within),
+            "is_current": state is current,
         }
-        for state in listing.TABS
+        for state in listing.STATES.values()
     ]
 
 

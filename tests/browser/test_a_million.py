@@ -19,6 +19,7 @@ from playwright.sync_api import Page
 from leasing.functions import after
 from leasing.models import Lease, LeaseEvent
 from leasing.web import cache
+from tasks.dashboard.listing import STATES
 from tasks.models import Task, Worker
 from tests.browser import filling, harbour
 from tests.browser.conftest import Figure, Visit
@@ -62,7 +63,7 @@ def _addresses(client: Client) -> dict[str, str]:
         "task by id": f"{tasks}?q={Task.objects.latest('pk').pk}",
         "audit": reverse("leasing:audit"),
     }
-    for state in ("waiting", "retrying", "failed", "succeeded", "cancelled", "running", "stuck"):
+    for state in STATES:
         found[f"tasks {state}"] = f"{tasks}?state={state}"
     for name in ("tasks", "tasks succeeded", "leases", "tasks by name"):
         shown = client.get(found[name]).context

@@ -24,7 +24,7 @@ OF_COLOURS = ["color-contrast", "link-in-text-block"]
 SERIOUS = ("serious", "critical")
 #: Pages that differ from others in nothing but a word.
 ALIKE = (
-    *("tasks all", "tasks ready", "tasks scheduled", "tasks waiting", "tasks cancelled"),
+    *("tasks all", "tasks ready", "tasks scheduled", "tasks cancelled"),
     *("tasks succeeded", "tasks running", "task scheduled", "task recovered", "task given_up"),
     *("task cancelled", "leases renewed", "workers gone", "charts of a day"),
 )

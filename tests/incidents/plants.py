@@ -30,7 +30,7 @@ HOLDER = """
 import time, django
 django.setup()
 from leasing.models import Lease
-with Lease.objects.hold("report:stock", holder="a-job"):
+with Lease.objects.hold("report:stock"):
     time.sleep(600)
 """
 
@@ -90,7 +90,9 @@ class Shop:
 
 
 def lease_never_released(shop: Shop) -> None:
-    process = shop.spawn(["-c", HOLDER])
+    program = shop.folder / "stock_report.py"
+    program.write_text(HOLDER)
+    process = shop.spawn([str(program)])
     wait_for(Lease.objects.filter(resource="report:stock").exists, process=process)
     task = Task.objects.enqueue("jobs.stock", {})
     wait_for(lambda: row_of(task)["status"] == "running", timeout=PATIENCE)
@@ -223,7 +225,7 @@ INCIDENTS = (
     ),
     Incident(
         lease_never_released,
-        (r"wait.* the lease report:stock", r"a-job"),
+        (r"wait.* the lease report:stock", r"stock_report.py@\S+:\d+"),
         r"/leases/",
         DUE,
     ),

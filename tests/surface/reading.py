@@ -64,8 +64,16 @@ STATES = (
 #: Lists of pages that show other things of other rows.
 ASKED = {
     "leasing:list": ("active", "expired", "released", "free"),
-    "leasing_tasks:list": ("waiting", "running", "stuck", "retrying", "failed", "succeeded"),
-    "leasing_tasks:bulk": ("failed", "succeeded", "waiting"),
+    "leasing_tasks:list": (
+        "ready",
+        "scheduled",
+        "running",
+        "stuck",
+        "retrying",
+        "failed",
+        "succeeded",
+    ),
+    "leasing_tasks:bulk": ("failed", "succeeded", "ready", "scheduled"),
 }
 HEADINGS = ("h1", "h2", "h3", "h4", "caption", "legend", "dt")
 #: Elements in which names and times of rows stand, which are no words of the page.

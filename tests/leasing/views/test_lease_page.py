@@ -53,6 +53,14 @@ def test_the_page_of_a_named_lease_is_found_by_its_name(viewer: Client) -> None:
     assert get(viewer, f"{LIST}no:such/").status == 404
 
 
+def test_a_named_lease_shows_what_its_holder_left_for_others_to_read(viewer: Client) -> None:
+    lease = make_lease()
+    assert "Metadata" not in get(viewer, url_of(lease)).facts
+    Lease.objects.filter(pk=lease.pk).update(metadata={"command": "report", "password": "x1y2"})
+    shown = get(viewer, url_of(lease)).facts["Metadata"]
+    assert '"command": "report"' in shown and "x1y2" not in shown
+
+
 def test_lateness_has_three_steps(viewer: Client, database_clock: DatabaseClock) -> None:
     lease = make_lease(holder="dora", renewals=1)
 

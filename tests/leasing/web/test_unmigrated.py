@@ -13,6 +13,8 @@ from django.test import Client
 
 from leasing.models import Lease
 from tests.api_calls import call
+from tests.pages import Page
+from tests.typed_app.models import Invoice
 
 REASON = (
     "The database 'default' lacks migrations of this version (leasing.0001_initial): run "
@@ -54,6 +56,25 @@ def test_it_is_said_instead_of_an_error(
     assert REASON in unescape(page.content.decode())
     assert (answer.status, answer.body) == (503, {"error": REASON})
     assert answer.headers["Retry-After"] == "1"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_table_of_another_model_is_named_and_the_menu_stays(
+    admin_client: Client, compatible: None
+) -> None:
+    table, elsewhere = Invoice._meta.db_table, "a_table_elsewhere"
+    with connection.schema_editor() as editor:
+        editor.alter_db_table(Invoice, table, elsewhere)
+    try:
+        page = Page(admin_client.get("/ops/leases/"))
+    finally:
+        with connection.schema_editor() as editor:
+            editor.alter_db_table(Invoice, elsewhere, table)
+
+    assert page.status == 503
+    sentence = f"The database 'default' lacks the table {table}: run `python manage.py migrate`."
+    assert sentence in page.text
+    assert "/ops/tasks/" in page.links
 
 
 @pytest.mark.django_db

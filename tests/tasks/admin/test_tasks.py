@@ -213,7 +213,7 @@ def test_nobody_is_led_to_what_they_may_not_see() -> None:
     assert not [link for link in page.links if link.startswith(ATTEMPTS)]
 
 
-LISTS = [TASKS, f"{TASKS}?state=waiting", f"{TASKS}?q=sample.sleep", ATTEMPTS, STEPS]
+LISTS = [TASKS, f"{TASKS}?state=scheduled", f"{TASKS}?q=sample.sleep", ATTEMPTS, STEPS]
 LISTS += [
     f"{ATTEMPTS}?outcome__exact=lost",
     QUEUES,
@@ -259,7 +259,7 @@ def test_a_filter_without_an_index_looks_at_the_newest_and_one_with_it_at_all(
     assert len(get(viewer, f"{ATTEMPTS}?outcome__exact=lost").rows) == 2
     assert len(get(viewer, ATTEMPTS).rows) == 4
     limits(reach=1)
-    both = "state=waiting&queue__exact=default"
+    both = "state=retrying&queue__exact=default"
     assert len(get(viewer, f"{TASKS}?{both}").rows) == 4
     make_tasks(2, state="succeeded")
     assert len(get(viewer, f"{TASKS}?state=succeeded").rows) == 1

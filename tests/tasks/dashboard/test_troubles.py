@@ -79,7 +79,7 @@ def test_attempts_that_fail_with_one_error_are_an_issue_while_retries_go_on(
         assert "RuntimeError: order 8: 503" in text
         last = Task.objects.filter(attempts=1, status="ready").latest("pk")
         runbook = "/ops/runbook/failed-tasks/"
-        assert page.one(".needs li").links == [f"/ops/tasks/{last.pk}/", "/ops/queues/", runbook]
+        assert page.one(".needs li").links == [f"/ops/tasks/{last.pk}/", runbook, "/ops/queues/"]
         others = "which keeps the tasks of all its handlers from starting: 2 tasks are waiting."
         assert f"pause the queue default, {others}" in text
 
@@ -110,7 +110,7 @@ def test_failures_are_grouped_by_handler_and_error_the_latest_first(viewer: Clie
 
     assert "4 tasks have failed." in text
     first, *parts = (part.strip() for part in text.partition("failed.")[2].split("·"))
-    assert first.startswith("Failed tasks 1 sample.sleep: lost with its worker, the last ")
+    assert first.startswith("Failed tasks Runbook 1 sample.sleep: lost with its worker, the last ")
     assert parts[:2] == [
         "2 sample.sleep: RuntimeError: 503 for order 2, the last 3 h ago",
         "1 sample.sleep: RuntimeError: no such file, the last 8 h ago",
@@ -202,7 +202,12 @@ def test_a_silent_worker_that_another_of_its_label_has_succeeded_has_died(viewer
         make_worker(name=f"shop:{digits}", state=state)
     make_worker(name="shop:3a1b2c3d", hostname="elsewhere", state="late")
 
-    assert "Worker shop was replaced 2 times in" in needs(get(viewer, OVERVIEW))["workers_die"]
+    found = needs(get(viewer, OVERVIEW))
+
+    assert list(found) == ["workers_die", "late"]
+    assert "Worker shop was replaced 2 times in" in found["workers_die"]
+    assert "Worker shop:3a1b2c3d is late" in found["late"]
+    assert "4 of 8 threads are missing" in found["late"]
 
 
 def test_one_death_is_no_issue(viewer: Client) -> None:

@@ -138,7 +138,8 @@ def test_who_waits_for_a_key_and_who_holds_it_link_and_count_each_other(
     assert f"/ops/tasks/{held.pk}/" in get(admin_client, f"/ops/tasks/{waits.pk}/").links
     assert dict(explain(held).facts)["Concurrency key"] == "customer:77: 2 tasks wait for it"
     need = get(admin_client, "/ops/").one("[data-code=waits_long]")
-    assert need.links == [f"/ops/tasks/{held.pk}/"] * 3 + ["/ops/runbook/stuck-queue/"]
+    assert need.links.count(f"/ops/tasks/{held.pk}/") == 3
+    assert "/ops/runbook/stuck-queue/" in need.links
     assert f"If task:{held.pk} hangs, cancel it on its page." in need.one("p").text
 
 

@@ -9,6 +9,8 @@ import pytest
 from django.db import connection
 from pytest_django import Settings
 
+from leasing.functions import database_now
+from tasks.maintenance.counting import depths
 from tasks.maintenance.depths import count_depths
 from tasks.models import Task
 from tests.factories import claimed, make_task, make_worker
@@ -19,6 +21,18 @@ pytestmark = pytest.mark.django_db
 def give_back(queue: str) -> None:
     task = make_task(queue=queue)
     Task.objects.give_back(claimed(task, "ann"), "No handler", delay=timedelta(seconds=60))
+
+
+def test_a_sample_counts_what_lacks_a_handler_as_ready_too() -> None:
+    make_worker(handlers={"other": "thread"})
+    give_back("default")
+    make_task(state="scheduled")
+    now = database_now("default") + timedelta(seconds=60)
+
+    found = depths(["default", "mail"], now)["default"]
+
+    assert (found["ready"], found["scheduled"]) == (1, 1)
+    assert 60 <= found["oldest"] < 120
 
 
 def test_a_queue_whose_first_task_comes_between_the_statements_is_left_out(
@@ -37,7 +51,7 @@ def test_a_queue_whose_first_task_comes_between_the_statements_is_left_out(
         return answer
 
     with connection.execute_wrapper(meanwhile):
-        depths = count_depths()
+        counted = count_depths()
 
-    assert depths.keys() == {"default"}
-    assert (depths["default"].ready, depths["default"].scheduled) == (1, 0)
+    assert counted.keys() == {"default"}
+    assert (counted["default"].ready, counted["default"].scheduled) == (1, 0)

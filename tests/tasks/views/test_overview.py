@@ -28,9 +28,8 @@ VIEW, RETRY, REVOKE = "leasing_tasks.view_task", "leasing_tasks.retry_task", "le
 VIEW_WORKERS, VIEW_LEASES = "leasing_tasks.view_worker", "leasing.view_lease"
 STATES = ("ready", "scheduled", "retrying", "running", "stuck", "succeeded", "failed", "cancelled")
 #: What each list has, where that is more than the tasks of its own state.
-PARTS = {"running": {"running", "stuck"}, "waiting": {"ready", "scheduled", "retrying"}}
-PARTS["scheduled"] = {"scheduled", "retrying"}
-TABS = ("stuck", "running", "waiting", "retrying", "failed", "succeeded", "cancelled")
+PARTS = {"running": {"running", "stuck"}, "scheduled": {"scheduled", "retrying"}}
+TABS = ("stuck", "running", "ready", "scheduled", "retrying", "failed", "succeeded", "cancelled")
 
 viewer = client_with(VIEW, VIEW_WORKERS)
 

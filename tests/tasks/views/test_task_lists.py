@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -50,8 +51,10 @@ def address(**asked: object) -> str:
 
 def test_what_waits_is_listed_by_when_it_may_start(viewer: Client) -> None:
     late, soon = make_task(state="scheduled"), make_task(state="retrying")
-    due = make_task()
-    assert found(get(viewer, address(state="waiting"))) == keys(due, soon, late)
+    assert found(get(viewer, address(state="scheduled"))) == keys(soon, late)
+    second, first = make_task(), make_task()
+    Task.objects.filter(pk=first.pk).update(scheduled_at=after(timedelta(minutes=-5)))
+    assert found(get(viewer, address(state="ready"))) == keys(first, second)
 
 
 @pytest.mark.parametrize("state", ["failed", "succeeded", "cancelled"])
@@ -69,14 +72,14 @@ def test_a_retrying_task_is_one_whose_attempt_was_spent(viewer: Client) -> None:
     assert set(found(get(viewer, address(state="retrying")))) == set(keys(retrying, recovered))
 
 
-@pytest.mark.parametrize("state", ["waiting", "failed"])
+@pytest.mark.parametrize("state", ["ready", "failed"])
 def test_pages_by_a_moment_show_every_task_once_though_many_have_the_same(
     viewer: Client, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moment = database_now("default").replace(microsecond=0)
     for number in range(7):
-        task = make_task(state="ready" if state == "waiting" else "failed")
-        column = "scheduled_at" if state == "waiting" else "processed_at"
+        task = make_task(state=state)
+        column = "scheduled_at" if state == "ready" else "processed_at"
         Task.objects.filter(pk=task.pk).update(**{column: moment - timedelta(seconds=number // 3)})
     everything = found(get(viewer, address(state=state)))
     monkeypatch.setattr(paging.page_of, "__defaults__", (2, NEWEST_FIRST, None))
@@ -182,21 +185,20 @@ def test_a_search_looks_at_so_many_rows_and_goes_on(
     assert found(page) == [] and page.one("p.empty").numbers == [] and not page.next
 
 
-@pytest.mark.parametrize("state", ["waiting", "failed"])
+@pytest.mark.parametrize("state", ["ready", "failed"])
 def test_a_search_by_a_moment_misses_nothing(
     viewer: Client, state: str, handlers: Handlers, limits: Limits
 ) -> None:
     limits(reach=2)
     handlers["rare"] = handlers["other"] = lambda ctx: None
-    made = "ready" if state == "waiting" else "failed"
     rare = [
         task
         for number in range(9)
-        for task in [make_task(name="rare" if number % 3 else "other", data={}, state=made)]
+        for task in [make_task(name="rare" if number % 3 else "other", data={}, state=state)]
         if task.name == "rare"
     ]
     moment = database_now("default").replace(microsecond=0)
-    column = "scheduled_at" if state == "waiting" else "processed_at"
+    column = "scheduled_at" if state == "ready" else "processed_at"
     for number, task in enumerate(Task.objects.order_by("pk")):
         Task.objects.filter(pk=task.pk).update(**{column: moment - timedelta(seconds=number // 3)})
     page = get(viewer, address(state=state, name="rare"))
@@ -205,6 +207,15 @@ def test_a_search_by_a_moment_misses_nothing(
         page = get(viewer, page.next)
         seen += found(page)
     assert sorted(seen) == sorted(keys(*rare))
+
+
+def test_the_tasks_of_a_concurrency_key_are_found_from_each_of_them(viewer: Client) -> None:
+    key: dict[str, Any] = {"concurrency_key": "customer:7&7", "concurrency_limit": 2}
+    running, ready = make_task(state="running", **key), make_task(**key)
+    make_task(concurrency_key="customer:77", concurrency_limit=2)
+    link = address(key="customer:7&7")
+    assert link in get(viewer, f"{LIST}{ready.pk}/").links
+    assert found(get(viewer, link)) == keys(ready, running)
 
 
 def test_a_search_shows_no_count_that_it_does_not_know(viewer: Client, limits: Limits) -> None:
@@ -237,7 +248,7 @@ def test_arguments_are_shown_and_searched_by_those_who_may_see_them(
     for text in ("hooli", "MÜLLER", "customer=hooli", '"sku": "q7"'):
         page = get(reader, address(q=text))
         assert found(page) == keys(task), text
-        assert (page.tabs[""], page.tabs["state=waiting"]) == ("1", "1")
+        assert (page.tabs[""], page.tabs["state=ready"]) == ("1", "1")
     assert found(get(reader, address(q="hooli", state="failed"))) == []
     exported = reader.get("/ops/tasks.json", {"q": "hooli"})
     assert [each["id"] for each in json.loads(exported.getvalue())] == keys(task)
