@@ -372,9 +372,10 @@ def _store(rows: TaskRows, endings: list[Ending], unexpired: bool) -> list[Endin
         row = locked[alike[0].task.pk]
         # With all conditions again: not every database has row locks.
         keys, grants = zip(*[(each.task.pk, each.task.grant_id) for each in alike], strict=True)
-        still = rows._everything().filter(pk__in=keys, grant_id__in=grants).holding()
-        if len(alike) == 1:
-            still = still.filter(cancel_requested_at__isnull=row.cancel_requested_at is None)
+        is_same = {"pk__in": keys, "grant_id__in": grants}
+        if len(alike) == 1:  # those of many are written whether they are asked to stop or not
+            is_same["cancel_requested_at__isnull"] = row.cancel_requested_at is None
+        still = rows._everything().filter(**is_same).holding()
         own = {name: _each_its_own(name, alike) for name in alike[0].own}
         written = (still.unexpired() if unexpired else still).update(**columns(row), **own)
         if written == len(alike):
