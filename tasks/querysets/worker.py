@@ -91,18 +91,13 @@ class WorkerVerbs(RecoveryVerbs):
         terms, names = _asked(rows, holder, queues, ttl)
         seats = Seats(rows, limit, free)
         if request_id is None:
-            tasks, more = _claim_at_once(rows, terms, names, seats)
-            if more:
-                with keeping(tasks), durable(rows.db):
-                    tasks = sorted([*tasks, *_claim(rows, terms, names, seats)], key=_in_order)
+            tasks = _claim(rows, terms, names, seats)
         else:
             terms = replace(terms, request_id=request_id)
             with durable(rows.db):
                 if again := _claimed_before(rows, terms):
                     return Claim(again, rows.store())
-                tasks, more = _claim_at_once(rows, terms, names, seats)
-                if more:
-                    tasks = sorted([*tasks, *_claim(rows, terms, names, seats)], key=_in_order)
+                tasks = _claim(rows, terms, names, seats)
                 if tasks:
                     _keys(rows).remember(request_id)
         if tasks:
@@ -154,7 +149,13 @@ class WorkerVerbs(RecoveryVerbs):
             taken += claimed
         if are_keyed and seats.room > 0:
             with keeping(taken):
-                taken += map(ClaimedTask.taken, _take(rows, terms, names, kinds, seats))
+                with durable(rows.db):
+                    more = [
+                        task
+                        for queue, kind in product(names, kinds)
+                        for task in _grant(rows.to_claim(queue, kind), terms, seats, seats.room)
+                    ]
+                taken += map(ClaimedTask.taken, more)
         taken.has_more = seats.passed_over or seats.room <= 0 < limit
         if taken:
             happened("task.claimed", taken)
@@ -313,18 +314,24 @@ def _asked(rows: RecoveryVerbs, holder: str, queues: Queues, ttl: Ttl) -> tuple[
     return terms, names
 
 
-def _claim_at_once(
-    rows: TaskRows, terms: Terms, queues: Sequence[str], seats: Seats
-) -> tuple[list[Task], bool]:
-    """Claim in one statement, if there is one. Returns also whether to look for more."""
-    if not one_statement.serves(rows):
-        return [], True
-    tasks, more = one_statement.claim(rows, terms, queues, seats)
-    return tasks, more and seats.room > 0
-
-
 def _claim(rows: TaskRows, terms: Terms, queues: Sequence[str], seats: Seats) -> list[Task]:
-    """Claim of every kind, in the order of all of them, within the caller's transaction."""
+    """Claim of every kind, in the order of all of them: in one statement, if there is one, and then
+    what that leaves."""
+    tasks: list[Task] = []
+    has_more = True
+    if one_statement.serves(rows):
+        tasks, has_more = one_statement.claim(rows, terms, queues, seats)
+    if has_more and seats.room > 0:
+        with keeping(tasks):
+            with atomic(rows.db):
+                more = _claim_portably(rows, terms, queues, seats)
+            tasks = sorted([*tasks, *more], key=_in_order)
+    return tasks
+
+
+def _claim_portably(
+    rows: TaskRows, terms: Terms, queues: Sequence[str], seats: Seats
+) -> list[Task]:
     claimed: list[Task] = []
     for queue in queues:
         kinds, passed = list(KINDS), False
@@ -341,22 +348,9 @@ def _claim(rows: TaskRows, terms: Terms, queues: Sequence[str], seats: Seats) ->
     return claimed
 
 
-def _take(
-    rows: TaskRows,
-    terms: Terms,
-    queues: Sequence[str],
-    kinds: Sequence[int],
-    seats: Seats,
-) -> list[Task]:
-    taken: list[Task] = []
-    with durable(rows.db):
-        for queue, kind in product(queues, kinds):
-            if seats.room > 0:
-                taken += _grant(rows.to_claim(queue, kind), terms, seats, seats.room)
-    return taken
-
-
 def _grant(ready: TaskRows, terms: Terms, seats: Seats, limit: int) -> list[Task]:
+    if limit <= 0:
+        return []
     ready.seats = seats
     granted = [task for task, _ in portable.grant(ready, terms, limit)]
     seats.take(len(granted))

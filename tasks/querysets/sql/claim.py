@@ -13,11 +13,11 @@ The grants are random numbers of this process: as many as may be claimed travel 
 for the database takes a microsecond to make one. They are no number with the key put into it:
 whoever sees one grant of a claim could tell the others.
 
-{most} and {places}, the number of queues and kinds, are constants around and inside of what is a
-parameter: by these alone the planner of a prepared statement would expect a tenth of the table. And
-each limit is a query: of a parameter, a plan for its value would seem cheaper than one for any, and
-be made for every claim. Inside more may be found than the limit; no more is locked, for a row is as
-it is asked for.
+In the texts, names in capitals are the texts of this file. {most} and {places}, the number of
+queues and kinds, are constants around and inside of what is a parameter: by these alone the planner
+of a prepared statement would expect a tenth of the table. And each limit is a query: of a
+parameter, a plan for its value would seem cheaper than one for any, and be made for every claim.
+Inside more may be found than the limit; no more is locked, for a row is as it is asked for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from leasing.db import sql
 from leasing.db.cached_cursors import fetch_all, new_cursor
 from leasing.db.routing import is_plain
 from leasing.db.row_reader import reader
-from leasing.db.statements import array_of, cached_statement, joined, moment
+from leasing.db.statements import array_of, cached_statement, joined
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.models.rows import GRANTING as GRANTING_OF_LEASES
 from leasing.runtime.clock import clock
@@ -81,9 +81,9 @@ ASKED = """(
     SELECT * FROM unnest(%(queues)s::text[], %(kinds)s::smallint[]) LIMIT {places}
 ) AS asked (queue, kind)"""
 FOUND = """
-    SELECT {seen} FROM leasing_tasks_task AS t
-    WHERE {ready} AND {of_queue} AND t.kind = asked.kind
-    {in_order} LIMIT {most} {locked}
+    SELECT {SEEN} FROM leasing_tasks_task AS t
+    WHERE {READY} AND {OF_QUEUE} AND t.kind = asked.kind
+    {IN_ORDER} LIMIT {most} {LOCKED}
 """
 #: The same from a place in the index on: behind the entry of a task that was claimed before. Of
 #: its two parts one has nothing to do; which, is decided before it looks at a row.
@@ -97,22 +97,22 @@ ASKED_AFTER = """(
 """
 FOUND_AFTER = """
     SELECT * FROM (
-        SELECT {seen} FROM leasing_tasks_task AS t
-        WHERE {ready} AND {of_queue} AND t.kind = asked.kind AND asked.after IS NULL
-        {in_order} LIMIT {most} {locked}
+        SELECT {SEEN} FROM leasing_tasks_task AS t
+        WHERE {READY} AND {OF_QUEUE} AND t.kind = asked.kind AND asked.after IS NULL
+        {IN_ORDER} LIMIT {most} {LOCKED}
     ) AS first
     UNION ALL
     SELECT * FROM (
-        SELECT {seen} FROM leasing_tasks_task AS t
-        WHERE {ready} AND {of_queue} AND t.kind = asked.kind AND t.priority = mark.priority
+        SELECT {SEEN} FROM leasing_tasks_task AS t
+        WHERE {READY} AND {OF_QUEUE} AND t.kind = asked.kind AND t.priority = mark.priority
             AND (t.scheduled_at, t.id) > (mark.scheduled_at, mark.id)
-        {in_order} LIMIT {most} {locked}
+        {IN_ORDER} LIMIT {most} {LOCKED}
     ) AS further
 """
 FOUND_ONE = """
-    SELECT {seen} FROM leasing_tasks_task AS t
-    WHERE {ready} AND {of_queue} AND t.id = %(key)s::bigint
-    LIMIT {most} {locked}
+    SELECT {SEEN} FROM leasing_tasks_task AS t
+    WHERE {READY} AND {OF_QUEUE} AND t.id = %(key)s::bigint
+    LIMIT {most} {LOCKED}
 """
 #: What comes first of every kind is looked at without a lock, and says how many of each there are
 #: to be. Where others lock some of it meanwhile, or there are keys, the caller is told to look
@@ -125,9 +125,9 @@ WITH first AS MATERIALIZED (
                 SELECT each.queue, kinds.kind
             ) AS asked, LATERAL (
                 SELECT * FROM (
-                    SELECT {seen} FROM leasing_tasks_task AS t
-                    WHERE {ready} AND {of_queue} AND t.kind = asked.kind
-                    {in_order} LIMIT {most}
+                    SELECT {SEEN} FROM leasing_tasks_task AS t
+                    WHERE {READY} AND {OF_QUEUE} AND t.kind = asked.kind
+                    {IN_ORDER} LIMIT {most}
                 ) AS within LIMIT (SELECT %(room)s)
             ) AS seen ORDER BY priority DESC, scheduled_at, seen.id LIMIT (SELECT %(room)s)
         ) AS merged LIMIT (SELECT %(room)s)
@@ -167,11 +167,11 @@ GRANTING = GRANTING_OF_LEASES | {
 #: PostgreSQL take the index of ready tasks for that of the chosen, and read all of them.
 UPDATE = """
 UPDATE leasing_tasks_task AS t SET {granting}
-WHERE t.id = ANY(ARRAY(SELECT id FROM chosen WHERE {to_grant}))
+WHERE t.id = ANY(ARRAY(SELECT id FROM chosen WHERE {TO_GRANT}))
 RETURNING"""
 #: The answer has what was passed, and the clock, also where nothing was granted.
 CLAIM = """{chosen},
-granted AS ({update} {columns}, t.priority AS _priority, t.scheduled_at AS _due)
+granted AS ({UPDATE} {columns}, t.priority AS _priority, t.scheduled_at AS _due)
 SELECT said.*, granted.* FROM (SELECT {passed} AS passed, {clock} AS clock) AS said
 LEFT JOIN granted ON true
 ORDER BY _priority DESC, _due, granted.id
@@ -179,21 +179,23 @@ ORDER BY _priority DESC, _due, granted.id
 #: The same in rows that come in no order and begin with what it is, and without one where nothing
 #: was granted: a quarter less work, for claims that look from the beginning where they find none.
 CLAIM_ON = """{chosen}
-{update} -t.priority::integer, date_part('epoch', t.scheduled_at), t.id,
+{UPDATE} -t.priority::integer, date_part('epoch', t.scheduled_at), t.id,
     {passed}, (SELECT {clock}), {columns}
 """
 
-#: A moment as a number, which is read much faster.
-MICROSECONDS = "(EXTRACT(EPOCH FROM {moment}) * 1000000)::bigint"
+#: Moments as numbers, which are read much faster.
+CREATED = "(EXTRACT(EPOCH FROM t.created_at) * 1000000)::bigint"
+STARTED = "(EXTRACT(EPOCH FROM t.started_at) * 1000000)::bigint"
+DUE = "(EXTRACT(EPOCH FROM t.scheduled_at) * 1000000)::bigint"
 #: The columns of a ClaimedTask. Those that few tasks need are null for others, which is read
 #: faster. For how many microseconds a task had been due is read where somebody counts; nothing of
 #: one that was taken back, for it would tell of its first wait again.
 CLAIMED = """t.task_data, t.id, t.name, t.queue, t.kind, t.attempts, t.max_attempts, t.timeout,
     t.progress_timeout, t.concurrency_key, t.grant_id::text, t.fencing_token, t.priority,
-    CASE WHEN t.name = ANY(%(reported)s::text[]) THEN {created} END,
-    CASE WHEN t.name = ANY(%(reported)s::text[]) THEN {started} END,
+    CASE WHEN t.name = ANY(%(reported)s::text[]) THEN {CREATED} END,
+    CASE WHEN t.name = ANY(%(reported)s::text[]) THEN {STARTED} END,
     {waited}, {trace}"""
-WAITED = "CASE WHEN {started} >= {clock} OR {due} > {started} THEN {clock} - {due} END"
+WAITED = "CASE WHEN {STARTED} >= {clock} OR {DUE} > {STARTED} THEN {clock} - {DUE} END"
 
 #: Of the bytes with the version and the variant of a UUID, what they are of a random one.
 _VERSION = bytes(byte & 0x0F | 0x40 for byte in range(256))
@@ -379,14 +381,13 @@ def _spelled(
     timed: bool,
     traced: bool,
 ) -> str:
-    claim, chosen, asked, found, passed = parts
+    text, chosen, asked, found, passed = parts
     connection = connections[rows.db]
-    now = moment(DbNow, connection)
-    microseconds = f"(SELECT {moment(DbMicroseconds, connection)})"  # once, not for each row
-    names = ("created_at", "started_at", "scheduled_at")
-    created, started, due = (MICROSECONDS.format(moment=f"t.{name}") for name in names)
+    now = sql.moment(DbNow, connection)
+    microseconds = f"(SELECT {sql.moment(DbMicroseconds, connection)})"  # once, not for each row
     fields = rows.model._meta.concrete_fields
     spelled = {
+        **globals(),
         "chosen": chosen,
         "asked": asked,
         "found": found,
@@ -397,21 +398,10 @@ def _spelled(
         "microseconds": microseconds,
         "clock": now if whole else microseconds,
         "columns": ", ".join(f"t.{field.column}" for field in fields) if whole else CLAIMED,
-        "created": created,
-        "started": started,
-        "due": due,
         "waited": WAITED if timed else "NULL",
         "trace": "t.trace_context" if traced else "NULL",
         "granting": ", ".join(f"{name} = {text}" for name, text in GRANTING.items()),
-        "update": UPDATE,
-        "to_grant": TO_GRANT,
-        "ready": READY,
-        "of_queue": OF_QUEUE,
-        "in_order": IN_ORDER,
-        "locked": LOCKED,
-        "seen": SEEN,
     }
-    text = claim
     while "{" in text:  # parts have parts
         text = text.format_map(spelled)
     # What has more than 4,096 characters the driver parses anew at every call.
