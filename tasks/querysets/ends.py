@@ -34,7 +34,7 @@ from tasks.querysets.base import TaskRows, TaskStatus, attempt_model
 from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.failure import Failure, storable
 from tasks.querysets.sql import ends as one_statement
-from tasks.querysets.transitions import by_key, cancellation, ending, over, traced
+from tasks.querysets.transitions import ByKey, cancellation, ending, over, traced
 from tasks.querysets.unique import key_in_retry
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ def _store(rows: TaskRows, endings: list[Ending], unexpired: bool) -> list[Endin
         row = locked[alike[0].task.pk]
         # With all conditions again: not every database has row locks.
         keys, grants = zip(*[(each.task.pk, each.task.grant_id) for each in alike], strict=True)
-        is_same = {"pk__in": keys, "grant_id__in": grants}
+        is_same: dict[str, Any] = {"pk__in": keys, "grant_id__in": grants}
         if len(alike) == 1:  # those of many are written whether they are asked to stop or not
             is_same["cancel_requested_at__isnull"] = row.cancel_requested_at is None
         still = rows._everything().filter(**is_same).holding()
@@ -396,9 +396,11 @@ def _store(rows: TaskRows, endings: list[Ending], unexpired: bool) -> list[Endin
 
 def _each_its_own(column: str, alike: list[Ending]) -> Any:
     """Return what an update sets the ``column`` to, of which each has a value of its own."""
-    values = {each.task.pk: each.own[column] for each in alike}
-    one = alike[0].own[column]
-    return one if all(each is one for each in values.values()) else by_key(column, values)
+    one, values = alike[0].own[column], {each.task.pk: each.own[column] for each in alike}
+    if all(each is one for each in values.values()):
+        return one
+    written: Any = alike[0].task._meta.get_field(column)
+    return ByKey(values, written)
 
 
 def _read_back(rows: TaskRows, tasks: list[Task]) -> None:

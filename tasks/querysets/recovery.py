@@ -8,12 +8,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from django.db import models
 from django.db.models import F, Min, Q, Subquery, Value
 from django.db.models.functions import Coalesce, Least
 
 from leasing.db.compiled_queries import query_scalars
 from leasing.db.dialects import atomic, lock, refuse_transaction
-from leasing.functions import DbNow, next_token, remaining
+from leasing.functions import DbNow, after, next_token, remaining
 from leasing.humanize import plural, span
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
@@ -28,7 +29,7 @@ from tasks.querysets.base import (
     attempt_model,
     until_idle,
 )
-from tasks.querysets.transitions import closing, starting, traced
+from tasks.querysets.transitions import ByKey, closing, traced
 from tasks.querysets.unique import key_in_retry
 from tasks.retry import usual_pause
 
@@ -249,7 +250,7 @@ def _starts(tasks: dict[int, Any], at_least: timedelta) -> dict[str, Any]:
         key: max(at_least, timedelta(seconds=usual_pause(task.attempts)))
         for key, task in tasks.items()
     }
-    return starting(pauses, tasks)
+    return {"scheduled_at": after(ByKey(pauses, models.DurationField()))}
 
 
 def _note_taken(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from django.apps import apps
 from django.db import models
 from django.db.models import Case, F, Value, When
 from django.db.models.expressions import Expression
-from django.db.models.functions import Coalesce, Least
+from django.db.models.functions import Least
 
-from leasing.functions import DbNow, after
+from leasing.functions import DbNow
 from tasks import registry
 from tasks.querysets.unique import key_once_ended
 from tasks.registry import Kind
@@ -49,37 +47,20 @@ def known_kind() -> Any:
     for name, kind in registry.kinds().items():
         names[kind].append(name)
     whens = [When(name__in=names[kind.value], then=Value(kind.number)) for kind in Kind]
-    return Case(*whens, default=F("kind"), output_field=_field("kind"))
+    return Case(*whens, default=F("kind"), output_field=models.SmallIntegerField())
 
 
-def starting(delays: Mapping[Any, timedelta], among: Sized) -> dict[str, Any]:
-    """The columns of an update of the tasks ``among``, each of which starts after its delay, by
-    their keys; the others stay."""
-    if len(delays) == len(among) == 1:
-        return {"scheduled_at": after(next(iter(delays.values())))}
-    if not delays:
-        return {}
-    start = after(_ByKey(delays, models.DurationField(), Value(None)))
-    return {"scheduled_at": Coalesce(start, F("scheduled_at"))}
-
-
-def by_key(column: str, values: Mapping[Any, Any]) -> Expression:
-    """The value of each row for ``column`` among ``values``, by its key; of others its own."""
-    return _ByKey(values, _field(column), F(column))
-
-
-class _ByKey(Expression):
-    """The value of each row among ``values``, by its key; of others the ``default``.
+class ByKey(Expression):
+    """The value of each row among ``values``, by its key: what differs between rows that one update
+    writes, all of which have one.
 
     What Django's ``Case`` makes of a hundred keys takes longer than the update itself.
     """
 
-    def __init__(
-        self, values: Mapping[Any, Any], output_field: models.Field[Any, Any], default: Any
-    ) -> None:
+    def __init__(self, values: Mapping[Any, Any], output_field: models.Field[Any, Any]) -> None:
         super().__init__(output_field=output_field)
         self._values = values
-        self._parts: list[Any] = [F("pk"), default]
+        self._parts: list[Any] = [F("pk"), Value(None, output_field=output_field)]
 
     def get_source_expressions(self) -> list[Any]:
         return self._parts
@@ -105,7 +86,3 @@ def cancellation(by: str, reason: str = "") -> str:
 def with_parent(reason: str = "") -> str:
     """The reason of a task that is cancelled with its parent, for ``reason``."""
     return WITH_PARENT + (f": {reason}" if reason else "")
-
-
-def _field(column: str) -> Any:
-    return apps.get_model("leasing_tasks", "Task")._meta.get_field(column)

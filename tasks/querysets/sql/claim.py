@@ -34,7 +34,7 @@ from leasing.db import sql
 from leasing.db.cached_cursors import fetch_all, new_cursor
 from leasing.db.routing import is_plain
 from leasing.db.row_reader import reader
-from leasing.db.statements import array_of, cached_statement, joined
+from leasing.db.statements import array_of, cached_statement, joined, moment
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.models.rows import GRANTING as GRANTING_OF_LEASES
 from leasing.runtime.clock import clock
@@ -383,8 +383,8 @@ def _spelled(
 ) -> str:
     text, chosen, asked, found, passed = parts
     connection = connections[rows.db]
-    now = sql.moment(DbNow, connection)
-    microseconds = f"(SELECT {sql.moment(DbMicroseconds, connection)})"  # once, not for each row
+    now = moment(DbNow, connection)
+    microseconds = f"(SELECT {moment(DbMicroseconds, connection)})"  # once, not for each row
     fields = rows.model._meta.concrete_fields
     spelled = {
         **globals(),
