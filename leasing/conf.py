@@ -72,11 +72,6 @@ class AppSettings:
         for key, default in own.items():
             setattr(cls, key, _Setting(key, default))
 
-    def values(self, *keys: str) -> tuple[Any, ...]:
-        """Return several settings at once, in the time that one takes."""
-        given, defaults = django_setting(self.name) or {}, self.defaults
-        return tuple([given[key] if key in given else defaults[key] for key in keys])
-
     def given(self) -> Mapping[str, Any]:
         """Return the settings that the project has set."""
         return django_setting(self.name) or {}

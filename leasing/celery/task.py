@@ -31,10 +31,10 @@ from celery.utils.time import get_exponential_backoff_interval
 from django.db import Error
 
 from leasing.conf import DEFAULT, Wait, leasing_settings
-from leasing.decorators import arguments_of, refuse_generators
+from leasing.decorators import arguments_of, check_template, refuse_generators
 from leasing.exceptions import InvalidResource, LeaseError, LeaseHeld
 from leasing.runtime.event_lines import log
-from leasing.validation.names import check_duration, check_name, unknown_fields
+from leasing.validation.names import check_duration, check_name
 
 if TYPE_CHECKING:
     from leasing.holding import Hold
@@ -248,9 +248,4 @@ def _check_declaration(task: type[LeasedTask]) -> None:
         return
     if not task.resource:
         raise TypeError(f"The task {task.name} declares no resource to lease.")
-    unknown = unknown_fields(task.resource, inspect.signature(task.run))
-    if unknown:
-        raise TypeError(
-            f"The resource {task.resource!r} of the task {task.name} uses "
-            f"{', '.join(map(repr, unknown))}, but the task has no such argument."
-        )
+    check_template("resource", task.resource, task.run, inspect.signature(task.run))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -78,48 +77,23 @@ class Terms:
 
         Raises InvalidResource (the holder), InvalidTTL, ValueError.
         """
-        who = default_holder() if holder is None else holder
-        asked: Any = cls, who, ttl, priority, max_hold, grace, preempt_after
-        settings = leasing_settings.values("TTL", "MIN_TTL", "MAX_TTL", "GRACE")
-        try:
-            terms = _checked(settings, *asked)
-        except TypeError:  # what cannot be looked up is refused by its check
-            terms = _checked.__wrapped__(settings, *asked)
-        if metadata is None:
-            return terms
-        if not isinstance(metadata, dict):
+        lasting = check_ttl(ttl)
+        longest = None if max_hold is None else check_duration(max_hold, "max_hold")
+        if longest is not None and longest < lasting:
+            raise InvalidTTL("max_hold must not be shorter than the ttl.")
+        if metadata is not None and not isinstance(metadata, dict):
             raise ValueError("The metadata must be a dictionary.")
-        return replace(terms, metadata=check_json(metadata, "metadata"))
-
-
-@lru_cache(maxsize=256, typed=True)
-def _checked(
-    settings: tuple[Any, ...],
-    kind: type[Terms],
-    holder: str,
-    ttl: float | timedelta | None,
-    priority: int,
-    max_hold: float | timedelta | None,
-    grace: float | timedelta | None,
-    preempt_after: float | timedelta | None,
-) -> Terms:
-    """The terms that are asked for under these ``settings``. Most callers ask for the same time and
-    again."""
-    lasting = check_ttl(ttl)
-    longest = None if max_hold is None else check_duration(max_hold, "max_hold")
-    if longest is not None and longest < lasting:
-        raise InvalidTTL("max_hold must not be shorter than the ttl.")
-    return kind(
-        holder=check_name(holder, "holder"),
-        ttl=lasting,
-        priority=_check_priority(priority),
-        max_hold=longest,
-        grace=check_duration(leasing_settings.GRACE if grace is None else grace, "grace"),
-        preempt_after=(
-            None if preempt_after is None else check_duration(preempt_after, "preempt_after")
-        ),
-        metadata=NO_METADATA,
-    )
+        return cls(
+            holder=check_name(default_holder() if holder is None else holder, "holder"),
+            ttl=lasting,
+            priority=_check_priority(priority),
+            max_hold=longest,
+            grace=check_duration(leasing_settings.GRACE if grace is None else grace, "grace"),
+            preempt_after=(
+                None if preempt_after is None else check_duration(preempt_after, "preempt_after")
+            ),
+            metadata=NO_METADATA if metadata is None else check_json(metadata, "metadata"),
+        )
 
 
 #: One for all that give none; nobody writes to it.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, time
 from typing import Any
 
@@ -23,7 +23,7 @@ MAX_DEPTH = 200
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
-_SCALARS = frozenset((str, int, float, bool, type(None)))
+_CONTAINERS = (dict, list, tuple)
 
 
 class Encoder(DjangoJSONEncoder):
@@ -121,7 +121,7 @@ def _first(value: Any, fault: Callable[[Any], str]) -> str:
 
 def _parts(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, bool]]:
     """Each key and each value without parts in ``value``, with its path, and if it is a key."""
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, _CONTAINERS):
         if not depth:
             return
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
@@ -149,24 +149,10 @@ def _nul(part: Any) -> str:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    level = _containers([value])
-    for _ in range(depth):
-        if not level:
-            return False
-        inner: list[Any] = []
-        for outer in level:
-            inner += outer.values() if isinstance(outer, dict) else outer
-        level = _containers(inner)
-    return bool(level)
-
-
-def _containers(values: Iterable[Any]) -> list[Any]:
-    # Most values are scalars of the plainest types, which need not be judged one by one.
-    return [
-        value
-        for value in values
-        if type(value) not in _SCALARS and isinstance(value, dict | list | tuple)
-    ]
+    """Return True if ``value``, an object or a list, is nested more than ``depth`` deep."""
+    items = value.values() if isinstance(value, dict) else value
+    inner = [item for item in items if isinstance(item, _CONTAINERS)]
+    return depth < 1 or any(_is_deeper(item, depth - 1) for item in inner)
 
 
 def key_of(model: type[Model], text: Any) -> Any:
