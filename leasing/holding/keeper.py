@@ -211,7 +211,8 @@ class Keeper:
         with self._lock:
             for hold in holds:
                 self._holds.pop(hold, None)
-            self._forget_unheld()
+            if self._breakers:
+                self._forget_unheld()
 
     def renew_now(self, hold: Term) -> None:
         """Renew ``hold`` now: the answer of the store has news for it."""

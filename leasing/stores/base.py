@@ -198,9 +198,9 @@ class BaseStore(ABC):
         sent_at = self.clock()
         term = grant()
         term.sent_at = sent_at
-        return self.told(term)
+        return self.announce_grant(term)
 
-    def told(self, term: Term) -> Term:
+    def announce_grant(self, term: Term) -> Term:
         """Return ``term``, whose ``sent_at`` is set, once it is signalled."""
         term.store = self
         if term.row is None:

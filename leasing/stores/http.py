@@ -104,10 +104,10 @@ class HttpStore(RenewsApart, BaseStore):
         yield partial(self.refuse_in, unless_in)
         patience = leasing_settings.WAIT if wait is DEFAULT else wait
         term = yield from self._asking(resource, terms, patience, stopping)
-        return self.told(term)
+        return self.announce_grant(term)
 
     def acquire(self, resource: str, terms: Terms) -> Term:
-        return self.told(self.grant(resource, terms))
+        return self.announce_grant(self.grant(resource, terms))
 
     def grant(self, resource: str, terms: Terms) -> Term:
         return drive(self._asking(resource, terms, 0, None))

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any, Self
 
 from django.db import connections
@@ -62,7 +63,7 @@ def listening(using: str, channel: str) -> Iterator[Any]:
         patience: Any = {"connect_timeout": 2, "tcp_user_timeout": int(1000 * PATIENCE)}
         connected: Any = psycopg.connect(url, autocommit=True, **patience)
         with connected as raw:
-            watch_raw(raw, _limit, LIMITED_BY)
+            watch_raw(raw, lambda: ANSWERED_WITHIN, LIMITED_BY)
             raw.execute(f"LISTEN {channel}")
             yield raw
         return
@@ -75,16 +76,12 @@ def listening(using: str, channel: str) -> Iterator[Any]:
 @contextmanager
 def _private_connection(using: str) -> Iterator[BaseDatabaseWrapper]:
     connection = private_connection(using, PATIENCE)
-    watch_answers(connection, _limit, LIMITED_BY)
+    watch_answers(connection, lambda: ANSWERED_WITHIN, LIMITED_BY)
     try:
         connection.set_autocommit(True)
         yield connection
     finally:
         connection.close()
-
-
-def _limit() -> float:
-    return ANSWERED_WITHIN
 
 
 class Notifications:
@@ -131,11 +128,7 @@ def can_listen(using: str) -> bool:
         return False
     if clock.stand_in is not None:
         return False  # a test by hand: nothing is committed, and the listener would outlive it
-    try:
-        import psycopg  # noqa: F401 - the older driver cannot wait for notifications
-    except ImportError:
-        return False
-    return True
+    return find_spec("psycopg") is not None  # the older driver cannot wait for notifications
 
 
 #: Seconds between looks whether anybody still waits.
@@ -163,7 +156,9 @@ class Listener:
         self._lock = lock
         self._channel = channel
         self._thread: threading.Thread | None = None
-        self._service = Service(self._listen_once, log.notifications_failed, expected=(Exception,))
+        self._service = Service(
+            self._listen_until_unwanted, log.notifications_failed, expected=(Exception,)
+        )
         #: Until when nobody listens, since nothing arrives.
         self._deaf_until = 0.0
         #: True while it listens and notifications are known to arrive.
@@ -185,13 +180,14 @@ class Listener:
         while self._goes_on():
             time.sleep(self._service.step())
 
-    def _listen_once(self) -> float:
+    def _listen_until_unwanted(self) -> float:
         try:
-            return self._listen_until_unwanted()
+            self._pass_on()
         finally:
             self.arrives = False
+        return 0.0
 
-    def _listen_until_unwanted(self) -> float:
+    def _pass_on(self) -> None:
         with listening(self.using, self._channel) as raw, Notifications(raw) as notes:
             trial = notify_trial(self.using, self._channel)
             # Not before: LISTEN_URL may lead to a server that answers while the pooler is away.
@@ -209,8 +205,7 @@ class Listener:
                     if not self._deaf_until:
                         log.notifications_swallowed()
                     self._deaf_until = clock.system_clock() + DEAFNESS
-                    break
-        return 0.0
+                    return
 
     def _goes_on(self, end: bool = True) -> bool:
         with self._lock:

@@ -36,7 +36,8 @@ class Notifier:
         self._lock = threading.Lock()
         #: Of each resource, who has waited longest first.
         self.waiters: defaultdict[str, list[Waiter]] = defaultdict(list)
-        self.listener = Listener(self.using, self.notify, self._is_wanted, self._lock)
+        waiters = self.waiters
+        self.listener = Listener(self.using, self.notify, lambda: bool(waiters), self._lock)
 
     def add(self, resource: str, waiter: Waiter) -> None:
         with self._lock:
@@ -68,9 +69,6 @@ class Notifier:
         with self._lock:
             waiting = self.waiters.get(waiter.resource, [])
             return waiting.index(waiter) if waiter in waiting else 0
-
-    def _is_wanted(self) -> bool:
-        return bool(self.waiters)
 
 
 _notifiers: dict[str, Notifier] = {}
