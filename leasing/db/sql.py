@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import cache, cached_property
-from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
@@ -163,44 +162,6 @@ def sql_of(method: Any) -> Any:
     return getattr(method, "sql", None)
 
 
-class Names(NamedTuple):
-    """The names of a model in SQL."""
-
-    table: str
-    #: What the table is called in a statement that Django compiles: never with its schema.
-    alias: str
-    key: str
-    #: The field of its keys: of the row that shares its key, if any.
-    key_field: Any
-    label: str
-    #: ``lease_resource`` of a row ``w``; None if only Python knows it.
-    resource: str | None
-
-
-@cache
-def spelled(model: type[Any]) -> Names:
-    """Return the names of ``model``."""
-    meta: Any = model._meta
-    key_field = own_field(meta.pk)
-    key, label = quoted(meta.pk.column), model.leased_model()._meta.label_lower
-    named: Any = apps.get_model("leasing", "Lease")
-    resource = None
-    if model.lease_resource is named.lease_resource:
-        resource = "w.resource"
-    elif (
-        model.lease_resource is named.__base__.lease_resource and type(key_field) in _SPELLED_ALIKE
-    ):
-        resource = f"'{label}:' || w.{key}::text"
-    return Names(
-        table=table_of(model),
-        alias=quoted(meta.db_table.strip('"').split('"."')[-1]),
-        key=key,
-        key_field=key_field,
-        label=label,
-        resource=resource,
-    )
-
-
 @cache
 def serves(using: str) -> bool:
     """Return True if these statements can be sent to the database ``using``."""
@@ -218,32 +179,48 @@ def statements(verb: str, kind: Any, model: Any, using: str) -> Statements | Non
     return known if getattr(known, verb) else None
 
 
+def _resource_of(model: Any) -> str | None:
+    """Return the ``lease_resource`` of a row ``w`` of ``model``; None if only Python knows it."""
+    named: Any = apps.get_model("leasing", "Lease")
+    if model.lease_resource is named.lease_resource:
+        return "w.resource"
+    is_plain = model.lease_resource is named.__base__.lease_resource
+    if is_plain and type(own_field(model._meta.pk)) in _SPELLED_ALIKE:
+        label = model.leased_model()._meta.label_lower
+        return f"'{label}:' || w.{quoted(model._meta.pk.column)}::text"
+    return None
+
+
 class Statements:
     """See ``statements``. Those of a kind that has a condition or columns in Python alone can't be
     sent: ``renews``, ``releases`` and ``grants`` say so."""
 
     def __init__(self, kind: Any, model: Any, using: str) -> None:
         self._kind, self._model, self._using = kind, model, using
-        self._names = names = spelled(model)
         connection = connections[using]
+        self._key: Any = model._meta.pk
+        self._key_field = own_field(self._key)
+        resource = _resource_of(model)
         self._places = {
-            **names._asdict(),
-            "key_type": type_of(names.key_field, connection),
+            "table": table_of(model),
+            "key": quoted(self._key.column),
+            "key_type": type_of(self._key_field, connection),
+            "label": model.leased_model()._meta.label_lower,
+            "resource": resource,
             "now": moment(DbNow, connection),
             "microseconds": moment(DbMicroseconds, connection),
             "channel": CHANNEL,
             "ledger": quoted(apps.get_model("leasing", "LeaseEvent")._meta.db_table),
         }
         lives = all(map(sql_of, (kind.holding, kind.unexpired)))
-        is_noted = not kind.keeps_events or names.resource is not None
+        is_noted = not kind.keeps_events or resource is not None
         self.renews = bool(lives and sql_of(kind.renewal))
         self.releases = lives and is_noted
-        free = all(map(sql_of, (kind.available, kind.granting)))
-        self.grants = free and is_noted
+        self.grants = is_noted and all(map(sql_of, (kind.available, kind.granting)))
         self._grants: dict[tuple[str, str], _Grant] = {}
 
     def _text(self, text: str, **parts: Any) -> str:
-        return text.format_map({**self._places, **parts})
+        return text.format_map(self._places | parts)
 
     # Renew and release
 
@@ -263,9 +240,8 @@ class Statements:
             values = self._value_of(held[0], connection)
         else:
             text, read = self._release_of_several
-            key = attrgetter(self._model._meta.pk.attname)
-            grants = [row.grant_id for row in held]
-            values = self._values_of(list(map(key, held)), grants, connection)
+            keys, grants = zip(*((row.pk, row.grant_id) for row in held), strict=True)
+            values = self._values_of(keys, grants, connection)
         return read.read(held, fetch_all(connection, text, values))
 
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> list[Any]:
@@ -277,7 +253,7 @@ class Statements:
         """
         text, read = self._renewals
         connection: Any = connections[self._using]
-        values = self._values_of(list(grants), list(grants.values()), connection)
+        values = self._values_of(grants.keys(), grants.values(), connection)
         if connection.in_atomic_block or not _takes_several_statements(connection):
             with durable(self._using), new_cursor(connection) as cursor:
                 limit_waiting(self._using, timeout)
@@ -289,55 +265,52 @@ class Statements:
             return read.rows(cursor.fetchall())
 
     def _value_of(self, row: Any, connection: Any) -> dict[str, Any]:
-        key = sent_as(self._names.key_field, row.pk, connection)
+        key = sent_as(self._key_field, row.pk, connection)
         return {"key": key, "grant": sent(row.grant_id)}
 
     def _values_of(
-        self, keys: list[Any], grants: list[uuid.UUID], connection: Any
+        self, keys: Iterable[Any], grants: Iterable[Any], connection: Any
     ) -> dict[str, Any]:
-        field = self._names.key_field
-        return {"keys": array_as(field, keys, connection), "grants": array_of(grants)}
+        keys = array_as(self._key_field, keys, connection)
+        return {"keys": keys, "grants": array_of(list(grants))}
 
     @cached_property
     def _renewal(self) -> tuple[str, Reader]:
-        read = self._reader_of_holders()
-        return self._of_holders(RENEW, sql_of(self._kind.renewal), ROW, read.sql("t")), read
+        return self._of_holders(RENEW, ROW)
 
     @cached_property
     def _renewals(self) -> tuple[str, Reader]:
-        read = Reader(self._model, self._using, self._model.renewal_columns, more=("now",))
-        answer = f"{read.sql('t')}, {self._places['now']}"
-        return self._of_holders(RENEW, sql_of(self._kind.renewal), MANY_ROWS, answer), read
+        return self._of_holders(RENEW, MANY_ROWS)
 
     @cached_property
     def _release_of_one(self) -> tuple[str, Reader]:
-        read = self._reader_of_holders()
-        return self._of_holders(RELEASE, RELEASED, ROW, read.sql("w")), read
+        return self._of_holders(RELEASE, ROW)
 
     @cached_property
     def _release_of_several(self) -> tuple[str, Reader]:
-        read = self._reader_of_holders(moments_of(RELEASED))
-        return self._of_holders(RELEASE, RELEASED, ROWS, read.sql("w", "freed")), read
+        return self._of_holders(RELEASE, ROWS)
 
-    def _reader_of_holders(self, alike: frozenset[str] = frozenset()) -> Reader:
-        changed = self._model.verb_columns - self._model.granted_columns
-        return Reader(self._model, self._using, changed, alike=alike)
-
-    def _of_holders(
-        self, template: str, columns: Mapping[str, str], which: str, answer: str
-    ) -> str:
-        """The statement that writes ``columns`` to rows whose grant still lives."""
-        return self._text(
+    def _of_holders(self, template: str, which: str) -> tuple[str, Reader]:
+        """Make the statement on rows whose grant still lives, and what reads its answer."""
+        table, columns = ("t", sql_of(self._kind.renewal)) if template is RENEW else ("w", RELEASED)
+        if which is MANY_ROWS:
+            read = Reader(self._model, self._using, self._model.renewal_columns, more=("now",))
+        else:
+            changed = self._model.verb_columns - self._model.granted_columns
+            alike = moments_of(RELEASED) if which is ROWS else frozenset[str]()
+            read = Reader(self._model, self._using, changed, alike=alike)
+        text = self._text(
             template,
             which=self._text(which),
             chosen=self._text(CHOSEN_ROW if which is ROW else CHOSEN_ROWS),
             holding=self._text(sql_of(self._kind.holding)),
             unexpired=self._text(sql_of(self._kind.unexpired)),
             columns=self._assigned(columns),
-            answer=answer,
+            answer=read.sql(table, "freed") + (self._text(", {now}") if which is MANY_ROWS else ""),
             noted=self._noted("freed AS w", "'released'", "''", "NULL"),
             told=self._text(TOLD) if self._kind.tells_waiters else "",
         )
+        return text, read
 
     # Grant
 
@@ -383,11 +356,8 @@ class Statements:
     def _grant(self, chosen: str, column: str, terms: Any) -> _Grant:
         """Make the statement that grants what the text ``chosen`` brings by ``column``, and keep
         it."""
-        field = named = self._model._meta.pk
-        if column != "pk":
-            field = named = self._model._meta.get_field(column)
-        if named.primary_key:
-            field = self._names.key_field
+        named = self._key if column == "pk" else self._model._meta.get_field(column)
+        field = own_field(named)
         text = self._text(
             chosen,
             column=quoted(named.column),
@@ -447,7 +417,9 @@ class Statements:
         values |= {f"filter_{number}": value for number, value in enumerate(params)}
         places = tuple(f"%(filter_{number})s" for number in range(len(params)))
         chosen = text.replace("%%", "%%%%") % places
-        statement = self._made(chosen, self._names.alias, "one" if alone else "some", terms)
+        # What the table is called in a statement that Django compiles: never with its schema.
+        alias = quoted(self._model._meta.db_table.strip('"').split('"."')[-1])
+        statement = self._made(chosen, alias, "one" if alone else "some", terms)
         return self._granted(statement, connection, terms, values, is_kept=False)
 
     def _granted(

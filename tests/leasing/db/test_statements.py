@@ -14,7 +14,6 @@ from django.db.models.sql import compiler as sql_compiler
 from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
 
-from leasing.db import sql
 from leasing.db import statements as made
 from leasing.db.statements import type_of
 from leasing.exceptions import LeaseHeld
@@ -206,14 +205,10 @@ def test_a_row_that_names_its_resource_itself_is_noted_by_that_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Order, "lease_resource", property(lambda row: f"desk of {row.article}"))
-    sql.spelled.cache_clear()
-    try:
-        mine = Order.objects.acquire(order())
-        expire(mine)
-        (again,) = Order.objects.claim(1)
-        Order.objects.release(again)
-    finally:
-        sql.spelled.cache_clear()
+    mine = Order.objects.acquire(order())
+    expire(mine)
+    (again,) = Order.objects.claim(1)
+    Order.objects.release(again)
 
     assert events("desk of tea") == ["acquired", "taken_over", "released"]
 
