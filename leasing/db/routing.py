@@ -36,13 +36,9 @@ class RoutedQuerySet(models.QuerySet[Row]):
             return chosen
         return written_to(self.model, None, self._hints) if is_ours(self.model) else super().db  # type: ignore[attr-defined]
 
-    def written_to(self, row: Row | None = None) -> str:
-        """Return the database that these rows, or ``row`` of them, are written to."""
-        return self._db or written_to(self.model, row, self._hints)  # type: ignore[attr-defined]
-
     def home(self, row: Row | None = None) -> Self:
         """Return these rows in the database that they, or ``row`` of them, are written to."""
-        using = self.written_to(row)
+        using = self._db or written_to(self.model, row, self._hints)  # type: ignore[attr-defined]
         return self if self._db == using else self.using(using)  # type: ignore[attr-defined]
 
 

@@ -24,7 +24,7 @@ from django.db.models.functions import Greatest, Least
 from leasing.conf import DEFAULT, Wait, leasing_settings
 from leasing.db import joins
 from leasing.db.dialects import after_commit, atomic, lock
-from leasing.db.routing import RoutedQuerySet, is_plain
+from leasing.db.routing import RoutedQuerySet, is_plain, written_to
 from leasing.db.row_reader import read_by
 from leasing.db.sql import in_sql
 from leasing.exceptions import LeaseHeld, LeaseLost
@@ -265,7 +265,8 @@ class LeasableQuerySet(RoutedQuerySet[Row]):
     def store(self, row: Row | None = None) -> RowStore:
         """Return the store of these rows, in the database that they, or ``row`` of them, are
         written to."""
-        return row_store(self.model, self.written_to(row), type(self))
+        using = self._db or written_to(self.model, row, self._hints)  # type: ignore[attr-defined]
+        return row_store(self.model, using, type(self))
 
     def acquire(
         self,

@@ -275,7 +275,8 @@ class RowStore:
                 return
             rows = self.rows()
             if portable.release(rows, row):
-                after_commit(self.using, partial(happened, "lease.released", [row]))
+                if self.kind.is_told:
+                    after_commit(self.using, partial(happened, "lease.released", [row]))
             elif not rows.was_released_by_holder(row):
                 raise rows._refuse(row, "release")
 

@@ -14,6 +14,7 @@ from leasing import signals
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.holding.keeper import Keeper
 from leasing.models import Lease
+from leasing.models.lease import LeaseQuerySet
 from leasing.runtime.events import happened
 from tests.factories import make_lease
 from tests.leasing.conftest import Sent
@@ -249,3 +250,22 @@ def test_what_cannot_be_logged_harms_nobody(caplog: pytest.LogCaptureFixture) ->
         happened("lease.acquired", [object()])
 
     assert logged(caplog) == ["log.failed"]
+
+
+class Untold(LeaseQuerySet):
+    """Leases of which nobody is told."""
+
+    is_told = False
+
+
+@pytest.mark.parametrize("form", ["by hand", "portable"])
+def test_leases_of_which_nobody_is_told_send_no_signal(
+    form: str, sent: Sent, request: pytest.FixtureRequest
+) -> None:
+    if form == "portable":
+        request.getfixturevalue("portable")
+    rows = Untold(Lease)
+
+    rows.release(rows.acquire("crane:1"))
+
+    assert sent == [] and Lease.objects.get().released_at is not None
