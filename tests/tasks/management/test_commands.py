@@ -36,7 +36,7 @@ class Noted:
 
     name = "ann"
     failed = False
-    executions: tuple[()] = ()
+    attempts: tuple[()] = ()
 
     made: dict[str, Any] = {}
 
@@ -210,7 +210,7 @@ def test_a_thread_that_runs_on_does_not_keep_the_process_from_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left: list[int] = []
-    monkeypatch.setattr(Noted, "executions", ["one"])
+    monkeypatch.setattr(Noted, "attempts", ["one"])
     monkeypatch.setattr(logging, "shutdown", lambda: None)
     monkeypatch.setattr(os, "_exit", left.append)
 
