@@ -1,4 +1,5 @@
-"""A child: a worker process that reports to a parent and follows its orders.
+"""A child: a worker process that reports to a parent and follows its orders, over a channel:
+reports are lines of JSON, orders single bytes.
 
 The parent stops it over the channel. It also handles SIGTERM, which may be sent to one child, or to
 all processes of a service: a SIGTERM in addition to the parent's order does not count as a second
@@ -8,27 +9,56 @@ the parent exits, the channel closes and the child stops.
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from leasing.runtime.clock import clock
 from leasing.runtime.shutdown import on_stop_signal
 from leasing.runtime.threads import start_thread
-from tasks.fleet.channel import READY_EVERY, REPORT_EVERY, STOP, STOP_NOW, send_report
-from tasks.fleet.child_start import ChildContext
+from tasks.fleet.start import ChildContext
 from tasks.log import log
 from tasks.runtime import marks
+from tasks.worker.process import WorkerProcess
+
+#: Orders of the parent: stop when the running tasks have ended; stop without waiting for them.
+STOP, STOP_NOW = b"s", b"h"
+#: Seconds between two reports of a child: once it is ready, and before.
+REPORT_EVERY, READY_EVERY = 1.0, 0.05
 
 
-class Stoppable(Protocol):
-    """A worker process."""
+class ReportReader:
+    """The parent's end of the channel."""
 
-    def stop(self) -> None: ...
+    def __init__(
+        self, channel: socket.socket, on_report: Callable[[Mapping[str, Any]], object]
+    ) -> None:
+        channel.setblocking(False)
+        self.channel = channel
+        self._on_report = on_report
+        self._received = b""
 
-    def vitals(self) -> Mapping[str, Any]: ...
+    def read(self) -> bool:
+        """Read the reports that have arrived. Return False once the child has closed its end."""
+        try:
+            data = self.channel.recv(65_536)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            self._on_report(json.loads(line))
+        return bool(data)
+
+    def order(self, word: bytes) -> None:
+        """Send an order. It is dropped if the child has exited, or does not read."""
+        with suppress(OSError):
+            self.channel.send(word)
 
 
 class StopRequests:
@@ -44,7 +74,7 @@ class StopRequests:
         """Stop on the first signal; on the second, do not wait for tasks."""
         with self._lock:
             self._signals += 1
-            self._reach(min(2, self._signals))
+            self._reach(self._signals)
 
     def on_order(self, word: bytes) -> None:
         """Carry out an order of the parent."""
@@ -52,45 +82,45 @@ class StopRequests:
             self._reach(2 if word == STOP_NOW else 1)
 
     def _reach(self, times: int) -> None:
-        while self._stopped < times:
+        while self._stopped < min(2, times):
             self._stopped += 1
             self._stop()
 
 
 @contextmanager
-def reporting(context: ChildContext, worker: Stoppable) -> Iterator[None]:
+def reporting(context: ChildContext, worker: WorkerProcess) -> Iterator[None]:
     """Make this process the child of a fleet during the block: it marks its tasks, sends reports
     and follows orders."""
     requests = StopRequests(worker.stop)
     marks.current = context.marks
-    start_thread("fleet", lambda: _report(context, worker, requests))
+    start_thread("fleet", lambda: _report_and_obey(context, worker, requests))
     with on_stop_signal(requests.on_signal, numbers=(signal.SIGTERM,)):
         try:
             yield
         finally:
             # It may have become ready and exited since its latest report: not a failed start.
             with suppress(OSError):
-                send_report(context.channel, _vitals(context, worker))
+                _report(context, worker)
 
 
-def _vitals(context: ChildContext, worker: Stoppable) -> Mapping[str, Any]:
+def _report(context: ChildContext, worker: WorkerProcess) -> bool:
+    """Send a report. Return True if it is ready. Raises OSError if the parent has exited."""
     try:
-        return worker.vitals()
+        vitals = worker.vitals()
     except Exception:  # the channel is for orders, too
         log.fleet_report_failed(worker=context.name, exc_info=True)
-        return {}
+        return False
+    context.channel.sendall(json.dumps(vitals).encode() + b"\n")
+    return bool(vitals["ready"])
 
 
-def _report(context: ChildContext, worker: Stoppable, requests: StopRequests) -> None:
+def _report_and_obey(context: ChildContext, worker: WorkerProcess, requests: StopRequests) -> None:
     channel, due_at = context.channel, clock()
     while True:
         try:
             if clock() >= due_at:
-                vitals = _vitals(context, worker)
                 # The parent must know soon that it is ready: an exit before that is a failed start.
-                due_at = clock() + (REPORT_EVERY if vitals.get("ready") else READY_EVERY)
-                if vitals:
-                    send_report(channel, vitals)
+                due_at = clock() + (REPORT_EVERY if _report(context, worker) else READY_EVERY)
             channel.settimeout(max(0.001, due_at - clock()))
             words = channel.recv(64)
         except TimeoutError:

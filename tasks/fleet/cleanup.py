@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 
+from leasing.management import console
 from leasing.runtime.clock import clock
-from tasks.fleet import child_start, hand_back
+from tasks.fleet import hand_back, start
 from tasks.fleet.hand_back import DeadWorker
 from tasks.log import log
 from tasks.runtime.loop import Loop
@@ -96,7 +96,7 @@ def kill_group(group: int) -> bool:
     """Kill the process group, and reap those of its processes that are children of this process.
     Return True if some may be left."""
     try:
-        if child_start.is_subreaper:
+        if start.is_subreaper:
             # Orphans of a dead child are children of this process. A group without any has
             # exited, and its id may have been reused.
             os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -106,7 +106,7 @@ def kill_group(group: int) -> bool:
     except ProcessLookupError:
         return False
     except ChildProcessError:  # none is a child of this process
-        return not child_start.is_subreaper
+        return not start.is_subreaper
     return True
 
 
@@ -118,17 +118,13 @@ def start_writer(loop: Loop, dead: DeadWorker, until: float) -> int:
         dead: The worker whose tasks to hand back.
         until: The moment from which recovery takes back the tasks.
     """
-    if child_start.reason_against_fork():
-        with tempfile.TemporaryFile() as file:
-            file.write(dead.as_json(until).encode())
-            file.flush()
-            code = f"from {hand_back.__name__} import main; main({file.fileno()})"
-            return child_start.start_python(code, [file.fileno()])
-    child_start.close_connections()
-    with child_start.signals_held_back():
+    if start.reason_against_fork():
+        return start.start_python(hand_back.main, dead, until, console.verbosity_shown)
+    start.close_connections()
+    with start.signals_held_back():
         pid = os.fork()
         if pid == 0:
-            with child_start.setting_up():
+            with start.setting_up():
                 loop.abandon()
             hand_back.run(dead, until)
     return pid

@@ -13,7 +13,6 @@ takes over.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -33,7 +32,7 @@ from leasing.metrics import registry
 from leasing.runtime.clock import clock
 from leasing.runtime.shutdown import ExitCode
 from leasing.runtime.threads import Streak, apart, receiver_threads
-from tasks.fleet import child_start
+from tasks.fleet import start
 from tasks.log import log
 from tasks.models import Task, Worker
 from tasks.notifier import notify_all
@@ -63,19 +62,9 @@ class DeadWorker:
     #: True if its metrics are in a directory that several processes share.
     is_counted: bool = False
 
-    def as_json(self, until: float) -> str:
-        """Return this, the deadline and the verbosity as JSON, for another process."""
-        begun = [grant.hex for grant in self.begun]
-        about = [self.holder, self.reason, begun, self.is_counted]
-        return json.dumps([about, until, console.verbosity_shown])
 
-
-def main(descriptor: int) -> NoReturn:
-    """Run the writer as a new Python process, for the worker described in this file."""
-    with open(descriptor) as file:
-        file.seek(0)
-        (holder, reason, begun, is_counted), until, verbosity = json.load(file)
-    dead = DeadWorker(holder, reason, frozenset(map(uuid.UUID, begun)), is_counted)
+def main(dead: DeadWorker, until: float, verbosity: int | None) -> NoReturn:
+    """``run``, in a Python process of its own, with the ``verbosity`` of the parent's console."""
     with nullcontext() if verbosity is None else console.shown(verbosity):
         run(dead, until)
 
@@ -93,7 +82,7 @@ def run(dead: DeadWorker, until: float) -> NoReturn:
         # When the parent is asked to stop, it waits for this process.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, child_start.SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, start.SIGNALS)
         if dead.is_counted:
             registry.connect()
         callbacks = receiver_threads()
@@ -141,8 +130,8 @@ def hand_back(dead: DeadWorker) -> tuple[int, int]:
     mine = Task.objects.home().running().filter(holder=dead.holder)
     unbegun = [row for row in mine.unexpired() if row.grant_id not in dead.begun]
     given = 0
-    for start in range(0, len(unbegun), TOGETHER):
-        some = unbegun[start : start + TOGETHER]
+    for place in range(0, len(unbegun), TOGETHER):
+        some = unbegun[place : place + TOGETHER]
         back, _ = Task.objects.using(mine.db).give_back_many(some, dead.reason, begun=False)
         given += len(back)
     if given:

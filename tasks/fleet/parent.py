@@ -5,7 +5,7 @@ does its writes (``hand_back``). So it can fork at any time, never waits for the
 outlives its children unless it is killed itself.
 
 Life of a child
-    started    forked, or started by exec where this process has other threads (``child_start``)
+    started    forked, or started by exec where this process has other threads (``start``)
     ready      it has reported that it is ready. An exit before that is a failed start; after
                MAX_FAILED_STARTS in a row of one index the fleet stops
     exited     reaped. After any exit but a clean one the process groups in which its handlers ran
@@ -24,26 +24,27 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import secrets
 import signal
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from logging import DEBUG, INFO
 from typing import Any
 
 from leasing.metrics import registry
+from leasing.runtime.clock import clock
 from leasing.runtime.shutdown import ExitCode
-from tasks.fleet import child_start
-from tasks.fleet.channel import STOP, STOP_NOW, ReportReader
-from tasks.fleet.child_start import ChildContext
+from tasks.fleet import start
+from tasks.fleet.child import STOP, STOP_NOW, ReportReader
 from tasks.fleet.cleanup import Cleanup
 from tasks.fleet.hand_back import DeadWorker
-from tasks.fleet.status import ChildStatus, Member
+from tasks.fleet.start import ChildContext
 from tasks.log import log
-from tasks.runtime.health import HUNG_AFTER
+from tasks.runtime.health import HUNG_AFTER, LATE_AFTER, Health
 from tasks.runtime.loop import Loop
 from tasks.runtime.marks import Marks
 
@@ -55,6 +56,9 @@ NEXT_TRY = 1.0
 KILL_AFTER = 15.0
 #: Seconds between looks for children that hang.
 LOOK_EVERY = 1.0
+#: Seconds until a child that died is restarted: at first, and at most, after doubling while
+#: children exit within LIVED_LONG of their start. The writer starts first.
+FIRST_PAUSE, LONGEST_PAUSE, LIVED_LONG = 0.1, 5.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -86,20 +90,92 @@ class Plan:
 
 
 @dataclass
-class RunningChild:
-    """A child that was not reaped yet, with its channel and its marks."""
+class Child:
+    """One child, from its start until it is reaped."""
 
     member: Member
-    status: ChildStatus
-    reader: ReportReader
+    #: The holder of its tasks and the name of its row, unique to this child.
+    name: str
+    pid: int
+    channel: socket.socket
     marks: Marks
+    #: Moments on the clock of ``leasing.runtime.clock``: of its start and, after the first, of its
+    #: last report.
+    started_at: float = field(default_factory=clock)
+    beat_at: float | None = None
+    #: True once it has registered and claims tasks.
+    is_ready: bool = False
+    #: Number of looks of the parent since its last report.
+    unheard: int = 0
+    #: Its last report: ``WorkerProcess.vitals``.
+    vitals: Mapping[str, Any] = field(default_factory=dict)
     is_killed: bool = False
+
+    def __post_init__(self) -> None:
+        self.reader = ReportReader(self.channel, self.receive)
+
+    def receive(self, report: Mapping[str, Any]) -> None:
+        """Store a report of the child."""
+        self.beat_at, self.unheard = clock(), 0
+        self.vitals = report
+        self.is_ready = self.is_ready or bool(report.get("ready"))
 
     def kill(self) -> None:
         """Send SIGKILL. What follows is as after any death."""
         self.is_killed = True
         with suppress(ProcessLookupError):
-            os.kill(self.status.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
+
+    @property
+    def health(self) -> Health:
+        """Return what it has reported, unless that was long ago."""
+        silent_for = clock() - (self.started_at if self.beat_at is None else self.beat_at)
+        if silent_for > LATE_AFTER:
+            reason = (f"No report for {silent_for:.0f} s.",)
+            return Health(hung=reason) if silent_for > HUNG_AFTER else Health(stalled=reason)
+        if self.beat_at is None:
+            return Health(closed=("Starting.",))
+        return Health(**{name: tuple(reasons) for name, reasons in self.vitals["health"].items()})
+
+
+@dataclass
+class Member:
+    """One index of the fleet, with the history of all its children."""
+
+    index: int
+    #: The current child; None between two children.
+    child: Child | None = None
+    #: Number of children after the first.
+    restarts: int = 0
+    #: True if a child is to be started.
+    is_awaited: bool = True
+    #: Numbers of children in a row that exited before they were ready, and soon after their start.
+    failed_starts: int = 0
+    quick_ends: int = 0
+    #: True if the last child exited cleanly.
+    ended_well: bool = True
+    #: The reason of the last exit, as text; empty if there was none.
+    last_end: str = ""
+
+    def note_end(self, child: Child, code: int) -> None:
+        """Record the exit of ``child`` with ``code``, negative for a signal."""
+        self.child = None
+        self.last_end = f"its worker ended with exit code {code}"
+        if code < 0:
+            self.last_end = f"its worker was killed by signal {-code}"
+        self.failed_starts = 0 if child.is_ready else self.failed_starts + 1
+        self.ended_well = child.is_ready and not code
+        lived_long = clock() - child.started_at > LIVED_LONG
+        self.quick_ends = 0 if self.ended_well or lived_long else self.quick_ends + 1
+
+    @property
+    def pause(self) -> float:
+        """Return the seconds until a child that exited is restarted, with jitter, so that children
+        that died together do not start together."""
+        if self.ended_well:
+            return 0.0
+        bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.quick_ends, 16))
+        return random.uniform(bound / 2, bound)
 
 
 class Parent:
@@ -115,20 +191,20 @@ class Parent:
         self.is_stopping = False
         self._is_stopping_now = False
         self._due: list[Member] = list(self.members)
-        self._running: dict[int, RunningChild] = {}
+        self._running: dict[int, Child] = {}
         self._cleanups: list[Cleanup] = []
         self._said_why_exec = False
 
     def run(self) -> ChildContext | None:
         """Run the fleet until it has stopped, and return None. In a forked child returns the
         context of the child as soon as it is forked, with nothing of the parent left open."""
-        child_start.close_connections()
+        start.close_connections()
         gc.collect()
         try:
-            with child_start.signals_held_back():
+            with start.signals_held_back():
                 self.loop.on_signal([signal.SIGCHLD], self._reap)
                 self.loop.on_signal([signal.SIGTERM, signal.SIGINT], self.stop)
-            child_start.become_subreaper()
+            start.become_subreaper()
             self.loop.repeat(LOOK_EVERY, self._kill_hung)
             while True:
                 while self._due:
@@ -140,6 +216,22 @@ class Parent:
                 self.loop.step()
         finally:
             self.loop.abandon()
+
+    def health(self) -> Health:
+        """Return the health of the fleet now: its parent is alive if it answers at all, its
+        children by their reports."""
+        healths: dict[str, Health] = {}
+        for member in self.members:
+            if member.child is not None:
+                healths[f"Worker {member.index}"] = member.child.health
+            elif member.is_awaited and not self.is_stopping:
+                health = Health(closed=("Starting.",))
+                if member.last_end:
+                    health = Health(stalled=(f"Restarting: {member.last_end}.",))
+                healths[f"Worker {member.index}"] = health
+        if self.is_stopping:
+            healths["Parent"] = Health(closed=("Shutting down.",))
+        return Health.of_all(healths)
 
     @property
     def _is_waiting(self) -> bool:
@@ -162,57 +254,50 @@ class Parent:
 
     def _start(self, member: Member) -> ChildContext | None:
         name = f"{self.plan.name}:{member.index}:{secrets.token_hex(4)}"
-        against = child_start.reason_against_fork()
+        against = start.reason_against_fork()
         if against and not self._said_why_exec:
             self._said_why_exec = True
             log.fleet_starts_by_exec(worker=self.plan.name, reason=against)
-        child_start.close_connections()
+        start.close_connections()
         gc.freeze()  # garbage collection in a child would copy the shared pages
-        ours, theirs = socket.socketpair()
-        with theirs, _closed_on_error(ours):
+        sizes = self.plan.inside, self.plan.groups
+        with ExitStack() as unless_started, ExitStack() as files:
+            ours, theirs = socket.socketpair()
+            unless_started.enter_context(ours)
+            files.enter_context(theirs)
+            file = -1
             if against:
-                pid, shared = self._execute(member, name, theirs)
+                file = start.open_map_file(*sizes)
+                files.callback(os.close, file)
+            context = ChildContext(
+                self.plan.name, member.index, name, theirs, Marks(*sizes, file), member.restarts
+            )
+            if against:
+                pid = start.start_child(context, file, self.plan.options)
             else:
-                shared = Marks(self.plan.inside, self.plan.groups)
-                with child_start.signals_held_back():
+                with start.signals_held_back():
                     pid = os.fork()
                     if pid == 0:
-                        with child_start.setting_up():
-                            return self._set_up_child(member, name, ours, theirs.dup(), shared)
-        status = ChildStatus(member.index, name, pid)
-        member.child, member.is_awaited = status, False
-        reader = ReportReader(ours, status.receive)
-        self._running[pid] = RunningChild(member, status, reader, shared)
-        self.loop.add_reader(ours, partial(self._read, reader))
+                        with start.setting_up():
+                            files.pop_all()
+                            # This closes the siblings' channels too, which would otherwise
+                            # outlive the parent here.
+                            self.loop.abandon()
+                            start.ignore_interrupts()
+                            return context
+            unless_started.pop_all()
+        child = Child(member, name, pid, ours, context.marks)
+        member.child, member.is_awaited = child, False
+        self._running[pid] = child
+        self.loop.add_reader(ours, partial(self._read, child))
         log.fleet_child_started(level=self.plan.usual_level, worker=name, pid=pid)
         return None
 
-    def _set_up_child(
-        self, member: Member, name: str, ours: socket.socket, theirs: socket.socket, marks: Marks
-    ) -> ChildContext:
-        """Drop everything of the parent, in the forked child, and return its context."""
-        # This closes the siblings' channels too, which would otherwise outlive the parent here.
-        self.loop.abandon()
-        ours.close()
-        child_start.ignore_interrupts()
-        return ChildContext(self.plan.name, member.index, name, theirs, marks, member.restarts)
-
-    def _execute(self, member: Member, name: str, theirs: socket.socket) -> tuple[int, Marks]:
-        file = child_start.open_map_file(self.plan.inside, self.plan.groups)
-        try:
-            shared = Marks(self.plan.inside, self.plan.groups, file)
-            context = ChildContext(
-                self.plan.name, member.index, name, theirs, shared, member.restarts
-            )
-            return child_start.execute(context, file, theirs, self.plan.options), shared
-        finally:
-            os.close(file)
-
     # Exits
 
-    def _read(self, reader: ReportReader) -> None:
-        if not reader.read():  # its exit is a separate event
-            self.loop.remove(reader.channel)
+    def _read(self, child: Child) -> None:
+        if not child.reader.read():  # its exit is a separate event
+            self.loop.remove(child.channel)
 
     def _reap(self) -> None:
         """Reap all exited processes: children, writers, and orphans, as process 1 of a container or
@@ -231,19 +316,19 @@ class Parent:
                 for cleanup in self._cleanups:
                     cleanup.ended(pid, code)
 
-    def _after_exit(self, child: RunningChild, code: int) -> None:
-        member, status = child.member, child.status
+    def _after_exit(self, child: Child, code: int) -> None:
+        member = child.member
         child.reader.read()  # its last report
-        self.loop.remove(child.reader.channel)
-        child.reader.channel.close()
-        member.note_end(status, code, exit_reason(code))
+        self.loop.remove(child.channel)
+        child.channel.close()
+        member.note_end(child, code)
         if code == 0:
-            log.fleet_child_ended(level=self.plan.usual_level, worker=status.name, pid=status.pid)
+            log.fleet_child_ended(level=self.plan.usual_level, worker=child.name, pid=child.pid)
         else:
-            log.fleet_child_died(worker=status.name, pid=status.pid, how=member.last_end)
+            log.fleet_child_died(worker=child.name, pid=child.pid, how=member.last_end)
             is_counted = self.plan.options.get("metrics_port") is not None and registry.is_shared()
             begun = frozenset(child.marks.begun())
-            dead = DeadWorker(status.name, member.last_end, begun, is_counted)
+            dead = DeadWorker(child.name, member.last_end, begun, is_counted)
             groups, done = child.marks.noted_groups(), self._cleanups.remove
             self._cleanups.append(Cleanup(self.loop, dead, groups, self.plan.ttl, done))
         child.marks.close()
@@ -277,7 +362,6 @@ class Parent:
         level = self.plan.usual_level
         log.fleet_stopping(level=level, worker=self.plan.name, running=len(self._running))
         for child in self._running.values():
-            child.status.is_stopping = True
             child.reader.order(STOP)
         self.loop.call_later(self.plan.stop_timeout + KILL_AFTER, self._kill)
 
@@ -295,31 +379,14 @@ class Parent:
             cleanup.abandon()
         for child in self._running.values():
             if not child.is_killed:
-                log.fleet_child_killed(worker=child.status.name, pid=child.status.pid)
+                log.fleet_child_killed(worker=child.name, pid=child.pid)
                 child.kill()
 
     def _kill_hung(self) -> None:
         # By the number of looks: while the machine is suspended the parent does not look either.
         bound = max(HUNG_AFTER, self.plan.ttl)
         for child in self._running.values():
-            child.status.unheard += 1
-            if child.status.unheard * LOOK_EVERY > bound and not child.is_killed:
-                status = child.status
-                log.fleet_child_hung(worker=status.name, pid=status.pid, seconds=int(bound))
+            child.unheard += 1
+            if child.unheard * LOOK_EVERY > bound and not child.is_killed:
+                log.fleet_child_hung(worker=child.name, pid=child.pid, seconds=int(bound))
                 child.kill()
-
-
-@contextmanager
-def _closed_on_error(file: socket.socket) -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        file.close()
-        raise
-
-
-def exit_reason(code: int) -> str:
-    """Return the reason of an exit with this code, as text."""
-    if code < 0:
-        return f"its worker was killed by signal {-code}"
-    return f"its worker ended with exit code {code}"

@@ -10,11 +10,9 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from leasing.metrics.port import Page
-from tasks.fleet.health import FleetHealth
 from tasks.fleet.parent import Parent
 from tasks.log import log
-from tasks.runtime.health import Health, HealthFile
-from tasks.runtime.health_server import HealthServer, page
+from tasks.runtime.health import Health, HealthFile, HealthServer, page
 from tasks.runtime.loop import Loop, LoopThread
 from tasks.worker.process import WorkerProcess
 
@@ -64,7 +62,7 @@ def serve(options: Mapping[str, Any], worker: WorkerProcess) -> None:
 def serve_fleet(options: Mapping[str, Any], parent: Parent) -> None:
     """Tell the health of all children of ``parent`` as the ``options`` of the command say. Raises
     CommandError."""
-    _tell(options, FleetHealth(parent).read, parent.loop)
+    _tell(options, parent.health, parent.loop)
 
 
 def _tell(options: Mapping[str, Any], health: Callable[[], Health], loop: Loop) -> None:

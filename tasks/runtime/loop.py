@@ -8,14 +8,13 @@ what is registered here (``abandon``) and runs as a worker.
 from __future__ import annotations
 
 import heapq
-import math
+import itertools
 import selectors
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from leasing.runtime.clock import clock
@@ -35,26 +34,15 @@ class Readable(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(order=True)
-class Timer:
-    """A call that is due at a moment, unless it is cancelled."""
-
-    at: float
-    callback: Callable[[], object] = field(compare=False)
-    is_cancelled: bool = field(default=False, compare=False)
-
-    def cancel(self) -> None:
-        """Cancel the call."""
-        self.is_cancelled = True
-
-
 class Loop:
     """Runs callbacks on the thread that calls ``step``. A callback must return quickly: it blocks
     the others."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._timers: list[Timer] = []
+        #: Moments, and what is called then; the numbers keep the order of what is due together.
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
         self._signals: dict[int, Callable[[], object]] = {}
         self._before: dict[int, object] = {}
         #: The two ends of the pair into which Python writes the number of each signal.
@@ -67,20 +55,14 @@ class Loop:
         ``file``."""
         self._selector.register(file, selectors.EVENT_READ, callback)
 
-    def add_writer(self, file: Readable, callback: Callable[[], object]) -> None:
-        """Call ``callback`` whenever ``file`` is writable, in place of readable."""
-        self._selector.modify(file, selectors.EVENT_WRITE, callback)
-
     def remove(self, file: Readable) -> None:
         """Unregister ``file``, which stays open."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(file)
 
-    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> None:
         """Call ``callback`` once, after ``seconds``."""
-        timer = Timer(clock() + seconds, callback)
-        heapq.heappush(self._timers, timer)
-        return timer
+        heapq.heappush(self._timers, (clock() + seconds, next(self._numbers), callback))
 
     def repeat(self, seconds: float, callback: Callable[[], object]) -> None:
         """Call ``callback`` now, and then every ``seconds``."""
@@ -93,19 +75,14 @@ class Loop:
 
     def step(self) -> None:
         """Wait until a callback is due, and run all that are."""
-        wait = min(LONGEST_WAIT, self._next_at() - clock())
-        for key, _ in self._selector.select(max(0.0, wait)):
+        wait = LONGEST_WAIT
+        if self._timers:
+            wait = min(wait, max(0.0, self._timers[0][0] - clock()))
+        for key, _ in self._selector.select(wait):
             if self._selector.get_map().get(key.fd) is key:  # no callback has removed it meanwhile
                 _call(key.data)
-        while self._next_at() <= clock():
-            timer = heapq.heappop(self._timers)
-            if not timer.is_cancelled:
-                _call(timer.callback)
-
-    def _next_at(self) -> float:
-        while self._timers and self._timers[0].is_cancelled:
-            heapq.heappop(self._timers)
-        return self._timers[0].at if self._timers else math.inf
+        while self._timers and self._timers[0][0] <= clock():
+            _call(heapq.heappop(self._timers)[2])
 
     # Signals
 

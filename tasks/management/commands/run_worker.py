@@ -28,11 +28,11 @@ from leasing.runtime.threads import start_thread
 from leasing.validation.names import MAX_NAME, check_ttl, process_named, unique_name
 from tasks.exceptions import UnknownQueue
 from tasks.execution.chaos import Chaos
-from tasks.fleet import child_start
+from tasks.fleet import start
 from tasks.fleet.child import reporting
-from tasks.fleet.child_start import ChildContext
 from tasks.fleet.cores import usable_cores
 from tasks.fleet.parent import Parent, Plan
+from tasks.fleet.start import ChildContext
 from tasks.log import log
 from tasks.management import greeting, health
 from tasks.management.task_lines import TaskLines
@@ -146,7 +146,7 @@ class Command(ServiceCommand):
         return super().execute(*args, **options)
 
     def handle(self, **options: Any) -> None:
-        if options["workers"] is None and child_start.current is None:
+        if options["workers"] is None and start.current is None:
             options["workers"] = self._default_workers(options)
             self._has_one_worker = bool(options["workers"])
         _check(options)
@@ -154,7 +154,7 @@ class Command(ServiceCommand):
             # Runs it on a second thread: the main one gets the signals and ends at a change.
             autoreload.run_with_reloader(lambda: _reloaded(self._made(options)))
             return
-        child = child_start.current or (self._lead(options) if options["workers"] else None)
+        child = start.current or (self._lead(options) if options["workers"] else None)
         if child is not None:
             _leave_with(self._serve, options, child)
         elif not options["workers"]:
@@ -165,7 +165,7 @@ class Command(ServiceCommand):
         process is debugged (a worker that is halted looks hung to its parent), or if it cannot have
         children."""
         is_own = self._is_of_process and not options["autoreload"]
-        return int(is_own and not _is_debugged() and child_start.can_start())
+        return int(is_own and not _is_debugged() and start.can_start())
 
     def _lead(self, options: dict[str, Any]) -> ChildContext | None:
         """Run the parent. Returns None once the fleet has stopped cleanly, and in each child its

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tasks.fleet import child
-from tasks.fleet.channel import STOP, STOP_NOW, ReportReader
-from tasks.fleet.child import StopRequests
-from tasks.fleet.child_start import ChildContext
+from tasks.fleet.child import STOP, STOP_NOW, ReportReader, StopRequests
+from tasks.fleet.start import ChildContext
 from tasks.runtime.marks import Marks
 from tests.processes import wait_for
 
@@ -95,7 +94,8 @@ def test_a_child_reports_obeys_and_stops_when_its_parent_is_gone(
     use_marks(None)
     ours, theirs = channel
     heard: list[Mapping[str, Any]] = []
-    reader, worker = ReportReader(ours, heard.append), Worker()
+    reader = ReportReader(ours, heard.append)
+    worker: Any = Worker()
     with child.reporting(ChildContext("fleet", 1, "ann", theirs, Marks(1, 1)), worker):
         wait_for(lambda: reader.read() and heard)
         ours.close()
@@ -113,7 +113,7 @@ def test_a_child_that_ends_soon_after_it_served_reports_that_it_did(
     ours, theirs = channel
     heard: list[Mapping[str, Any]] = []
     reader, vitals = ReportReader(ours, heard.append), {"ready": False}
-    worker = SimpleNamespace(stop=lambda: None, vitals=vitals.copy)
+    worker: Any = SimpleNamespace(stop=lambda: None, vitals=vitals.copy)
     with child.reporting(ChildContext("fleet", 1, "ann", theirs, Marks(1, 1)), worker):
         wait_for(lambda: reader.read() and heard)
         worker.vitals = {"ready": True}.copy

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from leasing.runtime.shutdown import ExitCode
-from tasks.fleet.child_start import setting_up
+from tasks.fleet.start import setting_up
 
 
 def test_a_child_that_cannot_be_set_up_exits(

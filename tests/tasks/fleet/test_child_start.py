@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.fleet import child_start
+from tasks.fleet import start
 
 
 def test_other_threads_forbid_a_fork_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,12 +17,12 @@ def test_other_threads_forbid_a_fork_and_are_named(monkeypatch: pytest.MonkeyPat
     thread = threading.Thread(target=ended.wait, name="the other one")
     thread.start()
     try:
-        assert "the other one" in child_start.native_threads()
-        assert "the other one" in child_start.reason_against_fork()
+        assert "the other one" in start.native_threads()
+        assert "the other one" in start.reason_against_fork()
     finally:
         ended.set()
         thread.join()
-    assert "the other one" not in child_start.native_threads()
+    assert "the other one" not in start.native_threads()
 
 
 def test_what_set_up_has_opened_is_closed_pools_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,13 +35,13 @@ def test_what_set_up_has_opened_is_closed_pools_too(monkeypatch: pytest.MonkeyPa
 
     opened = [connection("default", pool=True), connection("other")]
     monkeypatch.setattr(
-        child_start,
+        start,
         "connections",
         SimpleNamespace(
             close_all=lambda: closed.append("all"), all=lambda initialized_only: opened
         ),
     )
 
-    child_start.close_connections()
+    start.close_connections()
 
     assert closed == ["all", "pool of default"]

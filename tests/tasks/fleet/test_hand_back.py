@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-import uuid
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -232,18 +229,3 @@ def test_after_the_ttl_it_gives_up(moments: Clock, caplog: pytest.LogCaptureFixt
 
     assert moments.now == 3
     assert "left to recovery" in caplog.text
-
-
-def test_the_dead_worker_is_described_to_a_process_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "dead"
-    given = DeadWorker("ann", WHY, frozenset({uuid.uuid4(), uuid.uuid4()}), is_counted=True)
-    file.write_text(given.as_json(12.5))
-    found: list[Any] = []
-    monkeypatch.setattr(hand_back, "run", lambda *args: found.append(args))
-
-    with file.open() as opened:
-        hand_back.main(os.dup(opened.fileno()))
-
-    assert found == [(given, 12.5)]

@@ -12,8 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from tasks.fleet import parent as parent_module
-from tasks.fleet.parent import Parent, Plan, RunningChild, exit_reason
-from tasks.fleet.status import LIVED_LONG, LONGEST_PAUSE, ChildStatus, Member
+from tasks.fleet.parent import LIVED_LONG, LONGEST_PAUSE, Child, Member, Parent, Plan
 from tests.leasing.support import FakeClock
 
 
@@ -26,10 +25,10 @@ def now(monkeypatch: pytest.MonkeyPatch, holder_clock: FakeClock) -> FakeClock:
 
 def ends(member: Member, now: FakeClock, *, code: int, ready: bool = True, after: float) -> float:
     """Have the member a child that ends so; returns the pause until the next."""
-    child = ChildStatus(member.index, "ann", started_at=now.now)
+    child = Child(member, "ann", 1, Mock(), Mock())
     child.receive({"ready": ready})
     now.now += after
-    member.note_end(child, code, exit_reason(code))
+    member.note_end(child, code)
     return member.pause
 
 
@@ -125,8 +124,8 @@ def test_a_child_that_reports_nothing_is_killed_once_its_leases_have_expired(
     stopped: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture, ttl: int, looks: int
 ) -> None:
     parent = Parent(replace(plan(), ttl=ttl))
-    child = ChildStatus(1, "fleet:1:abc", stopped.pid)
-    parent._running[stopped.pid] = RunningChild(parent.members[0], child, Mock(), Mock())
+    child = Child(parent.members[0], "fleet:1:abc", stopped.pid, Mock(), Mock())
+    parent._running[stopped.pid] = child
 
     for _ in range(looks):
         parent._kill_hung()

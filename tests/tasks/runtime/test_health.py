@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.runtime import health as judging
-from tasks.runtime import health_server
-from tasks.runtime.health import Health, HealthFile
-from tasks.runtime.health_server import MAX_CLIENTS, MAX_HEAD, PATIENCE, HealthServer
+from tasks.runtime.health import MAX_CLIENTS, MAX_HEAD, PATIENCE, Health, HealthFile, HealthServer
 from tasks.runtime.loop import Loop, LoopThread
 from tests.leasing.support import FakeClock
 from tests.logs import logged
@@ -68,7 +66,7 @@ def parts(answer: bytes) -> tuple[str, str]:
 
 @pytest.fixture
 def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
-    monkeypatch.setattr(health_server, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(judging, "LOOK_EVERY", 0.02)
     made = Probes()
     yield made
     made.ended.set()
@@ -134,7 +132,7 @@ def test_a_request_may_come_in_pieces_and_have_a_body(probes: Probes) -> None:
 
 def test_a_client_that_hangs_is_cut_off(probes: Probes, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
-    monkeypatch.setattr(health_server, "system_clock", clock)
+    monkeypatch.setattr(judging, "system_clock", clock)
     with probes.connect() as silent, probes.connect() as answered:
         silent.sendall(b"GET /livez HTTP/1.1\r\n")
         answered.sendall(b"GET /livez HTTP/1.1\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Start of a child: by fork, or as a new Python process where a fork would not be safe."""
+"""Start of processes: by fork, or as a new Python process where a fork would not be safe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,12 @@ from leasing.process.deadman import find_prctl
 from leasing.runtime.shutdown import ExitCode
 from tasks.runtime.marks import Marks, size_of
 
-#: The first statements of a new Python process, where this one cannot fork.
-SET_UP = "import sys; sys.path[:] = {path!r}; import django; django.setup(); "
+#: What a new Python process does, where this one cannot fork: it calls a function with arguments
+#: that are pickled in an open file.
+SET_UP = (
+    "import sys; sys.path[:] = {path!r}; import django; django.setup(); import pickle; "
+    "function, args = pickle.load(open({descriptor}, 'rb')); function(*args)"
+)
 PR_SET_CHILD_SUBREAPER = 36
 #: Signals that are blocked while a process starts, until it has installed its own handlers.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
@@ -124,48 +128,48 @@ def setting_up() -> Iterator[None]:
         os._exit(ExitCode.FAILED)
 
 
-def execute(
-    context: ChildContext, map_file: int, theirs: socket.socket, options: Mapping[str, Any]
+def start_python(
+    function: Callable[..., object], *args: object, descriptors: Sequence[int] = ()
 ) -> int:
-    """Start a child as a new Python process. Returns its pid.
-
-    Args:
-        context: The context of the child.
-        map_file: The descriptor of the shared file of its marks.
-        theirs: The child's end of the channel.
-        options: The options of the command.
-    """
-    details = {
-        **{name: getattr(context, name) for name in ("fleet", "index", "name", "restarts")},
-        **{"inside": context.marks.inside, "groups": context.marks.groups},
-        **{"map_file": map_file, "channel": theirs.fileno()},
-    }
-    message = pickle.dumps((dict(options), details))
-    code = f"import pickle; from {__name__} import enter; enter(*pickle.loads({message!r}))"
-    return start_python(code, [map_file, theirs.fileno()])
-
-
-def start_python(code: str, descriptors: Iterable[int]) -> int:
-    """Start a Python process that sets up Django, runs ``code`` and inherits ``descriptors``.
-    Returns its pid; the caller reaps it."""
-    code = SET_UP.format(path=sys.path) + code
+    """Start a Python process that sets up Django and calls ``function`` with ``args``. It inherits
+    ``descriptors``. Returns its pid; the caller reaps it."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    process = subprocess.Popen([sys.executable, *flags, "-c", code], pass_fds=[*descriptors])
+    with tempfile.TemporaryFile() as file:
+        pickle.dump((function, args), file)
+        file.seek(0)
+        code = SET_UP.format(path=sys.path, descriptor=file.fileno())
+        process = subprocess.Popen(
+            [sys.executable, *flags, "-c", code], pass_fds=[file.fileno(), *descriptors]
+        )
     process.returncode = 0  # or Popen would wait for it
     return process.pid
 
 
-def enter(options: Mapping[str, Any], details: Mapping[str, Any]) -> None:
+def start_child(context: ChildContext, map_file: int, options: Mapping[str, Any]) -> int:
+    """Start a child as a new Python process, with the ``options`` of the command, and the shared
+    file of its marks. Returns its pid."""
+    names = ("fleet", "index", "name", "restarts")
+    known = {name: getattr(context, name) for name in names}
+    size, channel = (context.marks.inside, context.marks.groups), context.channel.fileno()
+    descriptors = [map_file, channel]
+    return start_python(_enter, dict(options), known, size, *descriptors, descriptors=descriptors)
+
+
+def _enter(
+    options: dict[str, Any],
+    known: dict[str, Any],
+    size: tuple[int, int],
+    map_file: int,
+    channel: int,
+) -> None:
     """Run a child that was started by exec."""
     global current
     ignore_interrupts()
-    for descriptor in (details["channel"], details["map_file"]):
+    for descriptor in (channel, map_file):
         os.set_inheritable(descriptor, False)
-    channel = socket.socket(fileno=details["channel"])
-    marks = Marks(details["inside"], details["groups"], details["map_file"])
-    os.close(details["map_file"])  # the map stays
-    known = {name: details[name] for name in ("fleet", "index", "name", "restarts")}
-    current = ChildContext(**known, channel=channel, marks=marks)
+    marks = Marks(*size, map_file)
+    os.close(map_file)  # the map stays
+    current = ChildContext(**known, channel=socket.socket(fileno=channel), marks=marks)
     call_command("run_worker", **options)
 
 
