@@ -75,7 +75,8 @@ class Completer:
         self._began_at = 0.0
         #: The thread that stores new outcomes; earlier ones are stuck.
         self._writer: threading.Thread | None = None
-        self._database_down = False
+        #: True if the database did not answer when it was last sent outcomes.
+        self.database_down = False
         #: The moment at which the database last failed to answer.
         self._down_at = float("-inf")
         self._closed = False
@@ -91,7 +92,7 @@ class Completer:
     @property
     def is_full(self) -> bool:
         """Return True if no more should be started: the database does not store outcomes."""
-        return self._database_down or len(self._waiting) >= MAX_WAITING
+        return self.database_down or len(self._waiting) >= MAX_WAITING
 
     @property
     def waits_since(self) -> float | None:
@@ -100,15 +101,10 @@ class Completer:
         waiting = self._waiting.copy()
         return waiting[0].ended_at if waiting else None
 
-    @property
-    def database_down(self) -> bool:
-        """Return True if the database did not answer when it was last sent outcomes."""
-        return self._database_down
-
     def is_stuck(self) -> bool:
         """Return True if a result whose task is renewed still has not been stored for 3 times
         its ttl, and for twice ANSWER_TIMEOUT, though the database answered all the while."""
-        if self._database_down or keeper.draining:
+        if self.database_down or keeper.draining:
             self._down_at = clock()
         return any(
             map(self._waits_too_long, (*self._under_way.copy().values(), self._waiting.copy()))
@@ -217,13 +213,10 @@ class Completer:
                 if batch is None:
                     connections.close_all()
                     continue
-                store_outcomes(batch, self._note_database, self._timing.store_pauses)
+                store_outcomes(batch, self, self._timing.store_pauses)
                 with self._wakes:
                     del self._under_way[threading.current_thread()]
                 self._stored(batch)
-
-    def _note_database(self, database_down: bool) -> None:
-        self._database_down = database_down
 
     def _next(self) -> list[Outcome] | None:
         """Return the outcomes to store now; an empty list when this thread is to end, None when
@@ -272,25 +265,27 @@ class Completer:
 
 def store_outcomes(
     outcomes: list[Outcome],
-    database_down: Callable[[bool], object] = bool,
+    completer: Completer | None = None,
     pauses: Sequence[float] = USUAL.store_pauses,
 ) -> None:
     """Store ``outcomes``, each only under its grant. Raises nothing.
 
     Args:
         outcomes: The outcomes of attempts that have ended.
-        database_down: Called with True if the database does not answer, else with False.
+        completer: Learns whether the database answers.
         pauses: The pauses between tries, in seconds.
     """
     try:
         for outcome in outcomes:
             if outcome.dropped:
                 _drop(outcome)
-        _store_until_stored(_left(outcomes), database_down, pauses)
+        if left := [outcome for outcome in outcomes if not outcome.is_done]:
+            _store_until_stored(left, completer, pauses)
     except BaseException:  # pragma: no cover - an error here must reach no worker
         log.task_result_failed(exc_info=True)
     finally:
-        database_down(False)
+        if completer is not None:
+            completer.database_down = False
         detach_all([outcome.attempt for outcome in outcomes])
         if marks.current is not None:
             ours = [each for each in outcomes if not each.dropped]  # who ended those sees to them
@@ -315,10 +310,8 @@ def _drop(outcome: Outcome) -> None:
 
 
 def _store_until_stored(
-    left: list[Outcome], database_down: Callable[[bool], object], pauses: Sequence[float]
+    left: list[Outcome], completer: Completer | None, pauses: Sequence[float]
 ) -> None:
-    if not left:
-        return
     using = left[0].attempt.claimed.using
     rows = Task.objects.using(using)
     unsure = any(outcome.is_unsure for outcome in left)
@@ -332,11 +325,12 @@ def _store_until_stored(
         answers = _answers(using)
         if answers and len(left) > 1:
             with contextlib.suppress(Error):
-                for outcome in _not_arrived(_left(left), rows):
+                for outcome in _not_arrived(left, rows):
                     with contextlib.suppress(Error):
                         _store([outcome], rows)
-        left = _left(left)
-        database_down(not answers)
+        left = [outcome for outcome in left if not outcome.is_done]
+        if completer is not None:
+            completer.database_down = not answers
         if not left:
             return
         if pause is None:
@@ -408,13 +402,14 @@ def _write(outcomes: list[Outcome], rows: TaskQuerySet) -> Sequence[tuple[Outcom
 def _not_arrived(outcomes: list[Outcome], rows: TaskQuerySet) -> list[Outcome]:
     """Return the part of ``outcomes`` that no earlier try, whose answer was lost, has stored after
     all."""
+    outcomes = [outcome for outcome in outcomes if not outcome.is_done]
     keys = [outcome.attempt.claimed.id for outcome in outcomes]
     ended = rows.filter(pk__in=keys, released_at__isnull=False)
     arrived = set(ended.exclude(status=TaskStatus.RUNNING).values_list("pk", "grant_id"))
     for outcome in outcomes:
         claimed = outcome.attempt.claimed
         outcome.is_done = (claimed.id, claimed.grant_id) in arrived
-    return _left(outcomes)
+    return [outcome for outcome in outcomes if not outcome.is_done]
 
 
 def _answers(using: str) -> bool:
@@ -425,7 +420,3 @@ def _answers(using: str) -> bool:
     except Error:
         return False
     return True
-
-
-def _left(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    return [outcome for outcome in outcomes if not outcome.is_done]

@@ -136,7 +136,7 @@ def before(attempt: Attempt) -> Outcome | None:
             return Outcome(attempt)
         if attempt.cancelled_by:
             return _cancelled(attempt)
-        if attempt.kind is not Kind.PROCESS:
+        if attempt.timeout is not None and attempt.kind is not Kind.PROCESS:
             attempt.start_timeout()  # a process may have to start first
         return None
     except Exception as error:  # there can be no thread more that would watch its timeout

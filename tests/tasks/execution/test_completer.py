@@ -139,7 +139,7 @@ def test_what_is_not_stored_for_three_ttl_though_all_goes_well_means_that_the_wo
     holder_clock.now = 1045.0
     with monkeypatch.context() as patched:
         patched.setattr(Keeper, "draining", away == "renewals")
-        patched.setattr(storing, "_database_down", away == "database")
+        patched.setattr(storing, "database_down", away == "database")
         storing.is_stuck()
 
     holder_clock.now = now
