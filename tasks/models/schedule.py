@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 
 from leasing.functions import DbNow
 from leasing.humanize import stamp
+from leasing.validation.names import check_name
+from tasks import registry
+from tasks.exceptions import TaskError
 from tasks.models.task import Task
-from tasks.querysets import ScheduleQuerySet, SlotQuerySet
-from tasks.querysets.schedule_validation import clean_schedule
+from tasks.payload import check_data
+from tasks.querysets import ScheduleQuerySet, SlotQuerySet, check_between, check_queue
+from tasks.querysets.base import PRIORITIES
+from tasks.querysets.producer import new_task
 from tasks.scheduling.declarations import LONGEST_NAME
-from tasks.scheduling.rules import MissedSlots, Rule, rule_of
+from tasks.scheduling.rules import Cron, MissedSlots, Rule, rule_of
 
 
 class Schedule(models.Model):
@@ -82,7 +89,35 @@ class Schedule(models.Model):
 
     def clean(self) -> None:
         """Raise ValidationError, by field, for a schedule whose task could never be enqueued."""
-        clean_schedule(self)
+        errors: dict[str, str] = {}
+
+        def check(field: str, call: Callable[..., object], *args: Any) -> None:
+            try:
+                call(*args)
+            except (TaskError, ValueError) as error:
+                errors[field] = str(error)
+
+        check("name", check_name, self.name, "name")
+        check("task_name", registry.find, self.task_name)
+        check("task_data", check_data, self.task_data)
+        check("priority", check_between, self.priority, *PRIORITIES, "priority")
+        if self.queue:
+            check("queue", check_queue, self.queue)
+        if not errors:  # such as the key of a limit, which is made of the data
+            check("task_data", new_task, Task.objects.all(), self.task_name, self.task_data)
+        check(self._field_of_rule(), lambda: self.rule)
+        if errors:
+            raise ValidationError(errors)
+
+    def _field_of_rule(self) -> str:
+        """Return the name of the field that an error of the rule belongs to."""
+        if self.every is not None and not self.cron:
+            return "every"
+        try:
+            Cron("0 0 * * *", self.timezone)
+        except TaskError:
+            return "timezone" if self.cron else "cron"
+        return "cron"
 
 
 class ScheduleSlot(models.Model):
