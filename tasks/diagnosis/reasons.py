@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import Case, Count, Min, Q, Value, When
+from django.db.models import Case, Count, F, Min, Q, Value, When
 
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import Sentence
@@ -16,7 +16,7 @@ from leasing.web.counts import Capped
 from tasks.diagnosis.surroundings import Surroundings, holders_of_keys, look_around
 from tasks.diagnosis.waiting import many, waiting
 from tasks.models import Task, TaskStatus
-from tasks.querysets.base import CLAIM_ORDER
+from tasks.querysets.base import CLAIM_ORDER, GIVEN_BACK, GIVEN_BACK_SINCE
 
 #: For so long a task may be due before it is explained on the overview and the list of queues.
 WAITS: Final = timedelta(seconds=15)
@@ -58,14 +58,20 @@ def reasons_in(queue: str, around: Surroundings) -> list[Reason]:
     first = rows.order_by("kind", *CLAIM_ORDER).values("pk")[: LOOKED_AT + 1]
     held = Task.objects.home().running().exclude(concurrency_key="").values("concurrency_key")
     key = Case(When(concurrency_key__in=held, then="concurrency_key"), default=Value(""))
-    due = Q(scheduled_at__lte=around.now)
+    due: Q = Q(scheduled_at__lte=around.now)
+    due_since: Any = F("scheduled_at")
+    if serving := around.serving(queue):
+        # Those that no worker has a handler for are due while a worker has put them off.
+        put_off = GIVEN_BACK & ~Q(name__in={name for each in serving for name in each.handlers})
+        due |= put_off
+        due_since = Case(When(put_off, then=GIVEN_BACK_SINCE), default=due_since)
     groups = (
         rows.filter(pk__in=first)
         .values_list("name", key, "concurrency_limit")
         .annotate(
             count=Count("pk"),
             due=Count("pk", filter=due),
-            due_since=Min("scheduled_at", filter=due),
+            due_since=Min(due_since, filter=due),
             enqueued_at=Min("created_at", filter=due),
         )
         .order_by("due_since", "name")

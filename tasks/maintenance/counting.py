@@ -22,9 +22,9 @@ from leasing.db.compiled_queries import query_scalars
 from leasing.functions import DbNow
 from leasing.models import EventKind, LeaseEvent
 from leasing.web.counts import COUNT_CAP
-from tasks.maintenance.invariants import GIVEN_BACK, unknown_put_off
+from tasks.maintenance.invariants import unknown_put_off
 from tasks.models import AttemptOutcome, Sample, Task, TaskAttempt, TaskStatus
-from tasks.querysets.base import CLAIM_ORDER, is_paused
+from tasks.querysets.base import CLAIM_ORDER, GIVEN_BACK, is_paused
 from tasks.registry import KINDS
 
 #: Outcomes of an attempt that failed.

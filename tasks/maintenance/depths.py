@@ -11,8 +11,9 @@ from django.db.models import Count, Min, Q
 from leasing.conf import leasing_settings
 from leasing.db.compiled_queries import query_rows
 from leasing.functions import DbNow
-from tasks.maintenance.invariants import GIVEN_BACK, unknown_put_off
+from tasks.maintenance.invariants import unknown_put_off
 from tasks.models import Task, TaskStatus
+from tasks.querysets.base import GIVEN_BACK
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from itertools import islice
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Case, Count, Exists, F, Min, OuterRef, Q, QuerySet, Subquery, When
+from django.db.models import Count, Exists, F, Min, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Least
 
 from leasing.conf import leasing_settings
@@ -40,7 +40,7 @@ from leasing.runtime.events import happened
 from tasks.exceptions import TaskError
 from tasks.models import Queue, Schedule, Task, TaskStatus, Worker, WorkerState
 from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
-from tasks.querysets.base import CANCEL_REQUESTED
+from tasks.querysets.base import CANCEL_REQUESTED, GIVEN_BACK, GIVEN_BACK_SINCE
 from tasks.querysets.operator import OPEN
 from tasks.querysets.transitions import WITH_PARENT, closing
 from tasks.registry import UNKNOWN_DELAY
@@ -214,16 +214,6 @@ class Unknown:
         return Unknown(self.count + other.count, self.are_older and other.are_older)
 
 
-#: Tasks that a worker has claimed and given back, and will claim again. Those of a handler that
-#: snoozed them are among them.
-GIVEN_BACK = Q(
-    status=TaskStatus.READY,
-    started_at__isnull=False,
-    scheduled_at__lte=after(UNKNOWN_DELAY),
-    grants__gt=F("attempts"),
-)
-
-
 def _served() -> dict[str, Served]:
     """Return the queues that workers serve who were seen lately."""
     served: dict[str, Served] = {}
@@ -284,13 +274,10 @@ def unknown_put_off() -> dict[str, tuple[int, datetime]]:
     """Return, by queue, the number of these tasks that workers have given back and that are
     scheduled for the next minute, and since when the first that they gave back is due."""
     served = _served()
-    # Of one that never began an attempt, the first claim shows since when it was due; its due time
-    # moves on with each claim.
-    since = Case(When(attempts=0, then=F("started_at")), default=F("acquired_at"))
     rows: Any = _tasks().filter(GIVEN_BACK).order_by().values_list("queue", "name")
     later = Count("pk", filter=Q(scheduled_at__gt=DbNow()))
     found: dict[str, tuple[int, datetime]] = {}
-    for queue, name, count, first in rows.annotate(later=later, since=Min(since)):
+    for queue, name, count, first in rows.annotate(later=later, since=Min(GIVEN_BACK_SINCE)):
         if queue in served and name not in served[queue].names:
             others, since_others = found.get(queue, (0, first))
             found[queue] = others + count, min(since_others, first)

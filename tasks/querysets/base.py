@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from django.apps import apps
 from django.db import connections, models
-from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet, Value
+from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Cast, Coalesce, Concat
 from django.db.models.lookups import LessThanOrEqual
 
@@ -25,7 +25,7 @@ from leasing.validation.terms import Terms
 from tasks.conf import task_settings
 from tasks.exceptions import UnknownQueue
 from tasks.querysets.unique import IS_TO_HAVE_ITS_KEY, key_once_claimed
-from tasks.registry import KINDS
+from tasks.registry import KINDS, UNKNOWN_DELAY
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -65,6 +65,17 @@ class TaskStatus(models.TextChoices):
 
 #: The states of a compensation that may still undo something, a failed one once it is retried.
 UNDO_OPEN = (TaskStatus.READY, TaskStatus.RUNNING, TaskStatus.FAILED)
+#: Tasks that a worker has claimed and given back, and will claim again. Those of a handler that
+#: snoozed them are among them.
+GIVEN_BACK = Q(
+    status=TaskStatus.READY,
+    started_at__isnull=False,
+    scheduled_at__lte=after(UNKNOWN_DELAY),
+    grants__gt=F("attempts"),
+)
+#: Since when such a task is due, for its due time moves on with each claim: the first claim shows
+#: it of one that never began an attempt.
+GIVEN_BACK_SINCE = Case(When(attempts=0, then=F("started_at")), default=F("acquired_at"))
 
 
 def is_paused(name: Any) -> Exists:

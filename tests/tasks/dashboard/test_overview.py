@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -264,6 +265,9 @@ def test_tasks_that_are_put_off_for_lack_of_a_handler_count_as_waiting(viewer: C
 
     (line,) = read_queues().lines
     assert (line.ready.value, line.scheduled.value, line.due_since) == (1, 1, task.started_at)
+    (reason,) = line.reasons
+    lacks = "no live worker of the queue default has a handler named sample.sleep."
+    assert re.fullmatch(rf"1 task waits for 7 min( \d+ s)?: {lacks}", reason.sentence)
     Worker.objects.update(started_at=after(timedelta(minutes=-6)))
     page = get(viewer, OVERVIEW)
     assert needs(page) == ["unknown_task"]  # and no second one that its page says more
@@ -311,7 +315,6 @@ def test_an_overdue_schedule_is_a_problem(viewer: Client) -> None:
     assert needs(get(viewer, OVERVIEW)) == ["paused_schedule"]
 
 
-@pytest.mark.usefixtures("database_clock")  # or what is "just now" could be a second ago
 def test_a_paused_schedule_is_named_with_who_why_and_what_was_skipped(viewer: Client) -> None:
     make_worker()
     row = {"task_name": "sample.sleep", "every": timedelta(hours=1)}
