@@ -59,8 +59,5 @@ def connect(
 
     options = {"acks_late": True, "ignore_result": True, "max_retries": 0}
     app.task(name=RUN, bind=True, shared=False, lazy=False, **options)(run)
-    attendant.attend(is_served=attend)
-    if metrics_port is not None:
-        from tasks.celery import measuring
-
-        measuring.show(metrics_port, metrics_address)
+    at = None if metrics_port is None else (metrics_address, metrics_port)
+    attendant.attend(is_served=attend, metrics_at=at)
