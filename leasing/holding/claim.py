@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from leasing.db.dialects import after_commit, in_transaction
 from leasing.exceptions import LeaseLost
 from leasing.holding.interrupt import Interrupt
-from leasing.holding.term import RELEASE, Term, detach_all, keep_all, leave_all, valid_of
+from leasing.holding.term import RELEASE, Term, detach_all, keep_all, leave_all
 from leasing.runtime.aio import in_thread
 from leasing.runtime.events import happened
 
@@ -63,7 +63,7 @@ class Claim(list[Row]):
         blocks.pop(id(self), None)
         terms = self._terms
         self._terms, self._by_grant = [], {}
-        losses = self._release_together(valid_of(terms))
+        losses = self._release_together([term for term in terms if term.valid])
         for term in terms:
             try:
                 term.end(error)  # of those that were lost before

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from leasing.exceptions import LeaseLost
 from leasing.holding.interrupt import Interrupt
@@ -352,8 +352,7 @@ class Term:
 
     def goes_on(self) -> bool:
         """Return True unless the thread or coroutine of the work is known to have ended."""
-        proof = self.proof
-        return proof is None or proof()
+        return self.proof is None or self.proof()
 
     @property
     def overdue_reason(self) -> Reason:
@@ -366,17 +365,13 @@ class Term:
             return Reason(Why.LIMIT, "its maximum hold time (max_hold) was reached")
         return Reason(Why.OVERDUE, "it was not renewed in time")
 
-    # What may be dropped meanwhile is read once.
-
     def _tell_asked(self) -> None:
-        on_yield = self.on_yield
-        if on_yield is not None:
-            on_yield(self)
+        if self.on_yield is not None:
+            self.on_yield(self)
 
     def _tell_lost(self) -> None:
-        on_lost = self.on_lost
-        if on_lost is not None:
-            on_lost(self)
+        if self.on_lost is not None:
+            self.on_lost(self)
 
     # What its block, its runner and its store call
 
@@ -453,18 +448,8 @@ class Term:
         """Tell that its block begins, on this thread or coroutine."""
         happened("hold.begun", [self], inside=True)
 
-    def drop(self) -> None:
-        """``detach`` it for good, and drop its callbacks."""
-        drop_all([self])
-
-    def drop_callbacks(self) -> None:
-        """Tell nobody of a loss from now on."""
-        self.on_lost = self.on_yield = self.proof = None
-
 
 # Many at a time. All terms of one call have the same keeper.
-
-AnyTerm = TypeVar("AnyTerm", bound=Term)
 
 
 def keep_all(terms: Sequence[Term], keeper: Keeper = keeper) -> None:
@@ -491,14 +476,6 @@ def keep_all(terms: Sequence[Term], keeper: Keeper = keeper) -> None:
         raise
 
 
-def valid_of(terms: Sequence[AnyTerm]) -> list[AnyTerm]:
-    """Return those that are ``valid``."""
-    if not terms:
-        return []
-    now = terms[0]._keeper.clock()
-    return [term for term in terms if now < term.trusted_until]
-
-
 def leave_all(terms: Sequence[Term], event: Mapping[State, State]) -> None:
     """Take ``event``, after which nothing is renewed: DETACH or RELEASE."""
     if not terms:
@@ -513,10 +490,3 @@ def leave_all(terms: Sequence[Term], event: Mapping[State, State]) -> None:
 def detach_all(terms: Sequence[Term]) -> None:
     """``detach`` each."""
     leave_all(terms, DETACH)
-
-
-def drop_all(terms: Sequence[Term]) -> None:
-    """``drop`` each."""
-    detach_all(terms)
-    for term in terms:
-        term.drop_callbacks()

@@ -37,7 +37,7 @@ from leasing.client.exceptions import (
 )
 from leasing.client.messages import Request
 from leasing.holding.keeper import keeper
-from leasing.holding.term import drop_all, keep_all
+from leasing.holding.term import detach_all, keep_all
 from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
 from leasing.runtime.shutdown import on_stop_signal
@@ -352,7 +352,7 @@ class Worker:
 
     def _forget(self, executions: Sequence[Execution]) -> None:
         """Renew them no more: the service knows their outcomes, or will find them out."""
-        drop_all([each.hold for each in executions])
+        detach_all([each.hold for each in executions])
         with self._changed:
             self._in_hand.difference_update(executions)
             self._changed.notify_all()
@@ -379,8 +379,8 @@ class Worker:
             if execution.interrupt is not None:
                 execution.interrupt()
         self._completer.stop(STORE_PATIENCE)
-        for execution in list(self._in_hand):  # the service recovers what is left
-            execution.hold.drop()
+        # The service recovers what is left.
+        detach_all([execution.hold for execution in list(self._in_hand)])
         self._threads.close()
         self._loop.close()
         log.worker_stopped(worker=self.name)

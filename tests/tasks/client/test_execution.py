@@ -57,7 +57,7 @@ class Attempt:
         self.stored: list[Outcome] = []
         self.released: list[Any] = []
         self.stopping = threading.Event()
-        nothing: Any = SimpleNamespace(lost=lambda grant, reason: None)
+        nothing: Any = SimpleNamespace(is_metered=True, lost=lambda grant, reason: None)
         completer: Any = SimpleNamespace(put=self.stored.append)
         self.execution = Execution(
             Claimed(task, grant, None, timeout),
