@@ -37,7 +37,7 @@ class Carrier(Protocol):
     def is_alive(self) -> bool: ...
 
 
-#: Held for two assignments at a time: one for all takes less time than one for each.
+#: Held for some assignments at a time: one for all takes less time than one for each.
 _lock = threading.Lock()
 
 
@@ -108,8 +108,16 @@ class Attempt(Term):
 
     def __getattr__(self, name: str) -> Any:
         """Fill in what the store answered, at the first look at any of it."""
-        if name.startswith("_") or "store" in self.__dict__:
-            raise AttributeError(name, name=name, obj=self)
+        if not name.startswith("_"):
+            with _lock:
+                if "store" not in self.__dict__:
+                    self._fill_in()
+            # Another thread may have filled it in since this one has missed it.
+            if name in self.__dict__:
+                return self.__dict__[name]
+        raise AttributeError(name, name=name, obj=self)
+
+    def _fill_in(self) -> None:
         claimed, term = self.claimed, self.claimed.term
         super().__init__(
             claimed.id,
@@ -123,7 +131,6 @@ class Attempt(Term):
             term.sent_at,
             store=row_store(Task, term.using),
         )
-        return getattr(self, name)
 
     # As a term
 

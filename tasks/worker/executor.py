@@ -121,28 +121,22 @@ class Executor:
 
     @property
     def low(self) -> int:
-        """With so many tasks left in it, or fewer, it is time to claim more."""
+        """With so many tasks left in it, or fewer, it is time to claim more. While it is outranked
+        twice as many may be inside as otherwise: not all of what is claimed then goes before what
+        waits, so without a limit more and more would wait."""
+        if self.is_outranked:
+            return 2 * (self.slots + self.prefetch) - 1
         return self.slots - 1 + self.prefetch // 2
 
     @property
     def room(self) -> int:
         """Return the number of tasks to claim for it now."""
-        inside = len(self._running)
-        if not inside or inside <= self.low:
-            return self.slots + self.prefetch - inside
+        inside, prefetch = len(self._running), self.prefetch
+        if not inside or inside <= self.slots - 1 + prefetch // 2:
+            return self.slots + prefetch - inside
         if not self.is_outranked or self._long_from <= clock():
             return 0
-        return max(0, min(self.slots, self._outranked_low + 1 - inside))
-
-    @property
-    def _outranked_low(self) -> int:
-        """``low`` while it is outranked: twice as many may be inside as otherwise. Not all of what
-        is claimed then goes before what waits, so without a limit more and more would wait."""
-        return 2 * (self.slots + self.prefetch) - 1
-
-    def look_for_room(self) -> None:
-        """Have ``wake`` called once there is room."""
-        self.wake_at = self._outranked_low if self.is_outranked else self.low
+        return max(0, min(self.slots, self.low + 1 - inside))
 
     def note_ready(self, queue: str, priority: int) -> None:
         """Note that something of ``priority`` has become ready in ``queue``."""
@@ -202,18 +196,13 @@ class Executor:
         self._running.update(zip(map(id, attempts), attempts, strict=True))
         count = len(attempts)
         if self.is_outranked:
-            lowest = self._lowest_waiting()
+            lowest: dict[str, int] = {}
+            for each in self._waiting.copy():
+                queue, priority = each.claimed.queue, each.claimed.priority
+                lowest[queue] = min(priority, lowest.get(queue, priority))
             attempts = [each for each in attempts if not self._overtakes(each, lowest)]
         self._waiting.extend(attempts)
         self._begin(count)
-
-    def _lowest_waiting(self) -> dict[str, int]:
-        """Return the lowest priority of what waits, by queue."""
-        lowest: dict[str, int] = {}
-        for each in self._waiting.copy():
-            queue, priority = each.claimed.queue, each.claimed.priority
-            lowest[queue] = min(priority, lowest.get(queue, priority))
-        return lowest
 
     def _overtakes(self, attempt: Attempt, lowest: dict[str, int]) -> bool:
         """Put ``attempt`` before the first of its queue that waits and has a lower priority.

@@ -64,10 +64,7 @@ class Executors:
 
     def _expects_more(self) -> bool:
         """Return True if more outcomes come soon: what is ready is claimed as what runs ends."""
-        return self._is_busy() or self.have_more
-
-    def _is_busy(self) -> bool:
-        return any(executor.is_busy for executor in self.executors.values())
+        return any(each.is_busy or each.has_more for each in self.executors.values())
 
     @property
     def slots(self) -> dict[str, int]:
@@ -159,11 +156,12 @@ class Executors:
             if executor in self._with_room:
                 executor.is_outranked = False
             if executor.has_more or executor.is_outranked or executor.room <= 0:
-                executor.look_for_room()
+                executor.wake_at = executor.low
                 already = already or executor.room > 0
             else:
                 executor.wake_at = 0 if is_empty else -1
-        return already or (is_empty and not self._is_busy())
+        is_idle = not any(executor.is_busy for executor in self.executors.values())
+        return already or (is_empty and is_idle)
 
     def expect_no_more(self) -> None:
         """Record that nothing more is to be claimed, and have ``wake`` called when nothing is

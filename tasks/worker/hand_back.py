@@ -66,10 +66,14 @@ def give_back(attempts: list[Attempt], reason: str) -> None:
         begun = attempt.carrier is not None
         alike.setdefault((attempt.claimed.using, begun), []).append(attempt)
     for (using, begun), some in alike.items():
-        claimed = [attempt.claimed for attempt in some]
+        rows, claimed = Task.objects.using(using), [attempt.claimed for attempt in some]
+        refused: Sequence[tuple[Task | ClaimedTask, Exception]]
         is_stored = False
         try:
-            refused = _stored_back(using, claimed, reason, begun)
+            if begun:
+                _, refused = rows.give_back_many([each.task for each in claimed], reason)
+            else:
+                refused = rows.release_unstarted(claimed, reason)
         except Error as error:
             for each in claimed:
                 log.task_return_failed(each, error=error)
@@ -79,13 +83,3 @@ def give_back(attempts: list[Attempt], reason: str) -> None:
                 log.task_return_needless(task, reason=loss)
         for attempt in some:
             attempt.clear_mark(is_stored=is_stored)
-
-
-def _stored_back(
-    using: str, claimed: list[ClaimedTask], reason: str, begun: bool
-) -> Sequence[tuple[Task | ClaimedTask, Exception]]:
-    """Return those that are not set ready, each with its error."""
-    rows = Task.objects.using(using)
-    if not begun:
-        return rows.release_unstarted(claimed, reason)
-    return rows.give_back_many([each.task for each in claimed], reason)[1]

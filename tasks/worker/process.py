@@ -235,7 +235,13 @@ class WorkerProcess:
             # Without a statement it would count as answered again, and the outage as ended.
             database_now(Task.objects.home().db)
         self._is_finished = self._reaches_end()
-        return 0.0 if self._is_finished else self._pause()
+        if self._is_finished:
+            return 0.0
+        # Where more is ready, it is looked for as soon as there is room, and not at a time.
+        pause: float = task_settings.POLL_EVERY
+        if self._looked:
+            pause = self.poller.pause(asks=not self._more)
+        return max(0.001, pause)
 
     def stop(self) -> None:
         """Claim nothing more; a second call does not wait for running tasks either."""
@@ -281,7 +287,9 @@ class WorkerProcess:
         """Claim for the slots that are free, and ahead of them. Return True if there may be more to
         claim at once."""
         self._give_back_overdue()
-        self._note_heard()
+        for queue, priority in self.poller.take_heard().items():
+            # It may go before what was claimed.
+            self.executors.note_ready(queue, priority)
         self.executors.completer.replace_stuck_writer()
         self._looked = self._more = self.executors.saw_all = False
         self._is_blocked = (
@@ -296,11 +304,6 @@ class WorkerProcess:
             return False
         found = self._take_all()
         return self.executors.wake_when(is_empty=found > 0 and not self.poller.hears)
-
-    def _note_heard(self) -> None:
-        """Note what has become ready: it may go before what was claimed."""
-        for queue, priority in self.poller.take_heard().items():
-            self.executors.note_ready(queue, priority)
 
     def _take_all(self) -> int:
         """Claim for each executor that has room, up to the number of tasks after which it ends.
@@ -377,18 +380,14 @@ class WorkerProcess:
         """Look again where what was just stored is a reason to: an end that somebody waits for,
         or a task that may be ready by it."""
         ends = self._claims_no_more or self.stopping.is_set() or self.until is not Until.STOPPED
-        if ends or self._is_blocked or any(map(_makes_ready, outcomes)):
+        # The same task may be ready again, or another of its concurrency key.
+        makes_ready = any(
+            each.verb != COMPLETE or each.attempt.claimed.concurrency_key for each in outcomes
+        )
+        if ends or self._is_blocked or makes_ready:
             self.poller.wake()
 
     # Waiting
-
-    def _pause(self) -> float:
-        """Seconds until the next look, for whatever reason."""
-        # Where more is ready, it is looked for as soon as there is room, and not at a time.
-        pause: float = task_settings.POLL_EVERY
-        if self._looked:
-            pause = self.poller.pause(asks=not self._more)
-        return max(0.001, pause)
 
     def _rest(self, pause: float) -> None:
         """Wait until something wakes it, or ``pause`` is over. What would wait here for too long
@@ -484,9 +483,3 @@ class WorkerProcess:
         keeper.stop_if_idle()
         self._threads.callbacks.stop(PATIENCE)
         log.worker_stopped(worker=self.name)
-
-
-def _makes_ready(outcome: Outcome) -> bool:
-    """Return True if storing ``outcome`` may have made a task ready: the same, or another of its
-    concurrency key."""
-    return outcome.verb != COMPLETE or bool(outcome.attempt.claimed.concurrency_key)

@@ -62,21 +62,19 @@ class Threads(Executor):
                 self._end(runner.work(attempt, call, self.chaos), began_at)
 
     def _wait(self) -> None:
+        """Wait until something comes. The connections are closed if that takes a while."""
         runner.tidy()
-        if not self._comes_within(self.timing.slot_idle):
+        for seconds in (self.timing.slot_idle, None):
+            with self._comes:
+                if self._waiting or self._closed:
+                    return
+                self._idle += 1
+                try:
+                    if self._comes.wait(seconds):
+                        return
+                finally:
+                    self._idle -= 1
             connection.close_kept()
-            self._comes_within(None)
-
-    def _comes_within(self, seconds: float | None) -> bool:
-        """Wait until something comes, for ``seconds`` at most. Returns whether it did."""
-        with self._comes:
-            if self._waiting or self._closed:
-                return True
-            self._idle += 1
-            try:
-                return self._comes.wait(seconds)
-            finally:
-                self._idle -= 1
 
     def close(self) -> None:
         with self._comes:

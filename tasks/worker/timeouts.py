@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import note_replaced, start_thread
@@ -83,12 +84,9 @@ class Timekeeper:
                     if until is None or until > 0:
                         self._wakes.wait(until)
             for attempt in due:
-                self._tell(attempt)
-
-    def _tell(self, attempt: Attempt) -> None:
-        # Each on a thread: one that has to wait for the database delays no other.
-        telling = threading.Thread(target=self._over, args=(attempt,), name="timeout", daemon=True)
-        try:
-            telling.start()
-        except RuntimeError:  # there can be no thread more
-            self._over(attempt)
+                # Each on a thread: one that has to wait for the database delays no other.
+                telling = partial(self._over, attempt)
+                try:
+                    threading.Thread(target=telling, name="timeout", daemon=True).start()
+                except RuntimeError:  # there can be no thread more
+                    telling()

@@ -673,6 +673,15 @@ def test_a_claimed_task_is_held_from_the_moment_its_claim_was_sent() -> None:
         hold.detach()
 
 
+def test_an_attempt_has_what_a_thread_looks_for_though_another_has_just_filled_it_in() -> None:
+    attempt = Attempt(ClaimedTask.of(make_task(state="running", ttl=30)), threading.Event())
+    assert attempt.ttl == 30
+
+    # The thread had missed it before.
+    assert attempt.__getattr__("ttl") == 30
+    assert not hasattr(attempt, "nothing_of_the_kind")
+
+
 def test_connections_that_are_too_old_are_closed_before_and_after(
     run: Run, closings: list[str]
 ) -> None:

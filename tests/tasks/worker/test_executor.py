@@ -260,8 +260,7 @@ def test_what_goes_before_what_waits_has_no_more_wait_than_twice_as_many(
             line.come()
 
     assert len(line.tasks) == most
-    line.executor.look_for_room()
-    assert line.executor.wake_at == most - 1
+    assert line.executor.low == most - 1
 
 
 def test_of_what_is_claimed_only_what_is_more_urgent_is_compared_with_each_that_waits(

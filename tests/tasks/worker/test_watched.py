@@ -23,7 +23,7 @@ from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
 from leasing.runtime.threads import MAX_THREADS, LastingThread, replaced, start_thread
 from leasing.store import Renewal
-from tasks.execution import runner
+from tasks.execution import completer, runner
 from tasks.execution.completer import Completer
 from tasks.maintenance import housekeeping, recovery, scheduler
 from tasks.models import TaskStatus, Worker, WorkerQuerySet
@@ -342,7 +342,7 @@ def test_a_result_that_was_stored_as_its_thread_ended_is_not_stored_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count = replaced["task-results"]
-    once(monkeypatch, Completer, "_note_database", SystemExit())
+    once(monkeypatch, completer, "detach_all", SystemExit())
     task = make_task(name="jobs.echo", data={"x": 1})
 
     with watched() as worker:
