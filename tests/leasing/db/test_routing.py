@@ -280,6 +280,14 @@ def test_a_manager_acquires_near_the_row_that_it_is_given(shard: str) -> None:
     assert near.acquire("crane:2")._state.db == shard
 
 
+@with_shard
+def test_a_manager_does_not_follow_a_row_of_the_project(shard: str) -> None:
+    elsewhere = Order.objects.using(shard).create(article="tea")
+    near: Any = Lease.objects.db_manager(hints={"instance": elsewhere})
+
+    assert near.acquire("crane:2")._state.db == "default"
+
+
 def test_a_manager_with_fewer_rows_acquires_no_others() -> None:
     class Unpacked(type(Order.objects)):  # type: ignore[misc]
         def get_queryset(self) -> Any:
