@@ -218,6 +218,16 @@ def test_one_death_is_no_issue(viewer: Client) -> None:
     assert needs(get(viewer, OVERVIEW)) == {}
 
 
+def test_a_silent_worker_beside_one_of_its_label_is_late_unless_several_died(
+    viewer: Client,
+) -> None:
+    make_worker(name="shop:0a1b2c3d", state="late")
+    make_worker(name="shop:1a1b2c3d")
+    make_worker(name="shop:2a1b2c3d")
+
+    assert list(needs(get(viewer, OVERVIEW))) == ["late"]
+
+
 @pytest.mark.parametrize(("waiting", "tone"), [(1, "warn"), (0, "info")])
 def test_a_late_worker_says_what_stands_still_and_which_process_may_be_frozen(
     viewer: Client, waiting: int, tone: str

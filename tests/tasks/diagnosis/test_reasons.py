@@ -19,7 +19,7 @@ from tasks.diagnosis import explain, reasons
 from tasks.models import Queue, Sample, Task, Worker
 from tasks.sample import SLEEP
 from tests.api_calls import call
-from tests.factories import make_task, make_tasks, make_worker
+from tests.factories import claimed, make_task, make_tasks, make_worker
 from tests.pages import get, queries
 from tests.tasks.support import Limits
 
@@ -141,6 +141,19 @@ def test_who_waits_for_a_key_and_who_holds_it_link_and_count_each_other(
     assert need.links.count(f"/ops/tasks/{held.pk}/") == 3
     assert "/ops/runbook/stuck-queue/" in need.links
     assert f"If task:{held.pk} hangs, cancel it on its page." in need.one("p").text
+
+
+def test_what_was_put_off_although_a_worker_has_its_handler_waits_for_its_own_time() -> None:
+    of_ann()
+    task = make_task()
+    Task.objects.give_back(claimed(task, "bea"), "No handler", delay=timedelta(seconds=30))
+    scheduled = Task.objects.get(pk=task.pk).scheduled_at
+    waiting(1)
+    Task.objects.filter(pk=task.pk).update(scheduled_at=scheduled)
+
+    (reason,) = reasons.reasons(["default"], database_now("default"))["default"]
+
+    assert reason.sentence.startswith("1 task waits in the queue default for ")
 
 
 def test_only_the_queues_that_have_waited_longest_are_explained_with_a_statement_each(

@@ -14,6 +14,7 @@ from tasks.maintenance.counting import depths
 from tasks.maintenance.depths import count_depths
 from tasks.models import Task
 from tests.factories import claimed, make_task, make_worker
+from tests.tasks.support import Limits
 
 pytestmark = pytest.mark.django_db
 
@@ -33,6 +34,17 @@ def test_a_sample_counts_what_lacks_a_handler_as_ready_too() -> None:
 
     assert (found["ready"], found["scheduled"]) == (1, 1)
     assert 60 <= found["oldest"] < 120
+
+
+def test_a_sample_counts_no_more_of_them_than_it_has_looked_at(limits: Limits) -> None:
+    make_worker(handlers={"other": "thread"})
+    for _ in range(3):
+        give_back("default")
+    limits(count_cap=1)
+
+    found = depths(["default"], database_now("default"))["default"]
+
+    assert (found["ready"], found["scheduled"]) == (2, 0)
 
 
 def test_a_queue_whose_first_task_comes_between_the_statements_is_left_out(
