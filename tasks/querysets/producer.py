@@ -343,37 +343,33 @@ def store(
 ) -> Task:
     """Store the ``new`` task, as part of the caller's transaction, in the ``block`` that follows it
     or one of its own."""
-    with block or during("task.send", new.columns):
-        task = _stored(rows, new)
-        happened("task.sent", [task])
-    return task
-
-
-def _stored(rows: TaskRows, new: NewTask) -> Task:
     connection, columns = connections[rows.db], new.columns
     using, queue, priority = connection.alias, columns["queue"], columns["priority"]
-    notified = False
-    if "unique_key" in columns or "idempotency_key" in columns:
-        task, is_new = store_unless_present(rows.home(), new)
-        if not is_new:
-            return task
-        _read_back_later(task)
-    elif not insert.serves(rows.model, connection):
-        task = rows.model(**new.row_columns)
-        task.save(using=using, force_insert=True)
-        _read_back_later(task)
-    elif takes_messages(connection) and limiter.is_due(using, queue, priority, IN_STATEMENT_WINDOW):
-        task, notified = _store_notifying(rows.model, connection, new), True
-    else:
-        task = insert.one(rows.model, connection, new)
+    is_new, notified = True, False
+    with block or during("task.send", columns):
+        if "unique_key" in columns or "idempotency_key" in columns:
+            task, is_new = store_unless_present(rows.home(), new)
+            _read_back_later(task)
+        elif not insert.serves(rows.model, connection):
+            task = rows.model(**new.row_columns)
+            task.save(using=using, force_insert=True)
+            _read_back_later(task)
+        elif takes_messages(connection) and limiter.is_due(
+            using, queue, priority, IN_STATEMENT_WINDOW
+        ):
+            task, notified = _store_notifying(rows.model, connection, new), True
+        else:
+            task = insert.one(rows.model, connection, new)
 
-    def announce() -> None:
-        if not notified:
-            notify_now(using, queue, priority)
-        happened("task.enqueued", [task])
+        def announce() -> None:
+            if not notified:
+                notify_now(using, queue, priority)
+            happened("task.enqueued", [task])
 
-    # Of the connection: to find it by the queryset takes as long as all that is told.
-    after_commit(connection, announce)
+        if is_new:
+            # Of the connection: to find it by the queryset takes as long as all that is told.
+            after_commit(connection, announce)
+        happened("task.sent", [task])
     return task
 
 

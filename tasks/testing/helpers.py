@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import transaction
 
 from leasing.conf import leasing_settings
 from leasing.db.dialects import in_transaction
+from leasing.runtime.events import Subscriber, subscribe, unsubscribe
 from tasks import registry
 from tasks.conf import task_settings
 from tasks.exceptions import InvalidArguments
 from tasks.models import Task
 from tasks.payload import OUTPUT, check_arguments, check_data, check_json, dumped_data
-from tasks.querysets import TaskQuerySet, TaskStatus, check_queue, producer
+from tasks.querysets import TaskStatus, check_queue
 from tasks.testing.context import FakeContext
 from tasks.testing.runs import bring_forward, run, run_next
 
@@ -207,28 +207,23 @@ arun_handler = sync_to_async(run_handler)
 def _after_enqueue(then: Callable[[list[Task]], None] | None) -> Iterator[None]:
     global _mode, _asks
     before = _mode, _asks
-    with ExitStack() as stack:
+    if not _asks:
+        subscribe(_HEARD, None)
+    _mode, _asks = then, True
+    try:
+        yield
+    finally:
+        _mode, _asks = before
         if not _asks:
-            # Every enqueue of one task calls ``_stored``, at once or on the commit.
-            for place, verb in ((producer, "_stored"), (producer.ProducerVerbs, "enqueue_many")):
-                telling = _telling(getattr(place, verb))
-                stack.enter_context(patch.object(place, verb, telling))
-        _mode, _asks = then, True
-        try:
-            yield
-        finally:
-            _mode, _asks = before
+            unsubscribe(_HEARD)
 
 
-def _telling(verb: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(verb)
-    def enqueue(rows: TaskQuerySet, *args: Any, **kwargs: Any) -> Any:
-        tasks = verb(rows, *args, **kwargs)
-        if _mode is not None:
-            _mode([tasks] if isinstance(tasks, Task) else tasks)
-        return tasks
+def _sent(tasks: Sequence[Task]) -> None:
+    if _mode is not None:
+        _mode([*tasks])
 
-    return enqueue
+
+_HEARD: dict[str, Subscriber] = {"task.sent": _sent, "tasks.sent": _sent}
 
 
 def _run_if_due(task: Task, raises: bool) -> None:
