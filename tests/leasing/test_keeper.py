@@ -204,6 +204,18 @@ def moments_of_calls(hand: ByHand, seconds: float, step: float = 0.01) -> list[f
     return moments
 
 
+def test_nothing_passes_an_open_breaker_until_its_pause_is_over(hand: ByHand) -> None:
+    (hold,) = hand.enter()
+    hand.store.answer = hand.store.fail
+    hand.after(12)
+    hand.keeper.renew_now(hold)
+    hand.after(0)
+
+    assert len(hand.store.calls) == 1
+    hand.after(1)
+    assert len(hand.store.calls) == 2
+
+
 def test_a_failed_renewal_is_tried_again_ever_later_but_twice_in_an_interval(
     hand: ByHand, caplog: pytest.LogCaptureFixture
 ) -> None:
