@@ -6,9 +6,9 @@ behaviour stays.
 
 A patch is a ``setattr`` or ``delattr`` of pytest's ``monkeypatch``, a ``patch`` of
 ``unittest.mock``, or an assignment to an attribute of an imported module or class. It counts as an
-own one unless its target was imported from another library or from the tests. A patch for every
-test is one in an autouse fixture of a ``conftest.py``. A private name is one with a leading
-underscore, of anything but ``self`` and ``cls``.
+own one unless its target was imported from another library or from the tests, or is a class of the
+same file. A patch for every test is one in an autouse fixture of a ``conftest.py``. A private name
+is one with a leading underscore, of anything but ``self`` and ``cls``.
 """
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ def _count(tree: ast.Module, imported: dict[str, str], *, is_shared: bool) -> It
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield what each imported name stands for."""
+    """Yield what each imported name stands for, and each class of the file itself."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, f"tests.{node.name}"
+        elif isinstance(node, ast.ImportFrom):
             for each in node.names:
                 yield each.asname or each.name, f"{node.module}.{each.name}"
         elif isinstance(node, ast.Import):

@@ -107,6 +107,7 @@ def test_one(monkeypatch, worker):
     with mock.patch.object(WorkerProcess, "stop"):
         keeper.CUT_OFF = 2
     assert worker._ended and worker._meta and worker.__dict__
+    monkeypatch.setattr(Own, "patience", 1.0)
 
 
 class Own:

@@ -363,13 +363,16 @@ def test_djangos_log_is_given_no_line_that_no_handler_would_write(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with Django's default logging where DEBUG is off."""
+
+    def give(to: Any, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            monkeypatch.setattr(to, name, value)
+
     above: Any = compat.logger.parent
     console, mail = logging.NullHandler(logging.INFO), logging.NullHandler(logging.ERROR)
     console.addFilter(RequireDebugTrue())
-    for known, handlers in ((compat.logger, []), (above, [console, mail])):
-        monkeypatch.setattr(known, "handlers", handlers)
-        monkeypatch.setattr(known, "level", logging.INFO)
-    monkeypatch.setattr(above, "propagate", False)
+    give(compat.logger, handlers=[], level=logging.INFO)
+    give(above, handlers=[console, mail], level=logging.INFO, propagate=False)
     compat.logger.manager._clear_cache()  # type: ignore[attr-defined]
     heard = compat.is_logged
 
@@ -382,13 +385,13 @@ def test_djangos_log_is_given_no_line_that_no_handler_would_write(
     with monkeypatch.context() as patch:
         patch.setattr(logging.Logger, "callHandlers", lambda *args: None)
         assert heard(task_started)  # by a tool that follows the program
-    monkeypatch.setattr(compat.logger, "handlers", [logging.NullHandler()])
+    give(compat.logger, handlers=[logging.NullHandler()])
     assert heard(task_started)
-    monkeypatch.setattr(compat.logger, "handlers", [])
-    monkeypatch.setattr(above, "handlers", [])
+    give(compat.logger, handlers=[])
+    give(above, handlers=[])
     assert heard(task_started)  # as the last resort says
-    monkeypatch.setattr(above, "handlers", [console])
-    monkeypatch.setattr(console, "filters", [])
+    give(above, handlers=[console])
+    give(console, filters=[])
     assert heard(task_started)
 
 
