@@ -14,12 +14,14 @@ from io import StringIO
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
+from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.core.management import CommandError, call_command, get_commands, load_command_class
+from django.db import transaction
 from django.db.models import Model
 from django.test import Client
 from django.urls import URLPattern, resolve, reverse
@@ -519,11 +521,6 @@ class Admin(List):
         return client.post(self.url(row), chosen)
 
 
-class BareAdmin(Admin):
-    """The same on a site without our pages: its templates are read anew for each test, so it shows
-    that each action is done there, and ``Admin`` all else."""
-
-
 class Api(Interface):
     """The route of the API."""
 
@@ -579,11 +576,9 @@ INTERFACES = {
     "page": Interface,
     "list": List,
     "admin": Admin,
-    "admin without our pages": BareAdmin,
     "api": Api,
     "command": Command,
 }
-COLUMNS = {"admin without our pages": "admin"}
 
 
 def cells(fits: Callable[[Interface], bool]) -> pytest.MarkDecorator:
@@ -592,22 +587,12 @@ def cells(fits: Callable[[Interface], bool]) -> pytest.MarkDecorator:
         pytest.param(way(name), id=f"{name}, {label}")
         for name, action in ACTIONS.items()
         for label, way in INTERFACES.items()
-        if getattr(action, COLUMNS.get(label, label)) and fits(way(name))
+        if getattr(action, label) and fits(way(name))
     ]
     return pytest.mark.parametrize("way", every)
 
 
-EVERYWHERE = cells(lambda way: not isinstance(way, BareAdmin))
-
-
-@pytest.fixture(autouse=True)
-def _site(request: pytest.FixtureRequest, settings: Settings) -> Iterator[None]:
-    way = getattr(request.node, "callspec", None)
-    if way is not None and isinstance(way.params.get("way"), BareAdmin):
-        settings.ROOT_URLCONF = "tests.admin_alone"
-        (engine,) = settings.TEMPLATES  # those of the project lead to our pages
-        settings.TEMPLATES = [{**engine, "DIRS": []}]
-    yield
+EVERYWHERE = cells(lambda way: True)
 
 
 def user(name: str, *, without: str = "", only: tuple[str, ...] = ()) -> User:
@@ -650,8 +635,8 @@ def test_every_action_of_the_product_has_a_row() -> None:
     }
     assert {
         f"{act.name} {model._meta.label_lower}"
-        for model, site in admin.site._registry.items()
-        for act in getattr(site, "acts", ())
+        for model in filter(admin.site.is_registered, apps.get_models())
+        for act in getattr(admin.site.get_model_admin(model), "acts", ())
     } == {f"{name.split()[0]} {action.admin}" for name, action in ACTIONS.items() if action.admin}
     assert set(_routes()) == {action.api for action in ACTIONS.values() if action.api}
     commands = {" ".join(each.command.split()[:2]) for each in ACTIONS.values() if each.command}
@@ -695,7 +680,7 @@ def _commands() -> Iterator[str]:
         for each in parser._actions:
             verbs = each.choices if isinstance(each.choices, dict) else {}
             for verb, inner in verbs.items():
-                if "--by" in inner._option_string_actions:
+                if "--by " in inner.format_help():
                     yield f"{name} {verb}"
 
 
@@ -708,12 +693,31 @@ NAMED_BY = {
 }
 
 
-@cells(lambda way: True)
+@EVERYWHERE
 def test_an_action_is_done_and_recorded(way: Interface, operator: Client) -> None:
+    is_done_and_recorded(way, operator)
+
+
+@pytest.mark.slow
+def test_each_action_of_the_admin_is_done_on_a_site_without_our_pages(
+    operator: Client, settings: Settings, subtests: pytest.Subtests
+) -> None:
+    """In one test: the templates are read anew for each that changes where they are."""
+    settings.ROOT_URLCONF = "tests.admin_alone"
+    (engine,) = settings.TEMPLATES  # those of the project lead to our pages
+    settings.TEMPLATES = [{**engine, "DIRS": []}]
+    for name in (name for name, action in ACTIONS.items() if action.admin):
+        before = transaction.savepoint()
+        with subtests.test(name):
+            is_done_and_recorded(Admin(name), operator)
+        transaction.savepoint_rollback(before)
+
+
+def is_done_and_recorded(way: Interface, operator: Client) -> None:
     row = way.action.row()
     before = state_of(row)
-    assert way.via in ("api", "command") or way.offered(operator, row)
-    seen = way.look(operator, row)
+    assert not way.asks or way.offered(operator, row)
+    seen = way.look(operator, row)  # which has the button itself where nothing asks
     assert (state_of(row), AuditEntry.objects.count()) == (before, 0), "it asks first"
 
     answer = way.send(operator, row, seen, REASON)
@@ -739,7 +743,7 @@ def test_an_action_is_done_and_recorded(way: Interface, operator: Client) -> Non
     assert list(logged) == ([(str(row.pk), flag)] if way.via == "admin" else [])
 
 
-@cells(lambda way: way.action.reason == "all" and not isinstance(way, BareAdmin))
+@cells(lambda way: way.action.reason == "all")
 def test_an_action_without_its_reason_asks_again(way: Interface, operator: Client) -> None:
     row = way.action.row()
     before, seen = state_of(row), way.look(operator, row)
@@ -751,7 +755,7 @@ def test_an_action_without_its_reason_asks_again(way: Interface, operator: Clien
     assert (state_of(row), AuditEntry.objects.count()) == (before, 0)
 
 
-@cells(lambda way: way.via != "command" and not isinstance(way, BareAdmin))
+@cells(lambda way: way.via != "command")
 def test_an_action_is_refused_without_permission_or_csrf_token_and_while_read_only(
     way: Interface, operator: Client, settings: Settings
 ) -> None:
