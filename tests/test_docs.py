@@ -335,6 +335,7 @@ def test_every_option_of_a_handler_is_documented() -> None:
 GENERATED = {"checks": 80, "diagnosis-codes": 35, "metrics-reference": 60, "settings": 45}
 
 
+@pytest.mark.slow
 def test_the_pages_that_come_from_the_code_are_fresh() -> None:
     """`make docs` writes them."""
     pages = runpy.run_path(str(ROOT / "docs" / "conf.py"))["pages"]()
