@@ -149,7 +149,10 @@ def claimed(task: Task, holder: str, ttl: float = 30.0) -> Task:
     # Or the claim would recover what the test has prepared.
     swept_at = recovery.swept_at
     swept_at["default"] = max(clock(), swept_at.get("default", 0.0))
-    (mine,) = Task.objects.filter(pk=task.pk).claim(holder, queues=[task.queue], ttl=ttl)
+    rows = Task.objects.all()
+    if rows.ready().filter(queue=task.queue).count() > 1:
+        rows = rows.filter(pk=task.pk)  # which costs many times the statement of a plain claim
+    (mine,) = rows.claim(holder, queues=[task.queue], ttl=ttl)
     return mine
 
 
