@@ -136,10 +136,17 @@ def test_options_that_others_have_are_told_by_those_here() -> None:
     options = re.findall(r"`(\w+)=`", listed)
 
     assert len(options) == 3
+
+    @handler("sync")
+    def sync(ctx: Context) -> None: ...
+
     decorate: Callable[..., Any] = handler
+    using: Callable[..., Any] = sync.using
     for option in options:
-        with pytest.raises(TypeError, match=rf"argument '{option}': \w"):
+        with pytest.raises(TypeError, match=f"argument '{option}'"):
             decorate("sync", **{option: 5})
+        with pytest.raises(TypeError, match=rf"argument '{option}': \w"):
+            using(**{option: 5})
 
 
 # Celery

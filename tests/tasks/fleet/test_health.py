@@ -13,7 +13,14 @@ from unittest.mock import Mock
 import pytest
 
 from tasks.fleet.parent import Child, Parent, Plan
-from tasks.runtime.health import HUNG_AFTER, LATE_AFTER, Health, HealthFile, HealthServer
+from tasks.runtime.health import (
+    HUNG_AFTER,
+    LATE_AFTER,
+    LOOK_EVERY,
+    Health,
+    HealthFile,
+    HealthServer,
+)
 from tests.leasing.support import FakeClock
 
 
@@ -94,6 +101,7 @@ def test_the_loop_of_the_parent_answers_probes_and_touches_the_file(
     HealthFile(path, fleet.health, fleet.loop)
     server = HealthServer("127.0.0.1", 0, fleet.health, fleet.loop)
     os.utime(path, (0, 0))
+    fleet.clock.advance(LOOK_EVERY)
     answers: list[bytes] = []
 
     def ask() -> None:
