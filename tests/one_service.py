@@ -41,7 +41,7 @@ def describe() -> dict[str, Any]:
         "statuses": {path: page.status_code for path, page in pages.items()},
         "home": re.findall(r'<a href="([^"]+)"', pages["/"].content.decode()),
         "brand": re.findall(r'class="brand" href="([^"]*)">.*<span>(.*?)</span>', ops),
-        "menu": re.findall(r"([A-Z]\w+)</a>", menu),
+        "menu": re.findall(r"([A-Z][\w ]+)</a>", menu),
         "title": document["info"]["title"],
         "parts": sorted({path.split("/")[2] for path in document["paths"]}),
         "login": client.get("/ops/login/", follow=True).status_code,

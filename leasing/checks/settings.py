@@ -195,7 +195,7 @@ def check_leasable_models(**kwargs: Any) -> list[CheckMessage]:
 
 
 def _check_model(model: type[Leasable]) -> Iterator[CheckMessage]:
-    from leasing.models.rows import LeasableQuerySet, verbs_of
+    from leasing.querysets import LeasableQuerySet, verbs_of
 
     if reason := _unfit_key(model):
         yield Error(

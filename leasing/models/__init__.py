@@ -10,7 +10,7 @@ from leasing.models.leasable import Leasable, Listing, leasable_models, lease_ki
 from leasing.models.lease import Lease
 from leasing.models.ledger import Ledger
 from leasing.models.once import OnceKey
-from leasing.models.rows import LeasableQuerySet, LeaseState
+from leasing.querysets import LeasableQuerySet, LeaseState
 
 __all__ = [
     "MAX_KEY",

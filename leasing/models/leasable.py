@@ -17,7 +17,7 @@ from leasing.db.routing import is_ours
 from leasing.functions import EPOCH
 from leasing.holding import Hold, Term
 from leasing.models.ledger import Guarded
-from leasing.models.rows import GRANTED_FIELDS, LEASE_FIELDS, LeasableQuerySet, LeaseState, verbs_of
+from leasing.querysets import GRANTED_FIELDS, LEASE_FIELDS, LeasableQuerySet, LeaseState, verbs_of
 from leasing.store import Renewal
 
 

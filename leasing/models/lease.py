@@ -24,7 +24,7 @@ from leasing.functions import DbNow, after
 from leasing.holding import Hold, Term
 from leasing.holding.claim import Claim
 from leasing.models.leasable import Leasable, Listing
-from leasing.models.rows import (
+from leasing.querysets import (
     GRANTED_FIELDS,
     GRANTING,
     JUDGED_BY,

@@ -20,7 +20,7 @@ from leasing.db.sql import in_sql
 from leasing.exceptions import LeaseHeld, PayloadMismatch
 from leasing.functions import EPOCH, DbNow, after
 from leasing.models.leasable import Leasable, Listing
-from leasing.models.rows import GRANTING, LEASE_FIELDS, LeasableQuerySet, LeaseState
+from leasing.querysets import GRANTING, LEASE_FIELDS, LeasableQuerySet, LeaseState
 from leasing.runtime.aio import Steps, in_thread
 from leasing.stores.portable import releasing
 from leasing.validation.terms import Terms

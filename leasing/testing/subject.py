@@ -12,7 +12,7 @@ from leasing.conf import leasing_settings
 from leasing.db.routing import database_of
 from leasing.holding import Term
 from leasing.models import Leasable, Lease, LeaseEvent
-from leasing.models.rows import LeasableQuerySet, LeaseState
+from leasing.querysets import LeasableQuerySet, LeaseState
 from leasing.runtime.aio import drive
 from leasing.stores.memory import Key, MemoryStore, key_of, memory
 from leasing.stores.rows import RowStore

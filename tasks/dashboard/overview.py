@@ -16,6 +16,7 @@ from django.db.models import F, Q
 from leasing.conf import leasing_settings
 from leasing.db.compiled_queries import query_instances
 from leasing.db.row_locks import RowLock, row_locks
+from leasing.db.unapplied import unapplied_reason_of
 from leasing.diagnosis.lease import waited_for
 from leasing.functions import DbNow, after
 from leasing.humanize import Sentence
@@ -68,7 +69,9 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
         try:
             with _apart():
                 return read_part()
-        except Exception:
+        except Exception as error:
+            if unapplied_reason_of(error):  # the whole page says so
+                raise
             log.page_failed(part=name, exc_info=True)
             failed.append(name)
             return otherwise

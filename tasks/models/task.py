@@ -13,7 +13,7 @@ from django.db.models.expressions import RawSQL
 
 from leasing.functions import DbNow
 from leasing.models import Leasable, Listing
-from leasing.models.rows import LEASE_FIELDS
+from leasing.querysets import LEASE_FIELDS
 from leasing.store import Renewal
 from tasks.querysets import TaskQuerySet, TaskStatus, UniqueFor
 from tasks.querysets.claimed import resource_of

@@ -27,7 +27,7 @@ statement is written by hand in ``sql``.
 
 The verbs of holders, except heartbeat, need no clock: while the row is running and has the grant,
 nobody else has had the task. Rows are locked first and then updated (see
-``leasing.models.rows``).
+``leasing.querysets``).
 """
 
 from __future__ import annotations

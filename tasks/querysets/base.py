@@ -17,7 +17,7 @@ from django.db.models.lookups import LessThanOrEqual
 from leasing.db.dialects import after_commit
 from leasing.db.sql import in_sql
 from leasing.functions import DbNow, after
-from leasing.models.rows import LeasableQuerySet
+from leasing.querysets import LeasableQuerySet
 from leasing.runtime.events import happened
 from leasing.runtime.terminal import suggestion
 from leasing.store import Reason, Why

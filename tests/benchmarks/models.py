@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from django.db import models
 
 from leasing.models import Leasable
-from leasing.models.rows import LeasableQuerySet
+from leasing.querysets import LeasableQuerySet
 
 
 class UnpackedManager(models.Manager.from_queryset(LeasableQuerySet)):  # type: ignore[misc]

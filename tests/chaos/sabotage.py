@@ -37,7 +37,7 @@ class Sabotage(NamedTuple):
 
 SABOTAGES = {
     "a renewal does not compare the grant": Sabotage(
-        "leasing/models/rows.py",
+        "leasing/querysets.py",
         "return self._everything().filter(pk=row.pk, grant_id=row.grant_id).holding()",
         "return self._everything().filter(pk=row.pk).holding()",
         "leases",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from django.db import connections, models
 
 from leasing.models import Leasable
-from leasing.models.rows import LeasableQuerySet
+from leasing.querysets import LeasableQuerySet
 
 #: A schema other than the one that PostgreSQL looks into first.
 ELSEWHERE = "elsewhere"

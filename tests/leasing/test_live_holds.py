@@ -16,7 +16,7 @@ from leasing.functions import database_now
 from leasing.holding.keeper import Keeper, keeper
 from leasing.holding.term import Term
 from leasing.models import Lease
-from leasing.models.rows import LeasableQuerySet
+from leasing.querysets import LeasableQuerySet
 from leasing.stores.rows import RowStore
 from tests.conftest import Spawn
 from tests.factories import make_lease

@@ -12,7 +12,7 @@ from django.core.exceptions import FieldError
 from django.db import DatabaseError, IntegrityError, transaction
 
 from leasing.models import Lease, LeaseState
-from leasing.models.rows import LEASE_FIELDS
+from leasing.querysets import LEASE_FIELDS
 from tests.factories import make_lease
 from tests.leasing.support import far_away, stored, usurp
 

@@ -47,10 +47,10 @@ EXPLAINED: dict[str, str] = {
     " without schedule=schedule in .filter": (
         "Where another schedule has a slot in the same microsecond, this one has the next."
     ),
-    "leasing.models.rows.LeasableQuerySet._locked_keys: without pk__in=keys in .filter": (
+    "leasing.querysets.LeasableQuerySet._locked_keys: without pk__in=keys in .filter": (
         "Of all that is read, what was locked is looked up."
     ),
-    "leasing.models.rows.LeasableQuerySet.was_released_by_holder: without pk=row.pk in .filter": (
+    "leasing.querysets.LeasableQuerySet.was_released_by_holder: without pk=row.pk in .filter": (
         "A grant is of one row: the key is for the index."
     ),
     "tasks.querysets.base.TaskRows.ended_by_holders: without task=OuterRef('pk') in .filter": (
@@ -59,7 +59,7 @@ EXPLAINED: dict[str, str] = {
     "leasing.stores.portable.grant: without pk__in=list(before) in .filter": (
         "A grant is of one row: the keys are for the index."
     ),
-    "leasing.models.rows.LeasableQuerySet.raise_tokens: without released_at=None in .filter": (
+    "leasing.querysets.LeasableQuerySet.raise_tokens: without released_at=None in .filter": (
         "What was released is not revoked again: it is only kept from being locked."
     ),
     "leasing.models.lease.LeaseQuerySet._refuse_if_held: graced_until >= "

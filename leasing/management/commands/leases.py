@@ -24,7 +24,7 @@ from leasing.management.subcommands import (
 )
 from leasing.management.suggested_ttl import facts_of, text_of
 from leasing.models import Lease, LeaseEvent, LeaseState, leasable_models
-from leasing.models.rows import LeasableQuerySet
+from leasing.querysets import LeasableQuerySet
 from leasing.runtime.terminal import as_json, as_table, plain
 from leasing.stores import InvalidStore, stores
 from leasing.web.badges import badge_of_event

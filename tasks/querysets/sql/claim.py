@@ -36,7 +36,7 @@ from leasing.db.routing import is_plain
 from leasing.db.row_reader import reader
 from leasing.db.statements import array_of, cached_statement, joined, moment
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
-from leasing.models.rows import GRANTING as GRANTING_OF_LEASES
+from leasing.querysets import GRANTING as GRANTING_OF_LEASES
 from leasing.runtime.clock import clock
 from leasing.runtime.events import is_heard
 from leasing.validation.terms import Terms

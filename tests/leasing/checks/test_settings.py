@@ -21,7 +21,7 @@ from django.views import generic
 from leasing.checks import settings as checks
 from leasing.conf import leasing_settings
 from leasing.models import Leasable, Lease
-from leasing.models.rows import LeasableQuerySet
+from leasing.querysets import LeasableQuerySet
 from tests.plugin import ROOT
 
 

@@ -18,7 +18,7 @@ from leasing.db.routing import OWN_APPS
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.functions import database_now
 from leasing.models import Lease, LeaseEvent
-from leasing.models.rows import LeasableQuerySet
+from leasing.querysets import LeasableQuerySet
 from leasing.testing import assert_free, assert_held
 from tests import databases
 from tests.factories import make_lease

@@ -18,7 +18,7 @@ from leasing.db import statements as made
 from leasing.db.statements import type_of
 from leasing.exceptions import LeaseHeld
 from leasing.models import Lease
-from leasing.models.rows import LeasableQuerySet
+from leasing.querysets import LeasableQuerySet
 from leasing.testing.keeper import manual_keeper
 from leasing.validation.terms import Terms
 from tests.leasing.support import events, expire, stored

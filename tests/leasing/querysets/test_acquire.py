@@ -12,10 +12,10 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
+from leasing import querysets as leasable_rows
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import InvalidTTL, LeaseHeld, LeaseLost
 from leasing.models import Leasable, Lease, LeaseEvent, LeaseState
-from leasing.models import rows as leasable_rows
 from leasing.runtime.aio import drive
 from leasing.runtime.clock import clock
 from leasing.validation.terms import Terms

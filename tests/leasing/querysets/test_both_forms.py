@@ -26,7 +26,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost, PayloadMismatch
 from leasing.functions import EPOCH, DbNow
 from leasing.models import Leasable, Lease, LeaseEvent, OnceKey
 from leasing.models.once import OnceTerms
-from leasing.models.rows import GRANTING, LeasableQuerySet
+from leasing.querysets import GRANTING, LeasableQuerySet
 from leasing.runtime.aio import drive
 from leasing.validation.terms import Terms
 from tasks.models import Task

@@ -25,7 +25,7 @@ from leasing.exceptions import (
 from leasing.holding import claim as claims
 from leasing.holding.term import Term, keep_all
 from leasing.models import Lease, LeaseEvent
-from leasing.models.rows import LeasableQuerySet
+from leasing.querysets import LeasableQuerySet
 from leasing.stores.rows import RowStore
 from leasing.testing.keeper import ManualKeeper
 from tests.leasing.conftest import Sent

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
+from leasing import querysets as leasable_rows
 from leasing.db.dialects import lock as lock_rows
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.models import Lease
-from leasing.models import rows as leasable_rows
 from leasing.stores import portable
 from tests.factories import make_lease, make_leases
 from tests.leasing.support import (

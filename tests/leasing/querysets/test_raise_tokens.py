@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
+from leasing import querysets as leasable_rows
 from leasing.db.dialects import lock
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.models import AuditEntry, Lease, LeaseEvent
-from leasing.models import rows as leasable_rows
 from tasks.models import Task
 from tests.factories import make_lease, make_task
 from tests.leasing.support import just_before_the_update

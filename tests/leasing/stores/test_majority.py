@@ -81,7 +81,7 @@ def test_any_one_may_be_killed_and_any_one_may_hang(
     servers: list[Broker], store: MajorityStore, number: int
 ) -> None:
     for break_, mend in (("kill", "start"), ("pause", "resume")):
-        with store.hold(f"crane:{break_}", ttl=1.5) as hold:
+        with store.hold(f"crane:{break_}", ttl=MAX_TTL) as hold:
             getattr(servers[number], break_)()
             for _ in range(3):
                 assert grants(store, f"ship:{break_}:{_}")

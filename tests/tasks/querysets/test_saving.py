@@ -13,7 +13,7 @@ from django.core import serializers
 from django.core.exceptions import FieldError
 from django.db import IntegrityError, transaction
 
-from leasing.models.rows import LEASE_FIELDS
+from leasing.querysets import LEASE_FIELDS
 from tasks.models import Task, TaskStatus
 from tests.factories import claimed, make_task
 from tests.tasks.support import row_of
