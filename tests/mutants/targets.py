@@ -12,7 +12,8 @@ from tests.mutants.making import ROOT, Mutant, of_constant, of_file, of_text
 #: The files of the verbs' conditions: each condition in them is bent.
 FILES = (
     *(f"leasing/stores/{name}.py" for name in ("rows", "portable")),
-    *(f"leasing/models/{name}.py" for name in ("rows", "lease", "once", "beat", "api_token")),
+    "leasing/querysets.py",
+    *(f"leasing/models/{name}.py" for name in ("lease", "once", "beat", "api_token")),
     "leasing/db/sql.py",
     "leasing/fencing.py",
     "leasing/functions.py",
