@@ -49,11 +49,12 @@ def test_it_is_said_instead_of_an_error(
 ) -> None:
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
 
-    page = admin_client.get("/ops/leases/")
+    pages = [admin_client.get(path) for path in ("/ops/leases/", "/ops/")]
     answer = call(Client(), "GET", "/leases")
 
-    assert page.status_code == 503
-    assert REASON in unescape(page.content.decode())
+    for page in pages:
+        assert page.status_code == 503
+        assert REASON in unescape(page.content.decode())
     assert (answer.status, answer.body) == (503, {"error": REASON})
     assert answer.headers["Retry-After"] == "1"
 
