@@ -2,6 +2,9 @@
 doors to the verbs of holders (``leasing.stores.rows``), and the verbs of operators, of which
 ``revoke`` requires that the row is granted and not released.
 
+It stands below the models, where users import it from: a django.tasks backend is made, and tasks
+are declared, before there are models, and the querysets of tasks derive from this one.
+
 Time is the database's, read by the statement that judges. No judging statement can wait for a
 lock (it would judge by a time that is over): the row is locked first, updated second.
 """

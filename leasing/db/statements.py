@@ -1,4 +1,4 @@
-"""What statements by hand have in common: they are kept once made, and their values travel as text
+"""The common part of statements by hand: they are kept once made, and their values travel as text
 where that is how the driver is fast."""
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from leasing.process.deadman import find_prctl
 from leasing.runtime.shutdown import ExitCode
 from tasks.runtime.marks import Marks, size_of
 
-#: What a new Python process does, where this one cannot fork: it calls a function with arguments
-#: that are pickled in an open file.
+#: The program of a new Python process, where this one cannot fork: it calls a function with
+#: arguments that are pickled in an open file.
 SET_UP = (
     "import sys; sys.path[:] = {path!r}; import django; django.setup(); import pickle; "
     "function, args = pickle.load(open({descriptor}, 'rb')); function(*args)"

@@ -87,7 +87,7 @@ def is_paused(name: Any) -> Exists:
 class TaskRows(LeasableQuerySet["Task"]):
     """Tasks by their state, and what the verbs share."""
 
-    #: What the claim may take that these rows are a part of.
+    #: The room and the slots of the claim that these rows are a part of.
     seats: Seats | None = None
     keeps_events = False  # TaskAttempt is their ledger.
     renewing = "heartbeat"

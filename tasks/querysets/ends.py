@@ -61,7 +61,7 @@ class Ending:
     #: of: the outcome, and perhaps the error.
     attempt: TaskAttempt | None = None
     like: dict[str, str] | None = None
-    #: What has happened if the task waits again, and the reason.
+    #: The name of the event, if the task waits again, and the reason.
     event: str = ""
     reason: str = ""
     raised: BaseException | None = None

@@ -58,7 +58,7 @@ class Seen(NamedTuple):
 
 
 class RelayVerbs(TaskRows):
-    """What a relay reads and records."""
+    """The verbs of a relay: it reads what to publish, and records that it was."""
 
     def unpublished(self) -> Self:
         """Return the tasks that a worker could claim now, and that no message announces."""

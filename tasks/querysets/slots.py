@@ -44,7 +44,7 @@ def may_wait(attempts: int, max_attempts: int) -> bool:
 
 
 class Seats:
-    """What one claim may take, and the slots as it finds and fills them, over all the queues it
+    """The room of one claim, and the slots as it finds and fills them, over all the queues it
     looks at.
 
     Args:

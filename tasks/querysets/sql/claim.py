@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from tasks.models import Task
     from tasks.querysets.slots import Seats
 
-#: What ``TaskRows.available`` and ``to_claim`` ask of a task ``t``, here of the queue and the kind
-#: that are ``asked`` for.
+#: The conditions of ``TaskRows.available`` and ``to_claim`` on a task ``t``, here of the queue and
+#: the kind that are ``asked`` for.
 READY = "t.status = 'ready' AND t.scheduled_at <= {now}"
 OF_QUEUE = """t.queue = asked.queue AND NOT EXISTS (
     SELECT 1 FROM leasing_tasks_queue AS q WHERE q.name = asked.queue AND q.paused_at IS NOT NULL
@@ -60,7 +60,7 @@ OF_QUEUE = """t.queue = asked.queue AND NOT EXISTS (
 IN_ORDER = "ORDER BY t.priority DESC, t.scheduled_at, t.id"
 LOCKED = "FOR NO KEY UPDATE OF t SKIP LOCKED"
 SEEN = "t.id, t.concurrency_key, t.attempts, t.max_attempts, t.priority, t.scheduled_at"
-#: What is locked for a claim. With its columns for the choice among it.
+#: The rows that are locked for a claim, with the columns for the choice among them.
 LIMITED = """
 WITH chosen AS MATERIALIZED (
     SELECT *, concurrency_key <> '' AS is_keyed, attempts = 0 AND max_attempts > 1 AS may_wait
@@ -114,9 +114,8 @@ FOUND_ONE = """
     WHERE {READY} AND {OF_QUEUE} AND t.id = %(key)s::bigint
     LIMIT {most} {LOCKED}
 """
-#: What comes first of every kind is looked at without a lock, and says how many of each there are
-#: to be. Where others lock some of it meanwhile, or there are keys, the caller is told to look
-#: again.
+#: The first tasks of every kind are read without a lock, and say how many of each are claimed.
+#: Where others lock some of them meanwhile, or there are keys, the caller is told to look again.
 SHARED = """
 WITH first AS MATERIALIZED (
     SELECT * FROM (
@@ -163,8 +162,8 @@ GRANTING = GRANTING_OF_LEASES | {
     "progressed_at": "{now}",
     "unique_key": "CASE WHEN t.unique_for = 'waiting' THEN NULL ELSE t.unique_key END",
 }
-#: What is chosen is locked, and was ready when it was: that is not asked again. It would have
-#: PostgreSQL take the index of ready tasks for that of the chosen, and read all of them.
+#: The chosen rows are locked, and were ready then: the update does not ask that again, or
+#: PostgreSQL would take the index of ready tasks in place of their keys, and read all of them.
 UPDATE = """
 UPDATE leasing_tasks_task AS t SET {granting}
 WHERE t.id = ANY(ARRAY(SELECT id FROM chosen WHERE {TO_GRANT}))
