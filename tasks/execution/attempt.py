@@ -27,6 +27,8 @@ from tasks.runtime import marks
 
 #: The share of its progress timeout for which a task may wait for a slot without a report.
 SILENCE = 0.1
+#: Seconds between looks whether the handler of an attempt that is over has ended.
+CHECK_ENDED_EVERY = 0.01
 #: The verbs that are stored for many at once.
 COMPLETE, FAIL = "complete", "fail"
 
@@ -39,29 +41,8 @@ class Carrier(Protocol):
 
 #: Held for some assignments at a time: one for all takes less time than one for each.
 _lock = threading.Lock()
-
-
-class Latch:
-    """An event that costs next to nothing until somebody waits for it. Is set once; ``set``,
-    ``is_set`` and ``wait`` are those of ``threading.Event``."""
-
-    # The class's until they are set: there are two for each task.
-    _is_set: bool = False
-    _event: threading.Event | None = None
-
-    def set(self) -> None:
-        self._is_set = True
-        if self._event is not None:
-            self._event.set()
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def wait(self, timeout: float | None = None) -> bool:
-        with _lock:
-            event = self._event = self._event or threading.Event()
-        # A thread that set it before this line may not have seen the event; a later one will.
-        return self._is_set or event.wait(timeout)
+#: Woken with the first thing that there is to hear of for the handler of any attempt.
+_notified = threading.Condition()
 
 
 class Attempt(Term):
@@ -87,6 +68,12 @@ class Attempt(Term):
     cancelled_by: str = ""
     #: The end of the timeout on the holder's clock; None while there is none.
     deadline: float | None = None
+    #: True once there is something to hear of: it ends the pauses of the handler.
+    is_notified: bool = False
+    #: True once the handler has ended, in whatever way.
+    has_ended: bool = False
+    #: True if it has waited so long for its slot that its time for progress would end too early.
+    needs_progress_report: bool = False
 
     def __init__(
         self,
@@ -100,10 +87,6 @@ class Attempt(Term):
         self.timeout = claimed.timeout or (handler.timeout if handler is not None else None)
         #: The kind of its executor; of a task without a handler, the kind it was claimed for.
         self.kind = registry.Kind.of(claimed.kind) if handler is None else handler.kind
-        #: Set with the first thing there is to hear of: it ends the pauses of the handler.
-        self.notified = Latch()
-        #: Set when the handler has ended, in whatever way.
-        self.ended = Latch()
         self._watch = watch
 
     def __getattr__(self, name: str) -> Any:
@@ -152,20 +135,7 @@ class Attempt(Term):
     def _tell_asked(self) -> None:
         self.cancel(self.yield_to)
 
-    def follow(self) -> None:
-        """Tell that it begins: the work of this thread or coroutine is a part of it."""
-        happened("attempt.begun", [self])
-
     # Its begin
-
-    @property
-    def needs_progress_report(self) -> bool:
-        """Return True if it has waited so long for its slot that its time for progress would end
-        too early."""
-        timeout = self.claimed.progress_timeout
-        if timeout is None:
-            return False
-        return clock() - self.claimed.sent_at > SILENCE * timeout.total_seconds()
 
     def start_timeout(self) -> None:
         """Count its timeout, if it has one, from now on."""
@@ -213,9 +183,26 @@ class Attempt(Term):
             self.ended_by = by
             return True
 
+    def notify(self) -> None:
+        """End the pauses of the handler: there is something to hear of."""
+        with _notified:
+            self.is_notified = True
+            _notified.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there is something to hear of, for ``seconds`` at most."""
+        with _notified:
+            _notified.wait_for(lambda: self.is_notified, seconds)
+
+    def wait_ended(self, patience: float) -> None:
+        """Wait until the handler has ended, for ``patience`` seconds at most."""
+        until, pause = clock() + patience, threading.Event()
+        while not self.has_ended and clock() < until:
+            pause.wait(CHECK_ENDED_EVERY)
+
     def end_work(self) -> None:
         """Tell the handler that it is over, and interrupt it where that can be done."""
-        self.notified.set()
+        self.notify()
         cancel_call = self.cancel_call
         if cancel_call is not None:
             cancel_call()
@@ -253,13 +240,15 @@ class Outcome:
         #: True if nothing is left to do about it.
         self.is_done = not verb
 
-    def close(self, by: str) -> None:
-        """The attempt is over, and nobody but ``by`` ends it from now on, unless somebody else
-        was first."""
+    def close(self) -> None:
+        """Nobody but its handler, which has ended, ends the attempt from now on, unless somebody
+        else was first."""
         attempt = self.attempt
+        attempt.has_ended = True
         attempt.expect_end()
-        if self.verb and not attempt.end_by(by):
-            self.dropped = attempt.ended_by != by
+        if self.verb and not attempt.end_by("handler"):
+            self.dropped = True
+        happened("attempt.left", [attempt], outcome=self)
 
 
 #: Outcomes that were refused, and the reasons.

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, MutableMapping, Sequence
 from enum import Enum
 
 from django.db import Error, connections
@@ -23,7 +23,7 @@ from leasing.holding.keeper import keeper
 from leasing.holding.term import detach_all
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
-from leasing.runtime.threads import CallbackThreads, apart, note_replaced
+from leasing.runtime.threads import CallbackThreads, apart, note_replaced, start_thread
 from tasks.conf import task_settings
 from tasks.exceptions import NotSerializable
 from tasks.execution.attempt import COMPLETE, FAIL, Attempt, Outcome, Refused
@@ -69,6 +69,7 @@ class Completer:
         self._is_busy = is_busy
         self._stored = stored
         self._wakes = threading.Condition()
+        # Whatever is not stored is in one of these two, for whoever has the lock.
         self._waiting: deque[Outcome] = deque()
         self._under_way: dict[threading.Thread, list[Outcome]] = {}
         self._state = WriterState.IDLE
@@ -84,10 +85,9 @@ class Completer:
     @property
     def attempts(self) -> list[Attempt]:
         """Return the attempts whose outcome is not stored yet."""
-        # In this order: what begins to be stored between the two looks is found by the second.
-        waiting = self._waiting.copy()
-        under_way = [outcome for each in list(self._under_way.values()) for outcome in each]
-        return [outcome.attempt for outcome in (*waiting, *under_way)]
+        with self._wakes:
+            parts = (self._waiting, *self._under_way.values())
+            return [outcome.attempt for part in parts for outcome in part]
 
     @property
     def is_full(self) -> bool:
@@ -98,67 +98,48 @@ class Completer:
     def waits_since(self) -> float | None:
         """Return the end of the attempt whose outcome has waited for longest to be sent; None if
         none waits. An outcome that was sent may wait for a lock, which delays no other."""
-        waiting = self._waiting.copy()
-        return waiting[0].ended_at if waiting else None
+        with self._wakes:
+            return self._waiting[0].ended_at if self._waiting else None
 
     def is_stuck(self) -> bool:
         """Return True if a result whose task is renewed still has not been stored for 3 times
         its ttl, and for twice ANSWER_TIMEOUT, though the database answered all the while."""
+        now, timing = clock(), self._timing
         if self.database_down or keeper.draining:
-            self._down_at = clock()
-        return any(
-            map(self._waits_too_long, (*self._under_way.copy().values(), self._waiting.copy()))
-        )
-
-    def _waits_too_long(self, outcomes: Iterable[Outcome]) -> bool:
-        now = clock()
-        for outcome in outcomes:  # the oldest first
-            attempt = outcome.attempt
-            answers = self._timing.stuck_after_answers * task_settings.ANSWER_TIMEOUT
-            limit = max(self._timing.stuck_after * attempt.claimed.term.seconds, answers)
-            if now - max(outcome.ended_at, self._down_at) <= limit:
-                return False
-            if not attempt.is_lost:
-                return True
+            self._down_at = now
+        answers = timing.stuck_after_answers * task_settings.ANSWER_TIMEOUT
+        with self._wakes:
+            parts = (self._waiting.copy(), *self._under_way.values())
+        for part in parts:
+            for outcome in part:  # the oldest first
+                limit = max(timing.stuck_after * outcome.attempt.claimed.term.seconds, answers)
+                if now - max(outcome.ended_at, self._down_at) <= limit:
+                    break
+                if not outcome.attempt.is_lost:
+                    return True
         return False
 
-    def put(self, outcome: Outcome) -> None:
-        """Take ``outcome`` over. It is stored after the next ``wake``."""
-        self._waiting.append(outcome)
-
-    def wake(self, now: float | None = None, *, is_busy: bool = False) -> None:
-        """See to what was put, as a slot has become free, ``now`` by the clock. ``is_busy`` says
-        that others are to come, for all that the caller knows of."""
-        state = self._state
-        if state is WriterState.STORING:
-            if (now or clock()) - self._began_at > self._timing.stuck_writer_after:
-                self.replace_stuck_writer()
-        elif (
-            state is WriterState.IDLE
-            or len(self._waiting) >= FULL_BATCH
-            or not (is_busy or self._is_busy())
-        ):
-            with self._wakes:
+    def put(self, outcome: Outcome, running: MutableMapping[int, Attempt]) -> None:
+        """Take ``outcome`` over, to be stored soon. Its attempt leaves those that are ``running``
+        where it ran."""
+        outcome.ended_at = clock()
+        with self._wakes:
+            self._waiting.append(outcome)
+            # In this order: what has not been stored is always to be found in one of the two.
+            running.pop(id(outcome.attempt), None)
+            if self._writer is None:
                 self._start()
+            elif self._state is WriterState.IDLE or (
+                self._state is WriterState.COLLECTING
+                and (len(self._waiting) >= FULL_BATCH or not (running or self._is_busy()))
+            ):
                 self._wakes.notify()
 
     def look_again(self) -> None:
         """Store what waits for other outcomes, if none are to come any more."""
-        if self._state is WriterState.COLLECTING:
+        if self._state is WriterState.COLLECTING and not self._is_busy():
             with self._wakes:
                 self._wakes.notify()
-
-    def replace_stuck_writer(self) -> None:
-        """Start another writer for what waits, if the present one has been storing for too long."""
-        with self._wakes:
-            stuck = (
-                self._state is WriterState.STORING
-                and clock() - self._began_at > self._timing.stuck_writer_after
-            )
-            gone = self._writer is None
-            if (stuck or gone) and self._waiting and len(self._under_way) < MAX_STUCK_WRITERS:
-                self._writer = None
-                self._start()
 
     def is_alive(self) -> bool:
         """Return True unless the thread that stores has ended."""
@@ -167,24 +148,33 @@ class Completer:
 
     def ensure_running(self) -> None:
         """Start again the thread that stores, if it has ended; what it and others that have ended
-        were at is stored by the next."""
+        were at is stored by the next. Start another if it has been storing for too long."""
         with self._wakes:
             for thread, batch in list(self._under_way.items()):
                 if not thread.is_alive():
                     del self._under_way[thread]
-                    self._put_back(batch)
+                    for outcome in batch:
+                        outcome.is_unsure = True
+                    self._waiting.extendleft(reversed(batch))
             if not self.is_alive():
                 self._writer = None
-                if self._start():
+                self._start()
+                if self._writer is not None:
                     note_replaced("task-results")
         self.replace_stuck_writer()
 
-    def _put_back(self, batch: list[Outcome]) -> None:
-        waiting = {id(outcome) for outcome in self._waiting}
-        for outcome in reversed(batch):
-            outcome.is_unsure = True
-            if id(outcome) not in waiting:
-                self._waiting.appendleft(outcome)
+    def replace_stuck_writer(self) -> None:
+        """Start another writer for what waits, if the present one has been storing for too long, or
+        could not be started."""
+        if not self._waiting:
+            return
+        with self._wakes:
+            patience = self._timing.stuck_writer_after
+            stores = self._state is WriterState.STORING
+            if stores and clock() - self._began_at > patience:
+                self._writer = None
+            if self._writer is None and len(self._under_way) < MAX_STUCK_WRITERS:
+                self._start()
 
     def close(self, patience: float = 0.0) -> None:
         """End the thread once all is stored. Waits for that, up to ``patience`` seconds, if nothing
@@ -195,69 +185,53 @@ class Completer:
         if writer is not None and patience and not self.attempts:
             writer.join(patience)
 
-    def _start(self) -> bool:
-        """Return True if there is a thread that stores."""
-        if self._writer is None:
+    def _start(self) -> None:
+        # It waits for the caller's lock. Where there can be no thread more the next call tries
+        # again.
+        with contextlib.suppress(RuntimeError):
+            self._writer = start_thread("task-results", self._work)
             self._state = WriterState.IDLE
-            writer = threading.Thread(target=self._work, name="task-results", daemon=True)
-            # It waits for the caller's lock. Where there can be no thread more there
-            # is none: the next call tries again.
-            with contextlib.suppress(RuntimeError):
-                writer.start()
-                self._writer = writer
-        return self._writer is not None
 
     def _work(self) -> None:
-        with lasting_connection(), apart(self._callbacks):
-            while (batch := self._next()) != []:
-                if batch is None:
-                    connections.close_all()
-                    continue
-                store_outcomes(batch, self, self._timing.store_pauses)
-                with self._wakes:
-                    del self._under_way[threading.current_thread()]
-                self._stored(batch)
-
-    def _next(self) -> list[Outcome] | None:
-        """Return the outcomes to store now; an empty list when this thread is to end, None when
-        none came for a while."""
         me = threading.current_thread()
-        with self._wakes:
-            if self._writer is not me:
-                return []
-            while not self._waiting:
-                if self._closed:
-                    # Whatever comes yet begins another.
-                    self._writer, self._state = None, WriterState.IDLE
-                    return []
-                self._state = WriterState.IDLE
-                # Whoever puts something from here on sees that, and wakes; before, it is seen.
-                if not self._waiting and not self._wakes.wait(self._timing.completer_idle):
-                    return None
-            self._wait_for_batch()
-            self._state = WriterState.STORING
-            self._began_at = clock()
-            count = min(MAX_BATCH, len(self._waiting))
-            batch = self._under_way[me] = []
-            for _ in range(count):
-                # In this order: what is not stored is always to be found in one of the two.
-                batch.append(self._waiting[0])
-                self._waiting.popleft()
-            return batch
+        with lasting_connection(), apart(self._callbacks):
+            while True:
+                with self._wakes:
+                    if self._writer is not me:
+                        return
+                    self._state = WriterState.IDLE
+                    if not self._waiting and self._closed:
+                        self._writer = None  # whatever comes yet begins another
+                        return
+                    is_idle = not self._waiting and not self._wakes.wait(
+                        self._timing.completer_idle
+                    )
+                    batch = self._collect(me)
+                if batch:
+                    store_outcomes(batch, self, self._timing.store_pauses)
+                    with self._wakes:
+                        del self._under_way[me]
+                    self._stored(batch)
+                elif is_idle:
+                    connections.close_all()
 
-    def _wait_for_batch(self) -> None:
-        self._state = WriterState.COLLECTING
-        delay, began_at = self._timing.batch_delay, clock()
-        until, seen = began_at + delay, 0
-        while len(self._waiting) < FULL_BATCH and self._is_busy() and not self._closed:
-            left = until - clock()
-            if left > 0:
-                self._wakes.wait(left)
-                continue
-            came, seen = len(self._waiting) - seen, len(self._waiting)
-            until += delay
-            if came < MANY_COME or until > began_at + LONGEST_DELAY * delay:
-                return
+    def _collect(self, writer: threading.Thread) -> list[Outcome]:
+        """Return the outcomes that ``writer`` is to store now, which may wait for others; none if
+        none has come."""
+        if not self._waiting:
+            return []
+        self._state, seen = WriterState.COLLECTING, 0
+        for _ in range(LONGEST_DELAY):
+            if len(self._waiting) >= FULL_BATCH or self._closed or not self._is_busy():
+                break
+            is_enough = self._wakes.wait(self._timing.batch_delay)
+            if is_enough or len(self._waiting) - seen < MANY_COME:
+                break
+            seen = len(self._waiting)
+        self._state, self._began_at = WriterState.STORING, clock()
+        count = min(MAX_BATCH, len(self._waiting))
+        batch = self._under_way[writer] = [self._waiting.popleft() for _ in range(count)]
+        return batch
 
 
 # Storing
@@ -317,7 +291,11 @@ def _store_until_stored(
     unsure = any(outcome.is_unsure for outcome in left)
     for pause in (*pauses, None):
         try:
-            _store(_not_arrived(left, rows) if unsure else left, rows)
+            alike: dict[object, list[Outcome]] = defaultdict(list)
+            for each in _not_arrived(left, rows) if unsure else left:
+                alike[each if each.store is not None else each.verb].append(each)
+            for outcomes in alike.values():
+                _store(outcomes, rows)
             return
         except Error as error:
             failure, is_first, unsure = error, not unsure, True
@@ -343,60 +321,46 @@ def _store_until_stored(
 
 
 def _store(outcomes: list[Outcome], rows: TaskQuerySet) -> None:
-    """Store all of ``outcomes`` in ``rows``, their database. Raises Error when that does not
+    """Store ``outcomes`` of one verb in ``rows``, their database. Raises Error when that does not
     answer; what it refuses is logged, and done with."""
-    _store_alike([each for each in outcomes if each.verb == COMPLETE], rows)
-    # Those too whose output turned out to be none.
-    _store_alike([each for each in outcomes if each.verb == FAIL and not each.is_done], rows)
-    for outcome in outcomes:
-        if outcome.store is not None and not outcome.is_done:
-            _store_alike([outcome], rows)
-
-
-def _store_alike(outcomes: list[Outcome], rows: TaskQuerySet) -> None:
-    """Store ``outcomes`` of one verb."""
-    if not outcomes:
-        return
-    refused: Refused
+    first, began_at = outcomes[0], clock()
+    refused: Refused = []
+    happened("outcomes.storing", outcomes)
     try:
-        began_at = clock()
-        happened("outcomes.storing", outcomes)
-        refused = _write(outcomes, rows)
+        if first.store is not None:
+            first.store(rows, first.attempt.claimed.task)
+        elif first.verb == COMPLETE:
+            lost = rows.complete_claimed([(each.attempt.claimed, each.value) for each in outcomes])
+            if lost:
+                known = {id(each.attempt.claimed): each for each in outcomes}
+                refused = [(known[id(each)], error) for each, error in lost]
+        else:
+            tasks = {id(each.attempt.claimed.task): each for each in outcomes}
+            _, left = rows.fail_many([(e.attempt.claimed.task, e.value) for e in outcomes])
+            refused = [(tasks[id(each)], error) for each, error in left]
         happened("outcomes.stored", outcomes, refused=refused, seconds=clock() - began_at)
     except Error:
         raise
     except BaseException as failure:  # sys.exit() too, in what asks a retry policy
         if len(outcomes) > 1:
             for outcome in outcomes:
-                _store_alike([outcome], rows)
+                _store([outcome], rows)
             return
-        refused = [(outcomes[0], failure)]
+        refused = [(first, failure)]
     for outcome in outcomes:
         outcome.is_done = True
+    unfit = []
     for outcome, error in refused:
         claimed = outcome.attempt.claimed
         if isinstance(error, NotSerializable) and outcome.verb == COMPLETE:
             outcome.verb, outcome.value, outcome.is_done = FAIL, error, False
+            unfit.append(outcome)
         elif isinstance(error, LeaseLost):
             log.task_result_dropped(claimed, reason=f"lease lost ({error.reason})")
         else:
             log.task_result_not_stored(claimed, error=error, exc_info=error)
-
-
-def _write(outcomes: list[Outcome], rows: TaskQuerySet) -> Sequence[tuple[Outcome, BaseException]]:
-    """Call the verb of ``outcomes``. Return those that it refused, and the reasons."""
-    first = outcomes[0]
-    if first.store is not None:
-        first.store(rows, first.attempt.claimed.task)
-        return []
-    refused: Sequence[tuple[object, BaseException]]
-    if first.verb == COMPLETE:
-        refused = rows.complete_claimed([(each.attempt.claimed, each.value) for each in outcomes])
-        known = {id(each.attempt.claimed): each for each in outcomes} if refused else {}
-    else:
-        _, refused = rows.fail_many([(each.attempt.claimed.task, each.value) for each in outcomes])
-        known = {id(each.attempt.claimed.task): each for each in outcomes}
-    return [(known[id(row)], error) for row, error in refused]
+    if unfit:
+        _store(unfit, rows)
 
 
 def _not_arrived(outcomes: list[Outcome], rows: TaskQuerySet) -> list[Outcome]:

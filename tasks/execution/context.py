@@ -165,7 +165,7 @@ class Context:
         deadline = self._attempt.deadline
         if deadline is not None:
             seconds = min(seconds, max(0.0, deadline - clock()))
-        self._attempt.notified.wait(seconds)
+        self._attempt.wait(seconds)
         self.ensure()
         return self.stopping
 

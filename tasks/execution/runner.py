@@ -19,9 +19,10 @@ from django.dispatch import receiver
 
 from leasing.db.dialects import in_transaction
 from leasing.exceptions import LeaseLost
+from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from tasks.exceptions import Snooze, TaskCancelled
-from tasks.execution.attempt import COMPLETE, FAIL, Attempt, Outcome
+from tasks.execution.attempt import COMPLETE, FAIL, SILENCE, Attempt, Outcome
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import store_outcomes
 from tasks.execution.context import Context
@@ -79,9 +80,8 @@ def work(attempt: Attempt, call: Call | None = None, chaos: Chaos | None = None)
     """Return the outcome of an attempt, which is to be stored: ``run`` without that. Arguments are
     those of ``run``. Raises nothing."""
     tidy()
-    outcome = before(attempt)
+    outcome = begin(attempt)
     if outcome is None:
-        attempt.follow()
         stalled = chaos is not None and chaos.strike(attempt)
         context = Context(attempt)
         try:
@@ -98,12 +98,11 @@ def work(attempt: Attempt, call: Call | None = None, chaos: Chaos | None = None)
         else:
             outcome = judge(attempt, context, output)
         finally:
-            attempt.ended.set()
+            attempt.has_ended = True
             context.flush()
         if chaos is not None and stalled and outcome.verb:
             chaos.run_late(attempt)
-    outcome.close("handler")
-    happened("attempt.left", [attempt], outcome=outcome)
+    outcome.close()
     return outcome
 
 
@@ -113,9 +112,10 @@ def tidy() -> None:
         close_old_connections()
 
 
-def before(attempt: Attempt) -> Outcome | None:
-    """Return the outcome of ``attempt`` without a call of its handler, because of an event while it
-    waited for a slot, or because there is none; None: it begins now. Raises nothing."""
+def begin(attempt: Attempt) -> Outcome | None:
+    """Begin ``attempt``, on this thread or coroutine, and return None; or return its outcome
+    without a call of its handler, because of an event while it waited for a slot, or because there
+    is none. Raises nothing."""
     handler, claimed = attempt.handler, attempt.claimed
     try:
         if handler is None:
@@ -126,7 +126,6 @@ def before(attempt: Attempt) -> Outcome | None:
         elif reason := handler.parameters.mismatch(claimed.task_data):
             reason += f" {OTHER_RELEASE}"
         if reason:  # this worker may be too old for it, or too new
-            attempt.ended.set()
             log.task_no_handler(claimed, reason=reason)
             return _returned(attempt, reason, UNKNOWN_DELAY)
         if attempt.stopping.is_set():
@@ -138,10 +137,13 @@ def before(attempt: Attempt) -> Outcome | None:
             return _cancelled(attempt)
         if attempt.timeout is not None and attempt.kind is not Kind.PROCESS:
             attempt.start_timeout()  # a process may have to start first
+        if claimed.progress_timeout is not None:
+            silence = SILENCE * claimed.progress_timeout.total_seconds()
+            attempt.needs_progress_report = clock() - claimed.sent_at > silence
+        happened("attempt.begun", [attempt])
         return None
     except Exception as error:  # there can be no thread more that would watch its timeout
         log.task_not_begun(claimed, error=error, exc_info=True)
-        attempt.ended.set()
         return Outcome(attempt, FAIL, error)
 
 
@@ -151,12 +153,12 @@ def time_out(attempt: Attempt, timing: Timing = USUAL) -> None:
         return
     attempt.end_work()
     if attempt.kind is not Kind.THREAD:
-        attempt.ended.wait(timing.end_patience)
+        attempt.wait_ended(timing.end_patience)
     error = attempt.timeout_error
     log.task_timed_out(attempt.claimed, error=error)
     with lasting_connection():
         outcome = judge(attempt, Context(attempt), error=error)
-        outcome.close("timeout")
+        attempt.expect_end()
         happened("attempt.over", [attempt], outcome=outcome)
         store_outcomes([outcome], pauses=timing.store_pauses)
     connections.close_all()

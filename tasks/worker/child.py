@@ -135,7 +135,7 @@ def _listen(pipe: Connection[Any, Any], begun: queue.SimpleQueue[Attempt]) -> No
                     attempt.cancel(heard.cancelled_by)
                 if heard.stopping:
                     attempt.stopping.set()
-                    attempt.notified.set()
+                    attempt.notify()
     finally:
         os.killpg(0, signal.SIGKILL)
 

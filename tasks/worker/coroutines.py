@@ -18,7 +18,6 @@ from django.db import connections
 
 from leasing.holding.term import Term
 from leasing.runtime.clock import clock
-from leasing.runtime.events import happened
 from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
 from tasks.execution.attempt import Attempt, Outcome
@@ -65,7 +64,7 @@ class Coroutine:
                     error = error or RuntimeError(runner.LEFT_OPEN)
         except BaseException as failure:
             error = error or failure
-        attempt.ended.set()
+        attempt.has_ended = True
         return runner.judge(attempt, context, output, error)
 
     async def _call(self, attempt: Attempt, context: Context) -> tuple[Any, BaseException | None]:
@@ -202,16 +201,14 @@ class Coroutines(Executor):
     async def _run(self, attempt: Attempt, carrier: Coroutine) -> None:
         try:
             self._begun[id(attempt)] = began_at = clock()
-            outcome = runner.before(attempt)
+            outcome = runner.begin(attempt)
             stalled = False
             if outcome is None:
-                attempt.follow()
                 stalled = self.chaos is not None and self.chaos.strike(attempt)
                 outcome = await carrier.run(attempt)
             if stalled and outcome.verb:
                 await asyncio.to_thread(self._run_late, attempt)
-            outcome.close("handler")
-            happened("attempt.left", [attempt], outcome=outcome)
+            outcome.close()
             self._end(outcome, began_at)
         finally:
             assert carrier.task is not None

@@ -222,20 +222,14 @@ class Executor:
         raise NotImplementedError
 
     def _end(self, outcome: Outcome, began_at: float) -> None:
-        outcome.ended_at = now = clock()
-        attempt, running, completer = outcome.attempt, self._running, self._completer
-        took = now - began_at
+        attempt, took = outcome.attempt, clock() - began_at
         happened("attempt.ran", queue=attempt.claimed.queue, seconds=took)
         self._ended += 1
         self._took.append(took)
-        key = id(attempt)
-        # In this order: what has not been stored is always to be found in one of the two.
-        completer.put(outcome)
-        running.pop(key, None)
-        self._begun.pop(key, None)
-        attempt.carrier = completer
-        completer.wake(now, is_busy=bool(running))
-        if len(running) <= self.wake_at:
+        self._completer.put(outcome, self._running)
+        self._begun.pop(id(attempt), None)
+        attempt.carrier = self._completer
+        if len(self._running) <= self.wake_at:
             self.wake_at = -1
             self._wake()
 

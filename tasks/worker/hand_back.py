@@ -38,7 +38,7 @@ def give_back_all(left: list[Attempt], patience: float) -> None:
             attempt.end_work()
     until = clock() + patience
     for attempt in interrupted:
-        attempt.ended.wait(max(0.0, until - clock()))
+        attempt.wait_ended(until - clock())
     if left:
         give_back(left, STOPPED)
     pause = threading.Event()

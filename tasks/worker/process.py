@@ -221,10 +221,7 @@ class WorkerProcess:
             pause = self._claiming.step()
             if self._is_finished:
                 break
-            if reason := self.executors.stuck_reason:
-                log.worker_stuck(worker=self.name, reason=reason)
-                self._give_up()
-            elif pause:
+            if pause:
                 self._rest(pause)
 
     def _look(self) -> float:
@@ -248,17 +245,13 @@ class WorkerProcess:
         self._forced = self.stopping.is_set()
         self.stopping.set()
         for attempt in self.attempts:
-            attempt.notified.set()
+            attempt.notify()
         self.poller.wake()
 
     @property
     def ended(self) -> threading.Event:
         """An event that is set at its end."""
         return self._ended
-
-    def _give_up(self) -> None:
-        self.failed = True
-        self.stop()
 
     def stop_now(self, patience: float = 5.0) -> None:
         """Give everything back, and wait up to ``patience`` seconds until that is done."""
@@ -442,10 +435,15 @@ class WorkerProcess:
 
     def ensure_running(self) -> None:
         """Start again what has ended of that which carries tasks, and give back what it carried:
-        called by the watcher. Look at the memory, too."""
+        called by the watcher. Look at the memory too, and whether it is stuck."""
         for each in self.watched:
             each.ensure_running()
         self._look_at_memory()
+        reason = self.executors.stuck_reason
+        if reason and not self.stopping.is_set():
+            log.worker_stuck(worker=self.name, reason=reason)
+            self.failed = True
+            self.stop()
         if given_up := self.executors.ensure_running():
             give_up(given_up)
             connections.close_all()

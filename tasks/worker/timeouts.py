@@ -37,7 +37,7 @@ class Timekeeper:
             return
         with self._wakes:
             if len(self._heap) >= self._tidy_at:  # most have ended long before their deadline
-                self._heap = [each for each in self._heap if not each[2].ended.is_set()]
+                self._heap = [each for each in self._heap if not each[2].has_ended]
                 heapq.heapify(self._heap)
                 self._tidy_at = max(64, 2 * len(self._heap))
             heapq.heappush(self._heap, (deadline, next(self._order), attempt))
@@ -69,7 +69,7 @@ class Timekeeper:
         found: list[Attempt] = []
         while self._heap and self._heap[0][0] <= clock():
             attempt = heapq.heappop(self._heap)[2]
-            if not attempt.ended.is_set():
+            if not attempt.has_ended:
                 found.append(attempt)
         return found
 

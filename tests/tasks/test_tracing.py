@@ -414,7 +414,7 @@ def test_a_child_process_goes_on_with_the_span_of_its_attempt(
     handlers["jobs.echo"] = lambda ctx, **data: seen.append(current_span())
     task = make_task(name="jobs.echo", state="running")
     attempt = attempt_of(task)
-    attempt.follow()
+    happened("attempt.begun", [attempt])
     job = Job(task, attempt.trusted_until, tasks.tracing.inject())
     leave(attempt)
     child.run(child.begin(job))
@@ -432,7 +432,7 @@ def test_a_child_process_is_told_of_the_span(
     monkeypatch.setattr(executor, "_send", sent.append)
     monkeypatch.setattr(executor, "_receive", lambda *args: Answer(None, None, False, None))
     attempt = attempt_of(make_task(name="jobs.compute", state="running"))
-    attempt.follow()
+    happened("attempt.begun", [attempt])
     executor.call(attempt, Context(attempt))
     leave(attempt)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,7 @@ from tasks.execution import completer
 from tasks.execution.completer import Completer
 from tests.leasing.support import FakeClock
 from tests.processes import wait_for
+from tests.tasks.workers import PATIENCE
 
 
 class Result:
@@ -36,21 +36,24 @@ def refuse(thread: threading.Thread) -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("again", ["wake", "replace_stuck_writer"])
+@pytest.mark.parametrize("again", ["another result", "a look"])
 def test_results_wait_while_there_can_be_no_thread_more(
     again: str, stored: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storing = Completer(lambda: False, bool)
-    result: Any = Result()
+    results: Any = [Result()]
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        storing.put(result)
-        storing.wake()
+        storing.put(results[0], {})
     assert (stored, storing.attempts) == ([], [Result.attempt])
 
-    getattr(storing, again)()
+    if again == "a look":
+        storing.replace_stuck_writer()
+    else:
+        results.append(Result())
+        storing.put(results[1], {})
 
-    wait_for(lambda: stored == [result] and not storing.attempts)
+    wait_for(lambda: stored == results and not storing.attempts)
     storing.close()
 
 
@@ -58,8 +61,7 @@ def test_it_closes_with_the_thread_that_has_stored_all(stored: list[Any]) -> Non
     """Or the process would end with a connection open."""
     storing = Completer(lambda: False, lambda batch: threading.Event().wait(0.2))
     result: Any = Result()
-    storing.put(result)
-    storing.wake()
+    storing.put(result, {})
     (writer,) = (each for each in threading.enumerate() if each.name == "task-results")
     wait_for(lambda: stored == [result] and not storing.attempts)
 
@@ -68,35 +70,32 @@ def test_it_closes_with_the_thread_that_has_stored_all(stored: list[Any]) -> Non
     assert not writer.is_alive()
 
 
-def test_a_result_whose_storing_begins_meanwhile_is_not_missed() -> None:
+def test_a_result_is_found_in_one_place_or_the_other_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Or a worker could take it for stored, and end before it is."""
-    storing = Completer(lambda: False, bool)
+    seen: list[list[Any]] = []
     result: Any = Result()
 
-    class Looked(dict[Any, Any]):
-        """Begins to store what waits as soon as somebody has looked at what is under way."""
+    class Running(dict[int, Any]):
+        """Looks as what has ended leaves."""
 
-        def values(self) -> Any:
-            found = list(super().values())
-            self[threading.current_thread()] = list(storing._waiting)
-            storing._waiting.clear()
-            return found
+        def pop(self, key: int, default: Any = None) -> Any:
+            seen.append(storing.attempts)
+            return super().pop(key, default)
 
-    class Left(deque[Any]):
-        """The same, once somebody has looked at what waits."""
+    monkeypatch.setattr(
+        completer, "store_outcomes", lambda batch, *_: seen.append(storing.attempts)
+    )
+    storing: Completer = Completer(lambda: False, lambda batch: seen.append(storing.attempts))
+    running = Running({id(Result.attempt): Result.attempt})
 
-        def copy(self) -> Any:
-            found = deque(self)
-            dict.__setitem__(storing._under_way, threading.current_thread(), list(found))
-            self.clear()
-            return found
+    storing.put(result, running)
+    wait_for(lambda: len(seen) == 3)
+    storing.close(PATIENCE)
 
-    for moving in ("_under_way", "_waiting"):
-        storing._under_way, storing._waiting = {}, deque()
-        setattr(storing, moving, Looked() if moving == "_under_way" else Left())
-        storing.put(result)
-
-        assert set(storing.attempts) == {Result.attempt}
+    assert seen == [[Result.attempt], [Result.attempt], []]
+    assert running == {}
 
 
 class Late(Result):
@@ -135,7 +134,7 @@ def test_what_is_not_stored_for_three_ttl_though_all_goes_well_means_that_the_wo
 ) -> None:
     settings.TASK_QUEUE = {"ANSWER_TIMEOUT": 15}
     storing = Completer(lambda: False, bool)
-    storing.put(result)  # type: ignore[arg-type]
+    storing._waiting.append(result)  # type: ignore[arg-type]
     holder_clock.now = 1045.0
     with monkeypatch.context() as patched:
         patched.setattr(Keeper, "draining", away == "renewals")

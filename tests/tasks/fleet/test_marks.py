@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
+from leasing.runtime.events import Subscriber, subscribe, unsubscribe
 from tasks.execution import runner
 from tasks.execution.attempt import Attempt
 from tasks.execution.completer import store_outcomes
@@ -239,9 +240,12 @@ def test_an_attempt_that_timed_out_before_its_handler_was_called_leaves_no_mark(
     called: list[object] = []
     handlers["jobs.echo"] = lambda ctx, **data: called.append(ctx)
     attempt = attempt_of(task)
-    attempt.follow = lambda: runner.time_out(attempt)  # type: ignore[method-assign]
-
-    store_outcomes([runner.work(attempt)])
+    heard: dict[str, Subscriber] = {"attempt.begun": lambda attempts: runner.time_out(attempt)}
+    subscribe(heard, None)
+    try:
+        store_outcomes([runner.work(attempt)])
+    finally:
+        unsubscribe(heard)
 
     assert (called, known.begun()) == ([], set())
 

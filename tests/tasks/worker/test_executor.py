@@ -21,8 +21,8 @@ class Settled:
 
     attempts: tuple[()] = ()
 
-    def put(self, outcome: Any) -> None: ...
-    def wake(self, now: float, *, is_busy: bool) -> None: ...
+    def put(self, outcome: Any, running: dict[int, Any]) -> None:
+        running.pop(id(outcome.attempt), None)
 
 
 @dataclass(eq=False)

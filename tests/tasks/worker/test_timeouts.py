@@ -165,7 +165,7 @@ def test_timeouts_are_watched_again_where_nobody_looks_after_their_thread(
     over: list[Any] = []
     timekeeper = Timekeeper(over.append)
     attempts: list[Any] = [
-        SimpleNamespace(deadline=deadline, ended=threading.Event()) for deadline in (0.0, 1.0)
+        SimpleNamespace(deadline=deadline, has_ended=False) for deadline in (0.0, 1.0)
     ]
     with monkeypatch.context() as patched:
         patched.setattr(timekeeper, "due", lambda: sys.exit())

@@ -69,7 +69,7 @@ def once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: BaseExce
 @pytest.mark.parametrize("name", ["jobs.thread", "jobs.coroutine"])
 @pytest.mark.parametrize("error", [SystemExit(), MemoryError()], ids=repr)
 @pytest.mark.parametrize(
-    "where", [(runner, "before"), (runner, "judge"), (Completer, "put")], ids=lambda each: each[1]
+    "where", [(runner, "begin"), (runner, "judge"), (Completer, "put")], ids=lambda each: each[1]
 )
 def test_what_escapes_a_place_ends_neither_it_nor_its_task(
     name: str,
@@ -309,7 +309,7 @@ def test_a_task_hears_of_its_end_though_receivers_of_users_hang(heard: str) -> N
         attempt.renewed(clock(), Renewal(timezone.now(), 30.0, "ann"))
 
     try:
-        wait_for(attempt.notified.is_set, timeout=5)
+        wait_for(lambda: attempt.is_notified, timeout=5)
     finally:
         let_go.set()
         threaded.stop()
