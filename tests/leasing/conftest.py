@@ -39,11 +39,13 @@ from tests.leasing.support import (
     OtherSession,
     hold_of,
 )
+from tests.limits import limits
 
 __all__ = [
     "clocks",
     "compatible",
     "holder_clock",
+    "limits",
     "others_write",
     "portable",
     "registry",

@@ -39,10 +39,10 @@ from leasing.testing import (
 from leasing.testing.keeper import ManualKeeper
 from leasing.validation.terms import Terms
 from leasing.waiting import notifier
-from leasing.waiting import waiter as leasing_waiting
 from tests.factories import make_lease
 from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE
+from tests.limits import Limits
 from tests.logs import logged
 from tests.processes import wait_for
 
@@ -244,11 +244,10 @@ def test_a_campaign_ends_promptly_when_asked_to_stop_and_does_not_win_after_that
     leader: Leader,
     stopping: threading.Event,
     other_threads: OtherThreads,
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
     # The next poll is far away.
-    monkeypatch.setattr(leasing_waiting, "FIRST_PAUSE", 60.0)
-    monkeypatch.setattr(leasing_waiting, "MAX_PAUSE", 60.0)
+    limits(pause=60.0)
     with hold_elsewhere("scheduler", "bob"):
         campaign = other_threads.start(lambda: list(leader.terms(stopping)))
         wait_for(campaigns)
@@ -469,8 +468,9 @@ def test_a_candidate_who_is_not_answered_ends_when_asked_to_stop(
     stopping: threading.Event,
     other_threads: OtherThreads,
     monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(side_connection, "STOP_TIMEOUT", 0.1)
+    limits(stop_timeout=0.1)
     network = Swallowed(monkeypatch, "attempt")
     campaign = other_threads.start(lambda: list(leader.terms(stopping)))
     assert network.reached.wait(PATIENCE)
@@ -742,9 +742,9 @@ def test_standing_aside_ends_when_asked_to_stop(
     leader: Leader,
     stopping: threading.Event,
     other_threads: OtherThreads,
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(leasing_leader, "SIDE_CALL_TIMEOUT", 600.0)
+    limits(side_call_timeout=600.0)
     resigned = threading.Event()
 
     def campaign() -> None:

@@ -36,6 +36,7 @@ from tests.conftest import Spawn
 from tests.leasing.locks import someone_waits
 from tests.leasing.stopped import Waits
 from tests.leasing.support import PATIENCE, OtherSession, address, refused_except_to_listen
+from tests.limits import Limits
 from tests.logs import logged
 from tests.processes import wait_for
 
@@ -44,10 +45,9 @@ on_postgresql = pytest.mark.usefixtures("on_postgresql")
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quickly(limits: Limits) -> Iterator[None]:
     """Looks often whether anybody still waits, and leaves nobody listening."""
-    monkeypatch.setattr(listener, "CHECK_EVERY", 0.05)
-    monkeypatch.setattr(listener, "PATIENCE", 0.05)
+    limits(check_every=0.05, listener_patience=0.05)
     yield
     own = notifier("default")
     if own.listener.is_running:
@@ -376,10 +376,9 @@ def test_a_database_that_is_away_while_its_listen_connection_opens_is_one_outage
 @transactional
 @on_postgresql
 def test_notifications_that_stop_arriving_again_are_warned_of_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, limits: Limits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listener, "ARRIVAL", 0.1)
-    monkeypatch.setattr(listener, "DEAFNESS", 0.0)
+    limits(arrival=0.1, deafness=0.0)
     notifies = psycopg.Connection.notifies
     own = Notifier("default")
     for expected in (1, 2):
@@ -393,11 +392,13 @@ def test_notifications_that_stop_arriving_again_are_warned_of_again(
 
 @transactional
 @on_postgresql
-def test_the_check_knows_whether_notifications_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "PATIENCE", PATIENCE)
+def test_the_check_knows_whether_notifications_arrive(
+    monkeypatch: pytest.MonkeyPatch, limits: Limits
+) -> None:
+    limits(listener_patience=PATIENCE)
     assert notifications_arrive("default")
 
-    monkeypatch.setattr(listener, "PATIENCE", 0.05)
+    limits(listener_patience=0.05)
     monkeypatch.setattr(psycopg.Connection, "notifies", lambda *args, **options: iter([]))
     assert not notifications_arrive("default")
 
@@ -425,9 +426,9 @@ def test_the_check_does_not_believe_what_it_has_sent_itself(
 @transactional
 @on_postgresql
 def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, limits: Limits, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listener, "ARRIVAL", 0.1)
+    limits(arrival=0.1)
     notifies = psycopg.Connection.notifies
     monkeypatch.setattr(psycopg.Connection, "notifies", a_poolers(notifies))
     own, waiter = Notifier("default"), FakeWaiter()
@@ -440,7 +441,7 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
     assert logged(caplog).count("notifications.swallowed") == 1
 
     monkeypatch.setattr(psycopg.Connection, "notifies", notifies)
-    monkeypatch.setattr(listener, "ARRIVAL", PATIENCE)
+    limits(arrival=PATIENCE)
     heard: list[str] = []
     monkeypatch.setattr(own.listener, "_hear", heard.append)
     own.add("crane:1", waiter)
@@ -460,13 +461,13 @@ def test_behind_a_pooler_nobody_goes_on_listening_and_that_is_told_once(
 
 @transactional
 @on_postgresql
-def test_a_way_around_the_pooler_is_taken_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_around_the_pooler_is_taken_to_listen(limits: Limits) -> None:
     own, waiter = Notifier("default"), FakeWaiter()
     around = psycopg.conninfo.make_conninfo(**address(), application_name="around")
     with override_settings(LEASING={"LISTEN_URL": around}):
-        with monkeypatch.context() as patch:
-            patch.setattr(listener, "PATIENCE", PATIENCE)
-            assert notifications_arrive("default")
+        limits(listener_patience=PATIENCE)
+        assert notifications_arrive("default")
+        limits(listener_patience=0.05)
         own.add("crane:1", waiter)
         wait_for(lambda: listeners("around"))
         notify("crane:1")

@@ -16,10 +16,10 @@ from leasing import shutdown
 from leasing.exceptions import LeaseTimeout
 from leasing.holding.term import Term
 from leasing.models import Lease
-from leasing.runtime import shutdown as runtime_shutdown
 from leasing.stores.rows import RowStore
 from leasing.testing import assert_free, assert_held, hold_elsewhere, in_memory
 from tests.leasing.support import PATIENCE
+from tests.limits import Limits
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -86,8 +86,9 @@ def test_a_third_signal_does_not_interrupt_the_release(monkeypatch: pytest.Monke
 
 def test_a_release_that_takes_long_can_be_interrupted_and_is_left_to_its_ttl(
     monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(runtime_shutdown, "RELEASE_PATIENCE", 0.0)
+    limits(release_patience=0.0)
 
     interrupted_as_it_releases(monkeypatch)
 

@@ -45,7 +45,8 @@ from tests.leasing.conftest import (
     other_session,
     store,
 )
-from tests.tasks.support import BOUNDS, Handlers, Limits, Reported, kept
+from tests.limits import limits
+from tests.tasks.support import Handlers, Reported, kept
 
 __all__ = [
     "clock",
@@ -55,6 +56,7 @@ __all__ = [
     "form",
     "hold",
     "holder_clock",
+    "limits",
     "manual_keeper",
     "notes",
     "on_postgresql",
@@ -89,18 +91,6 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Handlers:
     known = dict(known_handlers._handlers)
     monkeypatch.setattr(known_handlers, "_handlers", known)
     return Handlers(known)
-
-
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
-    """Set bounds of the product that a few rows would not reach: ``limits(reach=2)``."""
-
-    def set_to(**bounds: int) -> None:
-        for name, bound in bounds.items():
-            for module, constant in BOUNDS[name]:
-                monkeypatch.setattr(module, constant, bound)
-
-    return set_to
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from types import ModuleType
 from typing import Any, Unpack
 
 import pytest
@@ -21,22 +20,14 @@ from django.db.models import F
 from django.db.models.functions import Greatest, Least
 from django.db.models.signals import post_init
 
-from leasing.admin import changelist
 from leasing.functions import DbNow, after
 from leasing.holding.keeper import Keeper
 from leasing.validation.terms import Terms
-from leasing.web import paging
-from tasks.dashboard import listing, queue_rows
-from tasks.diagnosis import reasons
 from tasks.execution.attempt import Attempt
 from tasks.execution.context import Context
-from tasks.fleet import hand_back
-from tasks.maintenance import counting, invariants
 from tasks.models import Sample, Task, TaskAttempt, TaskStatus
-from tasks.outbox import relay
-from tasks.querysets import TaskQuerySet, ends, operator, producer, recovery
+from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import ClaimedTask
-from tasks.querysets.sql import insert
 from tasks.registry import Handler
 from tests.factories import TaskOptions, make_tasks
 from tests.leasing.support import expire
@@ -52,27 +43,6 @@ RunTask = Callable[..., Task]
 
 #: Has pauses before another attempt drawn by a function of their bounds.
 Drawing = Callable[[Callable[[float, float], float]], None]
-
-#: Sets bounds of the product, by their names in ``BOUNDS``.
-Limits = Callable[..., None]
-
-#: Where the bounds are that a test sets to what it can reach with a few rows.
-BOUNDS: dict[str, list[tuple[ModuleType, str]]] = {
-    "buckets": [(relay, "CLAIMED")],
-    "bulk_batch": [(operator, "BULK_BATCH")],
-    "count_cap": [(changelist, "COUNT_CAP"), (queue_rows, "COUNT_CAP"), (counting, "COUNT_CAP")],
-    "insert_batch": [(insert, "BATCH_ROWS"), (producer, "INSERT_BATCH")],
-    "largest": [(ends, "LARGEST")],
-    "looked_at": [(reasons, "LOOKED_AT")],
-    "max_counted": [(invariants, "MAX_COUNTED")],
-    "reach": [(changelist, "REACH"), (paging, "REACH")],
-    "reading_reach": [(paging, "READING_REACH")],
-    "search_cap": [(listing, "SEARCH_CAP")],
-    "suspects_read": [(recovery, "SUSPECTS_READ")],
-    "sweep_batch": [(invariants, "SWEEP_BATCH")],
-    "together": [(hand_back, "TOGETHER")],
-    "waits": [(counting, "WAITS")],
-}
 
 
 class Handlers:

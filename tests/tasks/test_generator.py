@@ -33,6 +33,7 @@ from tasks.sample import SLEEP
 from tests.factories import make_worker
 from tests.leasing.stores.redis_servers import served
 from tests.leasing.support import OtherSession, expire, just_before_the_update, usurp
+from tests.limits import Limits
 from tests.logs import logged
 from tests.processes import wait_for
 
@@ -515,8 +516,8 @@ def generating(kind: type[Generator] = Generator, **options: Any) -> Iterator[th
 
 
 @pytest.fixture
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "LOOK_EVERY", 0.02)
+def _quick(limits: Limits) -> None:
+    limits(look_every=0.02)
 
 
 in_threads = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_quick")]

@@ -15,7 +15,6 @@ from django.test.utils import CaptureQueriesContext
 
 from leasing.db.dialects import CHANNEL as RELEASED
 from leasing.runtime import aio
-from leasing.waiting import waiter as pauses
 from leasing.waiting.notifier import notifier as waiters
 from leasing.waiting.waiter import Waiter
 from tasks import await_for, notifier, wait_for, waiting
@@ -25,6 +24,7 @@ from tasks.notifier import limiter, notify_ended, waited_for
 from tasks.worker.poller import Poller
 from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.support import FakeClock
+from tests.limits import Limits
 from tests.logs import logged
 from tests.processes import wait_for as wait_until
 from tests.tasks.support import Handlers
@@ -220,9 +220,9 @@ def test_a_task_that_is_gone_is_not_waited_for(meanwhile: Meanwhile) -> None:
 
 
 @pytest.fixture
-def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_polls(limits: Limits) -> None:
     """A wait looks once, and again when it is notified."""
-    monkeypatch.setattr(pauses, "FIRST_PAUSE", 10 * PATIENCE)
+    limits(pause=10 * PATIENCE)
 
 
 @pytest.mark.usefixtures("no_polls")

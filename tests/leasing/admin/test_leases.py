@@ -13,17 +13,16 @@ from django.urls import reverse
 
 import leasing
 from leasing import audit
-from leasing.admin import actions, base, changelist
+from leasing.admin import base
 from leasing.admin.changelist import CappedPaginator
-from leasing.dashboard import operator_actions
 from leasing.functions import database_now
 from leasing.humanize import stamp
 from leasing.models import AuditEntry, BeatEntry, EventKind, Lease, LeaseEvent, OnceKey
 from leasing.web import badges
-from leasing.web.counts import Capped
 from tasks.models import Schedule, ScheduleSlot
 from tests.factories import make_lease, make_leases
 from tests.fixtures import client_with
+from tests.limits import Limits
 from tests.pages import Page, admins, assert_cheap, get, queries, sent_by, signed_in
 
 pytestmark = pytest.mark.django_db
@@ -141,12 +140,10 @@ def test_the_audit_leads_to_what_was_done_and_back(viewer: Client) -> None:
     assert f"{LEASES}{lease.pk}/change/" in get(viewer, f"{AUDIT}{entry.pk}/change/").links
 
 
-def test_a_list_that_no_index_serves_looks_at_the_newest(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_no_index_serves_looks_at_the_newest(viewer: Client, limits: Limits) -> None:
     for _ in range(2):
         noted(make_lease())
-    monkeypatch.setattr(changelist, "REACH", 1)
+    limits(reach=1)
     assert len(get(viewer, f"{EVENTS}?kind__exact=acquired").rows) == 1
     assert len(get(viewer, f"{LEASES}?state=active").rows) == 1
     assert len(get(viewer, f"{AUDIT}?verb__exact=revoke").rows) == 2
@@ -187,10 +184,10 @@ def test_no_list_filters_sorts_or_counts_by_what_has_no_index() -> None:
                 assert getattr(model._meta.get_field(name), "choices", None), f"{model}: {name}"
 
 
-def test_the_paginator_counts_no_further_than_its_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_paginator_counts_no_further_than_its_cap(limits: Limits) -> None:
     make_leases(4)
-    monkeypatch.setattr(changelist, "capped_count", lambda rows: Capped(10_001))
-    assert CappedPaginator(Lease.objects.order_by("pk"), 50).count == 10_000
+    limits(count_cap=3)
+    assert CappedPaginator(Lease.objects.order_by("pk"), 50).count == 3
     assert CappedPaginator([1, 2, 3], 50).count == 3
 
 
@@ -208,11 +205,8 @@ def test_a_confirmed_revocation_calls_the_same_service(operator: Client) -> None
     assert LogEntry.objects.filter(object_id=str(held.pk)).exists()
 
 
-def test_an_action_takes_no_more_rows_than_it_says(
-    operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actions, "MAX_SELECTED", 2)
-    monkeypatch.setattr(operator_actions, "MAX_SELECTED", 2)
+def test_an_action_takes_no_more_rows_than_it_says(operator: Client, limits: Limits) -> None:
+    limits(max_selected=2)
     leases = [make_lease() for _ in range(3)]
     page = Page(act(operator, leases[:1], select_across="1"))
     assert page.one("[data-more]").numbers == [2]

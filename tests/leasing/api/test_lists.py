@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from leasing.api import lists
 from leasing.models import Lease
 from leasing.web.cursors import Cursor
 from tests.api_calls import call
 from tests.factories import make_lease, make_leases, make_task
 from tests.leasing.conftest import DatabaseClock
+from tests.limits import Limits
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
@@ -63,12 +63,10 @@ def test_rows_that_come_meanwhile_repeat_no_row_and_hide_none(client: Client) ->
     assert [each for each in rest if each in whole] == whole[3:]
 
 
-def test_a_search_looks_through_some_rows_a_page(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_looks_through_some_rows_a_page(client: Client, limits: Limits) -> None:
     held = make_lease(state="active")
     make_leases(5, state="released")
-    monkeypatch.setattr(lists, "REACH", 2)
+    limits(reach=2)
     found = pages(client, "/leases/active", 100)
     assert [page for page in found if page] == [[held.pk]]
     assert len(found) > 2

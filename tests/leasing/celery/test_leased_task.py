@@ -14,13 +14,13 @@ import pytest
 from celery.exceptions import Ignore, Reject
 
 from leasing.celery import LeasedTask, is_skipped
-from leasing.celery import task as celery_task
 from leasing.celery.task import PUT_OFF
 from leasing.exceptions import InvalidResource, LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.models import Lease
 from leasing.testing import assert_free, assert_held, expire, hold_elsewhere, in_memory
 from tests.leasing.celery.conftest import Bench
 from tests.leasing.support import PATIENCE
+from tests.limits import Limits
 
 pytestmark = pytest.mark.usefixtures("where")
 
@@ -297,9 +297,9 @@ def test_a_retry_that_comes_before_its_attempt_has_ended_waits_for_it(bench: Ben
 
 
 def test_a_retry_is_not_skipped_for_the_attempt_that_died_after_asking_for_it(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, limits: Limits
 ) -> None:
-    monkeypatch.setattr(celery_task, "SETTLING", 0.0)
+    limits(settling=0.0)
     task = make(bench, never, when_held="skip")
 
     with Lease.objects.hold("sync:7", metadata={"task_id": "4f7d", "retries": 0}):

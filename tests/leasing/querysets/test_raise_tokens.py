@@ -15,6 +15,7 @@ from leasing.models import AuditEntry, Lease, LeaseEvent
 from tasks.models import Task
 from tests.factories import make_lease, make_task
 from tests.leasing.support import just_before_the_update
+from tests.limits import Limits
 
 pytestmark = pytest.mark.django_db
 
@@ -28,9 +29,9 @@ def floor() -> int:
 
 
 def test_tokens_of_leases_rise_above_the_clock_as_it_will_be(
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(leasable_rows, "RAISED_TOGETHER", 2)
+    limits(raised_together=2)
     for state in STATES:
         make_lease(resource=f"crane:{state}", state=state)
     before = floor()

@@ -17,7 +17,6 @@ from leasing.functions import after
 from leasing.holding.keeper import Keeper, keeper
 from leasing.holding.term import Term
 from leasing.models import Lease
-from leasing.stores import rows
 from leasing.testing.keeper import ManualKeeper
 from tests.leasing.conftest import Sent
 from tests.leasing.locks import someone_waits
@@ -29,6 +28,7 @@ from tests.leasing.support import (
     stored,
     usurp,
 )
+from tests.limits import Limits
 from tests.press.models import Author
 from tests.processes import wait_for
 from tests.shop.models import Order
@@ -224,9 +224,9 @@ def test_a_real_deadline_passes_inside_the_block_and_nobody_gets_in(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_holder_that_falls_silent_inside_the_block_keeps_nobody_waiting(
-    other_session: OtherSession, manual_keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    other_session: OtherSession, manual_keeper: Keeper, limits: Limits
 ) -> None:
-    monkeypatch.setattr(rows, "SILENCE", 0.01)
+    limits(silence=0.01)
     with kept_by(manual_keeper, ttl=30) as hold:
         # The block is to be open by then.
         Lease.objects.update(expires_at=after(timedelta(seconds=2)))

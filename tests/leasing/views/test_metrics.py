@@ -19,6 +19,7 @@ from leasing.metrics.database import Family, Figure, TooMany, read_all
 from leasing.models import LeaseState
 from tasks.metrics import database as task_figures
 from tests.factories import make_lease, make_task
+from tests.limits import Limits
 from tests.metrics import Scrape, check_names
 from tests.pages import signed_in
 from tests.plugin import ROOT
@@ -293,8 +294,8 @@ def test_a_figure_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.usefixtures("with_token")
-def test_leases_too_many_to_count_are_not_counted_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "MAX_ROWS", 2)
+def test_leases_too_many_to_count_are_not_counted_wrongly(limits: Limits) -> None:
+    limits(max_rows=2)
     for _ in range(3):
         make_lease()
         make_task(state="running")

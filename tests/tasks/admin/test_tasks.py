@@ -15,7 +15,6 @@ from django.urls import reverse
 from leasing.humanize import span, stamp
 from leasing.models import AuditEntry
 from leasing.web.badges import DONE, Badge
-from tasks.admin.tasks import TaskAdmin
 from tasks.dashboard import badges, listing
 from tasks.dashboard.badges import ATTEMPT_BADGES
 from tasks.dashboard.operator_actions import ACTIONS
@@ -34,8 +33,9 @@ from tasks.models import (
 from tasks.outbox import publish
 from tests.factories import make_lease, make_task, make_tasks, make_worker
 from tests.fixtures import client_with
+from tests.limits import Limits
 from tests.pages import Page, assert_cheap, get, sent_by, signed_in
-from tests.tasks.support import Handlers, Limits, row_of
+from tests.tasks.support import Handlers, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -265,12 +265,10 @@ def test_a_filter_without_an_index_looks_at_the_newest_and_one_with_it_at_all(
     assert len(get(viewer, f"{TASKS}?state=succeeded").rows) == 1
 
 
-def test_a_list_ends_where_its_count_ends_and_says_so(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch, limits: Limits
-) -> None:
+def test_a_list_ends_where_its_count_ends_and_says_so(viewer: Client, limits: Limits) -> None:
     make_tasks(3)
     limits(count_cap=2)
-    monkeypatch.setattr(TaskAdmin, "list_per_page", 1)
+    limits(list_per_page=1)
     page = get(viewer, f"{TASKS}?p=2")
     assert page.one("[data-note=capped]").links == ["/ops/tasks/"]
     assert viewer.get(f"{TASKS}?p=3").status_code == 302, "beyond the cap there is no page"

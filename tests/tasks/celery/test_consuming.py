@@ -19,6 +19,7 @@ from tasks.execution.attempt import Attempt
 from tasks.execution.context import Context
 from tasks.models import Queue, Task, TaskStatus
 from tasks.notifier import limiter
+from tests.limits import Limits
 from tests.tasks.celery.support import enqueue
 from tests.tasks.support import (
     Handlers,
@@ -35,9 +36,9 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def _nobody_waits(connection_stays: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _nobody_waits(connection_stays: None, limits: Limits) -> None:
     """Nor is the connection closed, which has the transaction of the test."""
-    monkeypatch.setattr(consuming, "CLAIM_PAUSES", ())
+    limits(claim_pauses=())
 
 
 @pytest.fixture(params=["one statement", "portable"])
@@ -229,7 +230,7 @@ def test_a_coroutine_is_cancelled_at_its_await(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_claim_is_tried_again_while_the_database_is_away(
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
     (key,) = enqueue()
     failures = iter(range(2))
@@ -239,7 +240,7 @@ def test_a_claim_is_tried_again_while_the_database_is_away(
             raise OperationalError("away")
         return take(*args, **options)
 
-    monkeypatch.setattr(consuming, "CLAIM_PAUSES", (0, 0, 0))
+    limits(claim_pauses=(0, 0, 0))
     with around("take_one", failing):
         assert consume(key, "default", "ann")
 

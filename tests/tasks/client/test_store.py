@@ -17,10 +17,9 @@ from leasing.client.transport import Transport
 from leasing.holding.term import Term
 from leasing.runtime.clock import clock
 from tasks.client import TaskClient, Worker
-from tasks.client import calls as client_calls
-from tasks.client import worker as client_worker
 from tasks.client.calls import Claimed, RemoteTask, TaskCalls
 from tasks.client.store import TaskStore
+from tests.limits import Limits
 
 URL = "http://localhost/api"
 
@@ -43,12 +42,12 @@ def test_the_renewing_thread_leaves_a_request_that_hangs() -> None:
 
 
 def test_what_a_long_claim_brought_is_dropped_only_if_it_was_lost(
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(client_worker, "STALE_AFTER", 0.0)
+    limits(stale_after=0.0)
     worker = Worker(TaskClient(URL, transport=httpx.MockTransport(answered(202, 409))))
     renewed, lost, unanswered = (claimed(number) for number in (17, 18, 19))
-    monkeypatch.setattr(client_calls, "MAX_TASKS", 2)
+    limits(max_tasks=2)
 
     claimed_at = renewed.term.sent_at
 

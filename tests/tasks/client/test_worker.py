@@ -20,11 +20,12 @@ from leasing.client import AccessDenied
 from leasing.client.messages import Request
 from leasing.runtime.clock import clock
 from tasks.api.waiting import claimers
-from tasks.client import Context, Handlers, TaskClient, Worker, completer
+from tasks.client import Context, Handlers, TaskClient, Worker
 from tasks.client import worker as client_worker
 from tasks.client.calls import claiming
 from tasks.exceptions import GiveUp, Snooze
 from tasks.models import Task, TaskAttempt
+from tests.limits import Limits
 from tests.processes import wait_for
 from tests.remote import Fault, Service, answered, refused, swallowed
 from tests.tasks.support import around
@@ -63,9 +64,9 @@ def running(worker: Worker) -> Iterator[Worker]:
 
 
 @pytest.fixture
-def strikes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def strikes_soon(limits: Limits) -> None:
     """What the service fails to store is soon tried again."""
-    monkeypatch.setattr(completer, "STRIKE_EVERY", 0.05)
+    limits(strike_every=0.05)
 
 
 def echo(ctx: Context, word: str) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from leasing.web import paging
 from leasing.web.cursors import NEWEST_FIRST
 from tests.factories import make_lease, make_task
 from tests.fixtures import client_with
+from tests.limits import Limits
 from tests.pages import signed_in, user_with
-from tests.tasks.support import Handlers, Limits
+from tests.tasks.support import Handlers
 
 pytestmark = pytest.mark.django_db
 

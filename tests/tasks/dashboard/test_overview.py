@@ -26,8 +26,9 @@ from tests.elements import Element
 from tests.factories import claimed, make_lease, make_task, make_worker
 from tests.fixtures import client_with
 from tests.leasing.support import expire
+from tests.limits import Limits
 from tests.pages import Page, assert_cheap, get, queries, sent_by, signed_in
-from tests.tasks.support import Limits, make_due
+from tests.tasks.support import make_due
 
 pytestmark = pytest.mark.django_db
 

@@ -20,8 +20,9 @@ from tasks.exceptions import GiveUp
 from tasks.models import Task
 from tests.factories import claimed, make_task
 from tests.fixtures import client_with, clocks
+from tests.limits import Limits
 from tests.pages import get, signed_in
-from tests.tasks.support import Limits, lose, make_due
+from tests.tasks.support import lose, make_due
 
 __all__ = ["clocks"]
 

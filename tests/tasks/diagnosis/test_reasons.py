@@ -20,8 +20,8 @@ from tasks.models import Queue, Sample, Task, Worker
 from tasks.sample import SLEEP
 from tests.api_calls import call
 from tests.factories import claimed, make_task, make_tasks, make_worker
+from tests.limits import Limits
 from tests.pages import get, queries
-from tests.tasks.support import Limits
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("database_clock")]
 

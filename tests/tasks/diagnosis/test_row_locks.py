@@ -17,6 +17,7 @@ from tasks.diagnosis import diagnose
 from tasks.models import Task, TaskAttempt
 from tests.factories import make_task, make_worker
 from tests.leasing.support import address
+from tests.limits import Limits
 from tests.pages import get, signed_in
 from tests.tasks.support import row_of
 
@@ -26,11 +27,11 @@ OVERVIEW = "/ops/"
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection[Any]]:
+def session(limits: Limits) -> Iterator[psycopg.Connection[Any]]:
     """Return a session of somebody at a console."""
     if connection.vendor != "postgresql":
         pytest.skip("others have no row locks")
-    monkeypatch.setattr(row_locks, "SHORT", 0)
+    limits(short_lock=0)
     with psycopg.connect(**address() | {"application_name": "console"}) as session:
         yield session
         session.rollback()

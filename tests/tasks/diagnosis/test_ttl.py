@@ -13,12 +13,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from leasing.diagnosis import ttl
-from leasing.management import suggested_ttl
 from leasing.management.commands import leases
 from tasks.diagnosis.ttl import history_of_queue
 from tasks.models import Task, TaskAttempt
 from tests.factories import make_tasks
 from tests.leasing.conftest import DatabaseClock
+from tests.limits import Limits
 
 pytestmark = pytest.mark.django_db
 
@@ -95,10 +95,9 @@ def test_what_has_ended_is_read_by_its_index() -> None:
 
 
 def test_the_command_suggests_a_ttl_for_a_queue(
-    monkeypatch: pytest.MonkeyPatch, database_clock: DatabaseClock
+    limits: Limits, database_clock: DatabaseClock
 ) -> None:
-    for module in (suggested_ttl, ttl):
-        monkeypatch.setattr(module, "FEWEST", 2)
+    limits(fewest=2)
     run(database_clock, 60, renewals=3)
     with pytest.raises(CommandError, match=r"queue default .* 1 attempt that .* of 1 attempt\."):
         ran("--queue", "default")

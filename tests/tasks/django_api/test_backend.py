@@ -22,7 +22,6 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries, Settings
 
 from leasing.functions import DbNow, database_now
-from tasks import backend as backend_module
 from tasks import discovery, handler, registry
 from tasks.backend import DatabaseBackend
 from tasks.django_api import bridge, compat
@@ -43,6 +42,7 @@ from tests.factories import claimed, make_task
 from tests.jobs import mails
 from tests.jobs import tasks as jobs
 from tests.leasing.support import expire
+from tests.limits import Limits
 from tests.tasks.support import Handlers, make_due, row_of
 
 pytestmark = pytest.mark.django_db
@@ -324,11 +324,12 @@ def test_a_task_is_validated_again_as_it_is_enqueued(settings: Settings) -> None
 
 def test_a_task_is_not_validated_twice_under_the_same_queues(
     monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
     validated: list[Any] = []
     monkeypatch.setattr(default(), "_validated", {})
     monkeypatch.setattr(bridge, "declare", lambda task, defaults: validated.append(task))
-    monkeypatch.setattr(backend_module, "MAX_VALIDATED", 1)
+    limits(max_validated=1)
 
     for each in (mails.send, mails.send, mails.bounce, mails.send):
         each.enqueue("a")

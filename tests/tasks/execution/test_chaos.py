@@ -12,11 +12,12 @@ import pytest
 
 from leasing.holding import Hold
 from leasing.holding.keeper import Keeper
-from tasks.execution import chaos, runner
+from tasks.execution import runner
 from tasks.execution.chaos import Chaos
 from tasks.models import TaskStatus
 from tests.factories import make_task
 from tests.leasing.support import FakeClock, FakeStore, expire
+from tests.limits import Limits
 from tests.tasks.support import Handlers, kept, refusals, row_of
 
 
@@ -96,9 +97,9 @@ def test_the_result_of_a_stalled_task_is_handed_in_late_and_refused(
     handlers: Handlers,
     manual_keeper: Keeper,
     clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(chaos, "LATENESS", 0)
+    limits(lateness=0)
     task = make_task(name="jobs.echo", state="running")
     task.sent_at = clock()
 

@@ -24,8 +24,9 @@ from tasks.testing.context import FakeContext
 from tasks.worker.process import Until
 from tests.factories import make_task, make_tasks
 from tests.leasing.support import expire
+from tests.limits import Limits
 from tests.processes import wait_for
-from tests.tasks.support import Handlers, Limits, Reported, around, attempt, names_of, row_of
+from tests.tasks.support import Handlers, Reported, around, attempt, names_of, row_of
 from tests.tasks.workers import PATIENCE, ended, working
 
 pytestmark = pytest.mark.django_db

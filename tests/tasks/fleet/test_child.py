@@ -13,6 +13,7 @@ from tasks.fleet import child
 from tasks.fleet.child import STOP, STOP_NOW, ReportReader, StopRequests
 from tasks.fleet.start import ChildContext
 from tasks.runtime.marks import Marks
+from tests.limits import Limits
 from tests.processes import wait_for
 
 Channel = tuple[socket.socket, socket.socket]
@@ -105,11 +106,11 @@ def test_a_child_reports_obeys_and_stops_when_its_parent_is_gone(
 
 
 def test_a_child_that_ends_soon_after_it_served_reports_that_it_did(
-    channel: Channel, use_marks: Callable[[Marks | None], None], monkeypatch: pytest.MonkeyPatch
+    channel: Channel, use_marks: Callable[[Marks | None], None], limits: Limits
 ) -> None:
     """To end before would be a failed start."""
     use_marks(None)
-    monkeypatch.setattr(child, "READY_EVERY", 60.0)
+    limits(ready_every=60.0)
     ours, theirs = channel
     heard: list[Mapping[str, Any]] = []
     reader, vitals = ReportReader(ours, heard.append), {"ready": False}

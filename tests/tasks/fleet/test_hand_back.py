@@ -17,8 +17,8 @@ from tasks.models import Task, TaskStatus, Worker
 from tasks.notifier import limiter
 from tests.factories import make_task, make_worker
 from tests.leasing.support import FakeClock, expire
+from tests.limits import Limits
 from tests.tasks.support import (
-    Limits,
     Reported,
     attempts,
     grant_to,

@@ -11,9 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from tasks.fleet import parent as parent_module
 from tasks.fleet.parent import LIVED_LONG, LONGEST_PAUSE, Child, Member, Parent, Plan
 from tests.leasing.support import FakeClock
+from tests.limits import Limits
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,7 @@ def test_a_child_that_does_not_start_five_times_ends_the_fleet(now: FakeClock, c
 
 def test_where_there_can_be_no_process_more_it_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
     parent, left = Parent(plan()), [OSError("no process"), OSError("no process")]
     started: list[Member] = []
@@ -97,7 +98,7 @@ def test_where_there_can_be_no_process_more_it_is_tried_again(
         started.append(member)
 
     monkeypatch.setattr(parent, "_start", start)
-    monkeypatch.setattr(parent_module, "NEXT_TRY", 0.0)
+    limits(next_try=0.0)
 
     for tries in range(3):
         assert (len(started), len(parent._due)) == (0, 2), tries

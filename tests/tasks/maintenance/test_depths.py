@@ -14,7 +14,7 @@ from tasks.maintenance.counting import depths
 from tasks.maintenance.depths import count_depths
 from tasks.models import Task
 from tests.factories import claimed, make_task, make_worker
-from tests.tasks.support import Limits
+from tests.limits import Limits
 
 pytestmark = pytest.mark.django_db
 

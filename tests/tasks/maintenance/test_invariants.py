@@ -18,7 +18,8 @@ from tasks.models import Queue, Schedule, Task, TaskStatus, WorkerState
 from tasks.querysets.base import STOPPED_WITHIN
 from tests.factories import make_task, make_tasks, make_worker
 from tests.leasing.support import OtherSession
-from tests.tasks.support import Limits, Reported, row_of
+from tests.limits import Limits
+from tests.tasks.support import Reported, row_of
 
 pytestmark = pytest.mark.django_db
 

@@ -25,8 +25,9 @@ from tasks.querysets import operator
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
+from tests.limits import Limits
 from tests.press.models import Receipt
-from tests.tasks.support import Limits, Reported
+from tests.tasks.support import Reported
 
 pytestmark = pytest.mark.django_db
 

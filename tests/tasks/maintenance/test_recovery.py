@@ -15,7 +15,8 @@ from tasks.maintenance import recovery
 from tasks.models import Task, TaskStatus
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
-from tests.tasks.support import Limits, attempts, row_of
+from tests.limits import Limits
+from tests.tasks.support import attempts, row_of
 
 pytestmark = pytest.mark.django_db
 
@@ -65,11 +66,11 @@ def test_the_next_sweep_is_when_the_next_deadline_is_over_or_before_long(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_sweep_that_takes_long_goes_on_in_the_next_tick(
-    database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch, limits: Limits
+    database_clock: DatabaseClock, limits: Limits
 ) -> None:
     make_tasks(5, state="stuck")
     limits(sweep_batch=2)
-    monkeypatch.setattr(recovery, "LONGEST_TICK", 0.0)
+    limits(longest_tick=0.0)
     controller = recovery.service()
 
     assert [controller.step() for _ in range(2)] == [0.0, 0.0]
@@ -78,11 +79,13 @@ def test_a_sweep_that_takes_long_goes_on_in_the_next_tick(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_slow_sweep_that_recovers_nothing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_sweep_that_recovers_nothing_pauses(
+    monkeypatch: pytest.MonkeyPatch, limits: Limits
+) -> None:
     make_task(state="stuck")
     batches = Mock(return_value=0)  # another process has the rows locked
     monkeypatch.setattr(recovery, "in_batches", batches)
-    monkeypatch.setattr(recovery, "LONGEST_TICK", 0.0)
+    limits(longest_tick=0.0)
 
     assert recovery.service().step() == recovery.SHORT_PAUSE
 

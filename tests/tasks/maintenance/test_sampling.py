@@ -35,7 +35,7 @@ from tasks.registry import Kind
 from tests.factories import claimed, make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock, expire
-from tests.tasks.support import Limits
+from tests.limits import Limits
 
 pytestmark = pytest.mark.django_db
 

@@ -24,6 +24,7 @@ from tasks.scheduling import declarations
 from tasks.scheduling.declarations import Declaration
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, just_before_the_update
+from tests.limits import Limits
 from tests.logs import logged
 from tests.pages import queries
 from tests.tasks.support import (
@@ -150,11 +151,11 @@ def test_after_hours_without_a_scheduler_the_policy_decides(
 
 
 def test_what_was_missed_for_long_is_made_up_for_in_parts(
-    database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch
+    database_clock: DatabaseClock, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
-    monkeypatch.setattr(scheduler, "SLOT_BATCH", 2)
+    limits(slot_batch=2)
     monkeypatch.setattr(querysets.ScheduleQuerySet.serve, "__defaults__", (2,))
-    monkeypatch.setattr(scheduler, "BATCHES", 2)
+    limits(slot_batches=2)
     row = make(missed="all")
     database_clock.advance(7 * HOUR)
 

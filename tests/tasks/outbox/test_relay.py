@@ -21,9 +21,9 @@ from tasks.outbox import relay as outbox_relay
 from tasks.outbox.relay import BATCH, MARK_AFTER, BrokerAway, Relay
 from tasks.outbox.totals import Totals
 from tasks.querysets.outbox import BUCKETS, MAX_PAYLOAD
+from tests.limits import Limits
 from tests.processes import wait_for
 from tests.tasks.celery.support import FakeBroker, away_after, published
-from tests.tasks.support import Limits
 
 pytestmark = pytest.mark.django_db
 

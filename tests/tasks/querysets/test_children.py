@@ -17,7 +17,8 @@ from tasks.querysets import operator
 from tasks.testing import run, run_handler
 from tests.factories import make_task
 from tests.leasing.support import OtherSession, just_before_the_update
-from tests.tasks.support import Limits, Reported, end_well, row_of
+from tests.limits import Limits
+from tests.tasks.support import Reported, end_well, row_of
 
 pytestmark = pytest.mark.django_db
 

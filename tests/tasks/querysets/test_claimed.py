@@ -20,8 +20,8 @@ from tasks.querysets.claimed import ClaimedTask
 from tests.factories import make_task, make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import just_before_the_update
+from tests.limits import Limits
 from tests.tasks.support import (
-    Limits,
     Reported,
     copy_of,
     end_by_another,

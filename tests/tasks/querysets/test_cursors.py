@@ -22,6 +22,7 @@ from tasks.querysets.sql.cursors import ClaimCursor
 from tests.factories import make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock
+from tests.limits import Limits
 from tests.tasks.support import take_back
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("on_postgresql", "unheard")]
@@ -358,11 +359,11 @@ def test_what_a_claim_has_locked_it_does_not_look_for_among_all_that_is_ready(ta
 
 @pytest.mark.parametrize(("seconds", "again"), [(1.0, True), (plans.PLAN_LASTS + 1, False)])
 def test_statements_are_planned_anew_after_a_while(
-    seconds: float, again: bool, holder_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    seconds: float, again: bool, holder_clock: FakeClock, limits: Limits
 ) -> None:
     """The statement stays the same for some time, and then does not: nothing prepared is kept for
     longer."""
-    monkeypatch.setattr(plans, "SLOW", math.inf)  # on a loaded machine a claim may take long
+    limits(slow=math.inf)
     holder_clock.now = 1e6 * plans.PLAN_LASTS
     cursor = ClaimCursor(lasts=3600.0)
     enqueue(3)

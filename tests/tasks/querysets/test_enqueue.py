@@ -27,7 +27,8 @@ from tasks.sample import SLEEP, sleep
 from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession
-from tests.tasks.support import Handlers, Limits, Reported, before_a_statement_with, row_of
+from tests.limits import Limits
+from tests.tasks.support import Handlers, Reported, before_a_statement_with, row_of
 
 pytestmark = pytest.mark.django_db
 

@@ -19,7 +19,8 @@ from tasks.payload import is_same_json
 from tests.factories import make_task
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import OtherSession, expire
-from tests.tasks.support import Limits, Reported, before_a_statement_with, row_of
+from tests.limits import Limits
+from tests.tasks.support import Reported, before_a_statement_with, row_of
 
 pytestmark = pytest.mark.django_db
 

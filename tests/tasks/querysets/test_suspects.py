@@ -11,7 +11,8 @@ from tasks.models import Task, TaskStatus
 from tasks.querysets.recovery import is_lost_with_worker
 from tests.factories import claimed, make_task
 from tests.leasing.support import expire
-from tests.tasks.support import Limits, make_due
+from tests.limits import Limits
+from tests.tasks.support import make_due
 
 pytestmark = pytest.mark.django_db
 

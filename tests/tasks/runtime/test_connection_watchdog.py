@@ -35,10 +35,10 @@ from tasks.generator import Generator
 from tasks.maintenance import recovery, sampling, scheduler
 from tasks.models import OutboxMessage, Schedule, Task, Worker
 from tasks.outbox import publish
-from tasks.runtime import connection as runtime_connection
 from tasks.runtime.connection import handlers_limited, lasting_connection
 from tests.brokers import free_ports
 from tests.factories import make_task, make_tasks
+from tests.limits import Limits
 from tests.logs import logged
 from tests.plugin import DATABASE
 from tests.postgres import find_account
@@ -63,9 +63,10 @@ def network(
     thread: ThreadPoolExecutor,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> Iterator[Proxy]:
     """Between the database and connections that are still to be made. Its end ends what waits."""
-    monkeypatch.setattr(watchdog, "LONGEST_LOOK", 0.01)
+    limits(longest_look=0.01)
     folder = socket_folder(request.config.stash[DATABASE].url)
     if not folder:
         pytest.skip("the server that was given has no socket here")
@@ -177,9 +178,9 @@ def test_no_statement_waits_for_good_whose_answer_never_comes(
 
 
 def test_a_thread_that_is_to_stop_has_a_last_call(
-    network: Proxy, thread: ThreadPoolExecutor, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    network: Proxy, thread: ThreadPoolExecutor, settings: Settings, limits: Limits
 ) -> None:
-    monkeypatch.setattr(runtime_connection, "STOP_TIMEOUT", 0.05)
+    limits(stop_timeout=0.05)
     settings.TASK_QUEUE = LONG
     stopping, sent = threading.Event(), threading.Event()
 
@@ -292,10 +293,9 @@ def test_connections_are_looked_after_again_when_their_thread_has_ended(
 
 
 @pytest.fixture
-def asks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def asks_soon(limits: Limits) -> None:
     """The server is asked about a connection that is silent for a moment."""
-    monkeypatch.setattr(watchdog, "ASK_AFTER", 0.05)
-    monkeypatch.setattr(watchdog, "ASK_EVERY", 0.01)
+    limits(ask_after=0.05, ask_every=0.01)
 
 
 @pytest.mark.usefixtures("asks_soon")
@@ -379,9 +379,10 @@ def pooled(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> Iterator[TcpProxy]:
     """Between PgBouncer, in transaction mode, and connections that are still to be made."""
-    monkeypatch.setattr(watchdog, "LONGEST_LOOK", 0.01)
+    limits(longest_look=0.01)
     program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
     folder = socket_folder(request.config.stash[DATABASE].url)
     if program is None or not folder:

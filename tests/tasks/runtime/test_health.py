@@ -14,6 +14,7 @@ from tasks.runtime import health as judging
 from tasks.runtime.health import MAX_CLIENTS, MAX_HEAD, PATIENCE, Health, HealthFile, HealthServer
 from tasks.runtime.loop import Loop, LoopThread
 from tests.leasing.support import FakeClock
+from tests.limits import Limits
 from tests.logs import logged
 from tests.processes import wait_for
 
@@ -65,8 +66,8 @@ def parts(answer: bytes) -> tuple[str, str]:
 
 
 @pytest.fixture
-def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
-    monkeypatch.setattr(judging, "LOOK_EVERY", 0.02)
+def probes(limits: Limits) -> Iterator[Probes]:
+    limits(look_every=0.02)
     made = Probes()
     yield made
     made.ended.set()
@@ -216,10 +217,8 @@ def test_a_process_lacks_all_that_its_parts_lack() -> None:
     assert Health.of_all({}) == Health()
 
 
-def test_the_file_is_touched_again_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(judging, "LOOK_EVERY", 0.01)
+def test_the_file_is_touched_again_and_again(tmp_path: Path, limits: Limits) -> None:
+    limits(look_every=0.01)
     path, loop = tmp_path / "health", Loop()
     HealthFile(path, Health, loop)
     for _ in range(2):

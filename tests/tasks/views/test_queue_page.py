@@ -16,8 +16,8 @@ from tasks.dashboard.badges import OPEN, PAUSED, UNSERVED
 from tasks.models import Queue, Sample, Task
 from tests.factories import make_task, make_worker
 from tests.fixtures import client_with
+from tests.limits import Limits
 from tests.pages import Page, Row, get, sent_by
-from tests.tasks.support import Limits
 
 pytestmark = pytest.mark.django_db
 

@@ -17,8 +17,9 @@ from leasing.web.cursors import NEWEST_FIRST
 from tasks.models import Task, TaskAttempt
 from tests.factories import make_task, make_tasks
 from tests.fixtures import client_with
+from tests.limits import Limits
 from tests.pages import Page, assert_cheap, get, sent_by
-from tests.tasks.support import Limits, grant_to
+from tests.tasks.support import grant_to
 
 pytestmark = pytest.mark.django_db
 

@@ -11,12 +11,11 @@ from django.test import Client
 
 from leasing.functions import database_now
 from leasing.models import AuditEntry
-from tasks.dashboard import selection
 from tasks.dashboard.operator_actions import ACTIONS
 from tasks.models import Task
-from tasks.views import actions
 from tests.factories import make_task
 from tests.fixtures import client_with
+from tests.limits import Limits
 from tests.pages import Page, get, signed_in
 from tests.press.models import Receipt
 from tests.tasks.support import row_of
@@ -106,11 +105,8 @@ def test_all_that_match_the_filter_are_taken(operator: Client) -> None:
     assert AuditEntry.objects.get().target["filter"] == {"state": "failed", "q": "sample"}
 
 
-def test_a_bulk_action_takes_so_many_and_says_so(
-    operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (actions, selection):
-        monkeypatch.setattr(module, "MAX_SELECTED", 2)
+def test_a_bulk_action_takes_so_many_and_says_so(operator: Client, limits: Limits) -> None:
+    limits(max_selected=2)
     for _ in range(3):
         make_task(state="failed")
     url = bulk("discard", scope="all", state="failed")

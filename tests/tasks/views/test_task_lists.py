@@ -18,8 +18,9 @@ from tasks.dashboard import listing
 from tasks.models import Task
 from tests.factories import make_task
 from tests.fixtures import client_with
+from tests.limits import Limits
 from tests.pages import Page, assert_cheap, get, sent_by
-from tests.tasks.support import Handlers, Limits
+from tests.tasks.support import Handlers
 
 pytestmark = pytest.mark.django_db
 

@@ -13,6 +13,7 @@ from django.db.backends.signals import connection_created
 
 from tasks.models import Task, TaskStatus
 from tasks.runtime import connection as keeping
+from tests.limits import Limits
 from tests.processes import wait_for
 from tests.tasks.support import Handlers
 from tests.tasks.workers import patient, working
@@ -54,8 +55,8 @@ def test_a_thread_without_tasks_keeps_none(asked: Asked) -> None:
     run(3, lambda: wait_for(lambda: asked[-1][0].connection is None), slot_idle=0.01)
 
 
-def test_a_connection_is_not_kept_for_long(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "KEPT", 0.0)
+def test_a_connection_is_not_kept_for_long(asked: Asked, limits: Limits) -> None:
+    limits(kept=0.0)
     run(5)
 
     assert len({id(raw) for _, raw in asked}) == 5

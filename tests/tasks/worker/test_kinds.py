@@ -16,9 +16,9 @@ from tasks.runtime.marks import Marks
 from tasks.worker import poller as tasks_poller
 from tasks.worker.poller import ASK_AFTER, ASK_EVERY, Poller
 from tasks.worker.process import WorkerProcess
-from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks
 from tests.leasing.support import FakeClock
+from tests.limits import Limits
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, row_of
 from tests.tasks.workers import PATIENCE, ended, patient, states, working
@@ -43,11 +43,11 @@ def ran_on(handlers: Handlers) -> list[str]:
 
 
 def test_threads_stay_busy_while_coroutines_are_looked_for_in_vain(
-    ran_on: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ran_on: list[str], settings: Settings, limits: Limits
 ) -> None:
     """Were it not woken when a thread is free, it would look again after a minute."""
     settings.TASK_QUEUE = {"POLL_EVERY": 60}
-    monkeypatch.setattr(Threads, "prefetch", 0)
+    limits(prefetch=0)
     make_tasks(12, name="jobs.count", data={})
 
     with working(threads=2):
@@ -207,11 +207,11 @@ def test_a_worker_that_may_run_so_many_tasks_runs_them_of_whatever_kind(
 
 def test_what_has_one_attempt_is_claimed_ahead_by_workers_of_a_parent(
     handlers: Handlers,
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
     use_marks: Callable[[Marks | None], None],
 ) -> None:
     """Which gives back what has not begun, should they die."""
-    monkeypatch.setattr(Threads, "prefetch", 4)
+    limits(prefetch=4)
     use_marks(Marks(100, 0))
     gate = threading.Event()
     handlers["jobs.gate"] = lambda ctx: gate.wait(PATIENCE) and None
@@ -224,10 +224,10 @@ def test_what_has_one_attempt_is_claimed_ahead_by_workers_of_a_parent(
 
 
 def test_what_has_one_attempt_begins_with_it_and_what_has_more_may_wait(
-    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+    handlers: Handlers, limits: Limits
 ) -> None:
     """A worker that dies now costs an attempt of what it runs and of what could do without."""
-    monkeypatch.setattr(Threads, "prefetch", 4)
+    limits(prefetch=4)
     gate, began = threading.Event(), list[int]()
 
     def stay(ctx: Any, **data: Any) -> None:

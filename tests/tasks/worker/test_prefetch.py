@@ -14,13 +14,13 @@ from django.db.models import F
 from pytest_django import Settings
 
 from leasing.holding.keeper import keeper
-from tasks.execution import attempt
 from tasks.models import Task, TaskAttempt, TaskStatus
 from tasks.querysets import TaskQuerySet
 from tasks.registry import Kind
 from tasks.worker.process import Until, WorkerProcess
 from tasks.worker.threads import Threads
 from tests.factories import make_task, make_tasks
+from tests.limits import Limits
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, around, is_storing, refusing, row_of
 from tests.tasks.workers import PATIENCE, ended, patient, states, working
@@ -62,9 +62,9 @@ def running() -> int:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(limits: Limits) -> None:
     """Tasks have been short so far: four may wait for their slot."""
-    monkeypatch.setattr(Threads, "prefetch", 4)
+    limits(prefetch=4)
 
 
 def given_back() -> TaskQuerySet:
@@ -188,9 +188,9 @@ def test_a_timeout_counts_from_where_a_task_begins(turnstile: Turnstile, short: 
 
 
 def test_the_time_for_progress_counts_from_where_a_task_begins(
-    turnstile: Turnstile, short: None, monkeypatch: pytest.MonkeyPatch
+    turnstile: Turnstile, short: None, limits: Limits
 ) -> None:
-    monkeypatch.setattr(attempt, "SILENCE", 0.0)
+    limits(progress_silence=0.0)
     _, second = make_tasks(2, name="jobs.turn", data={})
     Task.objects.update(progress_timeout=timedelta(seconds=60))
 

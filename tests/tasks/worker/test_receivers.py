@@ -15,13 +15,13 @@ from django.dispatch import Signal
 from pytest_django import Settings
 
 from leasing import signals as leases
-from leasing.runtime import threads
 from tasks import signals
 from tasks.celery import attendant
 from tasks.management.commands import run_generator, run_recovery
 from tasks.models import Task
 from tests.factories import make_task, make_tasks
 from tests.leasing.support import OtherSession
+from tests.limits import Limits
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, row_of
@@ -59,8 +59,8 @@ class Hanging:
 
 
 @pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
-    monkeypatch.setattr(threads, "HANGS_AFTER", 0.01)
+def hanging(limits: Limits) -> Iterator[Hanging]:
+    limits(hangs_after=0.01)
     hanging = Hanging()
     yield hanging
     hanging.let_go.set()

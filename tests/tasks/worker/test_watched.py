@@ -15,9 +15,7 @@ from django.db import connection
 from django.utils import timezone
 from pytest_django import Settings
 
-from leasing.db import connection_watchdog
 from leasing.holding.keeper import Keeper, keeper
-from leasing.runtime import services
 from leasing.runtime import threads as runtime_threads
 from leasing.runtime.clock import clock
 from leasing.runtime.services import Service
@@ -36,6 +34,7 @@ from tasks.worker.process import WorkerProcess
 from tasks.worker.timeouts import Timekeeper
 from tests.factories import make_task
 from tests.leasing.support import FakeClock, expire
+from tests.limits import Limits
 from tests.logs import logged
 from tests.processes import wait_for
 from tests.tasks.support import Handlers, attempts, kept, row_of
@@ -153,8 +152,9 @@ def test_a_thread_of_a_worker_that_ends_is_started_again(
 
 def test_schedules_that_take_long_to_look_at_get_a_thread_and_recovery_waits_no_more(
     monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(services, "LONGEST_TICK", 0.0)
+    limits(longest_tick=0.0)
     looked_on: set[str] = set()
 
     def look() -> tuple[int, float]:
@@ -203,10 +203,13 @@ def test_an_idle_worker_has_three_connections() -> None:
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="there is no network to SQLite")
 def test_what_is_given_up_waits_no_longer_for_an_answer_than_the_engine_does(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings.TASK_QUEUE |= {"ANSWER_TIMEOUT": 0.5, "HANDLER_ANSWER_TIMEOUT": None}
-    monkeypatch.setattr(connection_watchdog, "LONGEST_LOOK", 0.01)
+    limits(longest_look=0.01)
     given_up: list[Any] = [["a task"]]
     monkeypatch.setattr(
         Executors, "ensure_running", lambda executors: given_up.pop() if given_up else []
