@@ -9,9 +9,10 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from typing import Any, ClassVar, TypeGuard, get_type_hints
 
-from leasing.runtime.framework import django_setting
+from leasing.runtime.framework import settings
 
 #: In place of a network: connections over a socket of this machine, which have no address.
 UNIX_SOCKET = "unix:"
@@ -41,6 +42,12 @@ def is_number(value: object) -> TypeGuard[float]:
     )
 
 
+#: The settings that the project has loaded, which its lazy ones stand before and take long to look
+#: through. Those that nobody has loaded are not loaded: in a program of the clients the environment
+#: may name another project's, which cannot even be imported. Whatever needs Django has loaded them.
+_loaded = partial(object.__getattribute__, settings, "_wrapped")
+
+
 class _Setting:
     """The attribute of one setting: what the project has set now, or the default."""
 
@@ -53,8 +60,8 @@ class _Setting:
     def __get__(self, read: AppSettings | None, kind: type[AppSettings]) -> Any:
         if read is None:
             return self.default
-        # Spelled out, for every verb reads several.
-        given = django_setting(read.name)
+        # Not ``read.given()``, for every verb reads several.
+        given = getattr(_loaded(), read.name, None)
         return given[self.key] if given and self.key in given else self.default
 
 
@@ -74,7 +81,7 @@ class AppSettings:
 
     def given(self) -> Mapping[str, Any]:
         """Return the settings that the project has set."""
-        return django_setting(self.name) or {}
+        return getattr(_loaded(), self.name, None) or {}
 
     @classmethod
     def known(cls) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from django.db import connections
 from leasing.runtime.aio import Steps, adrive, drive
 from leasing.runtime.clock import clock
 from leasing.validation.names import check_duration
-from leasing.waiting.notifier import notifier, waiting
+from leasing.waiting.notifier import notify, waiting
 from tasks.diagnosis import diagnose
 from tasks.exceptions import TaskFailed, WaitInTransaction, WaitTimeout
 from tasks.models import Task, TaskStatus
@@ -68,7 +68,7 @@ def _steps(task: Task, timeout: float | timedelta | None) -> Steps[Any]:
                     raise WaitTimeout(task, seconds, (yield partial(_state, rows, task)))
                 yield waiter
         # A notification wakes one waiter of a process, and the end is for all.
-        notifier(rows.db).notify(resource)
+        notify(rows.db, resource)
     if task.status != TaskStatus.SUCCEEDED:
         raise TaskFailed(task)
     return task.result

@@ -15,8 +15,6 @@ from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
-from leasing.runtime.framework import django_setting
-
 #: The attribute of a connection that has them: the open connection of the driver's, the thread that
 #: was seen to be its own, and its cursors by statement.
 ATTRIBUTE = "_leasing_cursors"
@@ -30,8 +28,7 @@ def fetch_all(
 ) -> list[Any]:
     """Send ``sql``, a text that is kept, to PostgreSQL, and return the rows of its answer. Texts
     that follow one another are ``known_as`` one: they share its cursor."""
-    is_logged = connection.force_debug_cursor or django_setting("DEBUG")
-    if is_logged or "cursor" in connection.__dict__:
+    if connection.queries_logged or "cursor" in connection.__dict__:
         # Somebody looks at each cursor: Django itself, or a tool that has replaced what makes them.
         with new_cursor(connection) as cursor:
             cursor.execute(sql, params)

@@ -40,7 +40,7 @@ from leasing.store import HoldOptions, Renewal, TermOptions
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
 from leasing.waiting.listener import announce
-from leasing.waiting.notifier import notifier
+from leasing.waiting.notifier import notify
 from leasing.waiting.waiter import MAX_PAUSE
 
 #: The columns by which a lease is refused, and its caller told why.
@@ -317,7 +317,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
             self._announce_free(row)
 
     def _announce_free(self, lease: Lease) -> None:
-        after_commit(self.db, lambda: notifier(self.db).notify(lease.resource))
+        after_commit(self.db, partial(notify, self.db, lease.resource))
         if lease.wanted_until and lease.released_at and lease.wanted_until > lease.released_at:
             announce(self.db, lease.resource)
 

@@ -7,6 +7,7 @@ nobody has set up. It has no settings, so the defaults hold, and no database con
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,30 +18,13 @@ else:
         from django.conf import settings
         from django.core.exceptions import SynchronousOnlyOperation
     except ModuleNotFoundError:
-        settings = None
+        settings = SimpleNamespace(_wrapped=None, configured=False)
 
         class SynchronousOnlyOperation(Exception):
             """Never raised: there is no database."""
 
 
 __all__ = ["SynchronousOnlyOperation", "settings"]
-
-
-def django_setting(name: str) -> Any:
-    """Return a setting of the project's; None where it is not set.
-
-    A name that was read before takes a third of the time of ``getattr(settings, name, None)``:
-    Django's settings have that as an attribute, and look at each that they hand out.
-    """
-    try:
-        return object.__getattribute__(settings, name)
-    except AttributeError:
-        pass
-    # Those that nobody has loaded are not loaded: in a program of the clients the environment may
-    # name another project's, which cannot even be imported. Whatever needs Django has loaded them.
-    if settings is None or not settings.configured:
-        return None
-    return getattr(settings, name, None)
 
 
 def close_connections() -> None:

@@ -48,7 +48,7 @@ from leasing.runtime.events import happened
 from leasing.store import Incumbent, Renewals, TermOptions
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
-from leasing.waiting.notifier import notifier, taking
+from leasing.waiting.notifier import notify, taking
 
 #: The terms that a store need not have, with the values that ask for nothing.
 TERMS: Mapping[str, Any] = {
@@ -245,7 +245,7 @@ class BaseStore(ABC):
 
     def notify(self, resource: str) -> None:
         """Wake the caller of this process that has waited longest for ``resource``."""
-        notifier(self._waiters).notify(resource)
+        notify(self._waiters, resource)
 
     def lost(self, term: Term, reason: str) -> None:
         """Signal that the holder of ``term`` has learned of its loss."""

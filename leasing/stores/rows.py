@@ -54,7 +54,7 @@ from leasing.runtime.events import during, happened, subscribe
 from leasing.store import HoldOptions, Incumbent, Renewals, Store
 from leasing.stores import portable
 from leasing.validation.terms import Terms
-from leasing.waiting.notifier import notifier, taking
+from leasing.waiting.notifier import notify, taking
 
 #: For how many times its ttl a holder may say nothing to the server within its proof. Its term is
 #: over by then, but successors wait for its lock: it may have been stopped.
@@ -315,7 +315,7 @@ class RowStore:
     def _freed(self, rows: list[Any]) -> None:
         if self.kind.tells_waiters:
             for row in rows:
-                notifier(self.using).notify(row.lease_resource)
+                notify(self.using, row.lease_resource)
         if self.kind.is_told:
             happened("lease.released", rows)
 

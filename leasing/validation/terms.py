@@ -81,12 +81,16 @@ class Terms:
         longest = None if max_hold is None else check_duration(max_hold, "max_hold")
         if longest is not None and longest < lasting:
             raise InvalidTTL("max_hold must not be shorter than the ttl.")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ValueError("The priority must be a whole number.")
+        if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
+            raise ValueError(f"The priority must be from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}.")
         if metadata is not None and not isinstance(metadata, dict):
             raise ValueError("The metadata must be a dictionary.")
         return cls(
-            holder=check_name(default_holder() if holder is None else holder, "holder"),
+            holder=default_holder() if holder is None else check_name(holder, "holder"),
             ttl=lasting,
-            priority=_check_priority(priority),
+            priority=priority,
             max_hold=longest,
             grace=check_duration(leasing_settings.GRACE if grace is None else grace, "grace"),
             preempt_after=(
@@ -98,11 +102,3 @@ class Terms:
 
 #: One for all that give none; nobody writes to it.
 NO_METADATA: dict[str, Any] = {}
-
-
-def _check_priority(priority: int) -> int:
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise ValueError("The priority must be a whole number.")
-    if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
-        raise ValueError(f"The priority must be from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}.")
-    return priority

@@ -54,8 +54,6 @@ class Notifier:
 
     def notify(self, resource: str) -> None:
         """Wake the caller that has waited longest."""
-        if not self.waiters:
-            return  # nobody waits yet: a caller that comes now comes after it
         with self._lock:
             waiting = self.waiters.get(resource)
             if waiting:
@@ -77,6 +75,15 @@ _notifiers: dict[str, Notifier] = {}
 def notifier(using: str) -> Notifier:
     """The notifier of the database ``using``."""
     return _notifiers.get(using) or _notifiers.setdefault(using, Notifier(using))
+
+
+def notify(using: str, resource: str) -> None:
+    """Wake the caller of this process that has waited longest for ``resource`` of the database
+    ``using``."""
+    known = _notifiers.get(using)
+    # Where nobody waits yet a caller that comes now comes after it.
+    if known is not None and known.waiters:
+        known.notify(resource)
 
 
 @contextmanager
