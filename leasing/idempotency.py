@@ -29,7 +29,7 @@ from leasing.db.routing import database_of
 from leasing.decorators import arguments_of, check_template, refuse_generators
 from leasing.exceptions import InvalidTTL, LeaseLost, UnsupportedByStore
 from leasing.holding.keeper import keeper
-from leasing.holding.term import Term
+from leasing.holding.term import Term, keep_all
 from leasing.models import OnceKey
 from leasing.models.once import OnceTerms
 from leasing.runtime.aio import adrive, drive, in_thread
@@ -150,7 +150,7 @@ class once:
 
     def _keep(self, row: OnceKey) -> Term:
         term = term_of(row, row_store(OnceKey, database_of(row)))
-        term.keep()
+        keep_all([term])
         return term
 
     def _finish(self, row: OnceKey, term: Term, result: Any) -> Any:

@@ -206,11 +206,12 @@ class Leader:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         term = self._leave()
         try:
-            term.leave(error)
+            term.end(error)
         except LeaseLost:
             if not self._resigned:
                 raise
         finally:
+            happened("hold.ended", [term])
             self._campaigning.release()
         self._give_back(term)
 
@@ -306,7 +307,7 @@ class Leader:
     def _lead(self, term: Term | None) -> Term:
         """Trace ``term`` from the start of its block."""
         assert term is not None  # nobody asked to stop
-        term.follow()
+        happened("hold.begun", [term], inside=True)
         return term
 
     def _leave(self) -> Term:

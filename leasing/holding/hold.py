@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from leasing.holding.interrupt import Interrupt
 from leasing.holding.keeper import Keeper, keeper
-from leasing.holding.term import Term
+from leasing.holding.term import Term, keep_all
 from leasing.runtime.aio import Steps, adrive, drive
+from leasing.runtime.events import happened
 from leasing.runtime.framework import SynchronousOnlyOperation
 from leasing.runtime.terminal import label
 from leasing.store import Store
@@ -78,17 +79,20 @@ class Hold:
             term = drive(self.entering())
         except SynchronousOnlyOperation as error:
             raise SynchronousOnlyOperation(IN_COROUTINE) from error
-        term.follow()
+        happened("hold.begun", [term], inside=True)
         return term
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         assert self._term is not None
-        self._term.leave(error)
+        try:
+            self._term.end(error)
+        finally:
+            happened("hold.ended", [self._term])
 
     async def __aenter__(self) -> Term:
         """As ``with``; in addition the body is cancelled when the term is lost."""
         term = await adrive(self.entering())
-        term.follow()
+        happened("hold.begun", [term], inside=True)
         term.interrupt_by(Interrupt())
         return term
 
@@ -102,5 +106,5 @@ class Hold:
         self._keeper.start()  # first: if it fails, nobody would renew the lease
         self._term = term = yield from self._acquire()
         term.store, term.on_lost, term.on_yield = self.store, self._on_lost, self._on_yield
-        term.keep(self._keeper)
+        keep_all([term], self._keeper)
         return term

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
+from types import NoneType
 from typing import Any, Self
 
 from leasing.exceptions import LeaseLost
@@ -124,10 +125,14 @@ class Term:
     expires_at: datetime
     sent_at: float = 0.0
     row: Any = None
-    store: Any = None
+    #: Without a default of the class: an attempt of a task is filled in when it is looked for.
+    store: Any = field(default_factory=NoneType)
 
     # A default is the class's until an attribute is set: most terms of short work end without ever
     # being renewed, and make only what they use.
+    #: Seconds between renewals, and before the expiry at which trust ends: once it is kept.
+    interval: float = field(default=0.0, init=False)
+    margin: float = field(default=0.0, init=False)
     due_at: float = field(default=0.0, init=False)
     #: The moment on the holder's clock at which ``valid`` ends, unless it is renewed before.
     trusted_until: float = field(default=0.0, init=False)
@@ -162,11 +167,6 @@ class Term:
         return f"<Term {label(self.resource)}: {who}, {state}>"
 
     # For its holder
-
-    @property
-    def interval(self) -> float:
-        """Seconds between renewals."""
-        return interval(self.ttl)
 
     @property
     def valid(self) -> bool:
@@ -234,7 +234,7 @@ class Term:
 
         Raises LeaseLost if it was lost before.
         """
-        if not self.valid:
+        if self._keeper.clock() >= self.trusted_until:
             self.mark_lost(self.overdue_reason)
         leave_all([self], RELEASE)
         if self.reason:
@@ -251,14 +251,6 @@ class Term:
 
     # Its state
 
-    def _takes(self, event: Mapping[State, State]) -> bool:
-        """Take ``event``, under the lock. Return True if it changes the state."""
-        after = event.get(self.state)
-        if after is None:
-            return False
-        self.state = after
-        return True
-
     @property
     def is_kept(self) -> bool:
         """Return True until its holder leaves it, also once it is lost."""
@@ -269,15 +261,11 @@ class Term:
         """Return True once it is lost."""
         return bool(self.reason)
 
-    def keep(self, keeper: Keeper = keeper) -> None:
-        """Trust it, and have it renewed by ``keeper``."""
-        keep_all([self], keeper)
-
     def expect_end(self) -> None:
         """Continue to renew, but do not report a loss: the holder is ending it by a write of its
         own."""
         with _lock:
-            self._takes(EXPECT_END)
+            self.state = EXPECT_END.get(self.state, self.state)
 
     def detach(self) -> None:
         """Stop renewing without a release: the row is ended by other means."""
@@ -287,9 +275,9 @@ class Term:
         """Undo ``detach``: the row was not ended after all. It is trusted as before, until
         ``trusted_until``."""
         with _lock:
-            if not self._takes(KEEP):
+            if self.state not in KEEP:
                 return
-            self.trusted_until = trusted_until
+            self.state, self.trusted_until = KEEP[self.state], trusted_until
         self._keeper.add([self])
 
     def mark_lost(self, reason: str) -> None:
@@ -299,8 +287,9 @@ class Term:
     def _lose(self, event: Mapping[State, State], reason: str) -> None:
         with _lock:
             is_news = self.state is not State.ENDING
-            if not self._takes(event):
+            if self.state not in event:
                 return
+            self.state = event[self.state]
             self.reason = reason or Reason(Why.OTHER, "its store gave no reason")
             self.trusted_until = 0.0
             if self._loss is not None:
@@ -319,7 +308,7 @@ class Term:
     def confirm(self) -> None:
         """Take it for released: the store has answered so."""
         with _lock:
-            self._takes(CONFIRM)
+            self.state = CONFIRM.get(self.state, self.state)
 
     def refuse(self, reason: str) -> None:
         """Mark it lost by a release that the store refused for ``reason``."""
@@ -340,7 +329,7 @@ class Term:
         with _lock:
             if self.state not in LOSE:
                 return
-            believed = sent_at + renewal.remaining - margin(self.ttl)
+            believed = sent_at + renewal.remaining - self.margin
             self.trusted_until = max(self.trusted_until, believed)
             self.expires_at = renewal.expires_at
             asked = renewal.yield_to and not self.yield_to
@@ -414,15 +403,9 @@ class Term:
         except Exception as failure:
             self.note_unreleased(failure)
 
-    def leave(self, error: BaseException | None) -> None:
-        """``end`` it with its block."""
-        try:
-            self.end(error)
-        finally:
-            happened("hold.ended", [self])
-
     async def aleave(self, error: BaseException | None) -> None:
-        """``leave``, for a coroutine. One that a loss cancelled gets LeaseLost instead."""
+        """``end`` it with the block of a coroutine, and tell of that. One that a loss cancelled
+        gets LeaseLost instead."""
         interrupt, self.interrupt = self.interrupt, None
         try:
             if interrupt is not None and interrupt.explains(error):
@@ -444,31 +427,28 @@ class Term:
         if self.is_lost:
             interrupt()
 
-    def follow(self) -> None:
-        """Tell that its block begins, on this thread or coroutine."""
-        happened("hold.begun", [self], inside=True)
-
 
 # Many at a time. All terms of one call have the same keeper.
 
 
 def keep_all(terms: Sequence[Term], keeper: Keeper = keeper) -> None:
-    """``keep`` each. All were granted at the same time and for the same ttl, the earliest first.
+    """Trust ``terms``, and have them renewed by ``keeper``. All were granted at the same time and
+    for the same ttl, the earliest first.
 
     Raises RuntimeError if the thread that would renew them cannot be started.
     """
     if not terms:
         return
     first = terms[0]
-    distrusted = margin(first.ttl)
+    between, distrusted = interval(first.ttl), margin(first.ttl)
     # One statement renews them all.
-    due_at = first.sent_at + first.interval * keeper.jitter(first.store)
+    due_at = first.sent_at + between * keeper.jitter(first.store)
     with _lock:
-        kept = [term for term in terms if term._takes(KEEP)]
+        kept = [term for term in terms if term.state in KEEP]
         for term in kept:
-            term.trusted_until = term.granted_until - distrusted
-            term.due_at = due_at
-            term._keeper = keeper
+            term.state, term._keeper = KEEP[term.state], keeper
+            term.interval, term.margin = between, distrusted
+            term.trusted_until, term.due_at = term.granted_until - distrusted, due_at
     try:
         keeper.add(kept)
     except RuntimeError:
@@ -482,7 +462,7 @@ def leave_all(terms: Sequence[Term], event: Mapping[State, State]) -> None:
         return
     with _lock:
         for term in terms:
-            term._takes(event)
+            term.state = event.get(term.state, term.state)
             term.trusted_until = 0.0
     terms[0]._keeper.discard(terms)
 

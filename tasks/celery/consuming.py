@@ -12,6 +12,7 @@ from typing import Any
 
 from django.db import Error, connections
 
+from leasing.holding.term import keep_all
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from leasing.validation.names import default_holder
@@ -54,7 +55,7 @@ def _consume(key: int, queue: str, holder: str, chaos: bool) -> bool:
     if claimed is None:
         return False
     attempt = Attempt(claimed, stopping, _timekeeper().watch)
-    attempt.keep()
+    keep_all([attempt])
     began_at = clock()
     runner.run(attempt, _call, _chaos() if chaos else None)
     happened("attempt.ran", queue=queue, seconds=clock() - began_at)

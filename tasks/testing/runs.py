@@ -21,6 +21,7 @@ from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.functions import DbNow
+from leasing.holding.term import keep_all
 from leasing.testing.keeper import manual_keeper
 from tasks import registry
 from tasks.diagnosis import diagnose
@@ -87,7 +88,7 @@ def _run_claimed(task: Task, raises: bool) -> None:
             watched = replace(handler, function=_watched(handler.function, raised), process=False)
             stack.enter_context(patch.dict(registry._handlers, {task.name: watched}))
         attempt = Attempt(ClaimedTask.taken(task), threading.Event())
-        attempt.keep()
+        keep_all([attempt])
         runner.run(attempt)
     not_begun = raised and isinstance(raised[0], UnknownTask | InvalidArguments)
     if not_begun or raised and raises and not isinstance(raised[0], SAID):

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from django.db import close_old_connections
 
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import keep_all
 from leasing.management.console import shown
 from tasks import registry
 from tasks.execution.attempt import Attempt
@@ -143,7 +144,7 @@ def _listen(pipe: Connection[Any, Any], begun: queue.SimpleQueue[Attempt]) -> No
 def begin(job: Job) -> Attempt:
     """Return the child's side of an attempt."""
     attempt = Attempt(ClaimedTask.of(job.task), threading.Event())
-    attempt.keep(Keeper(threads=False))
+    keep_all([attempt], Keeper(threads=False))
     attempt.expect_end()  # the worker tells of a loss
     attempt.trusted_until, attempt.trace_context = job.trusted_until, job.trace
     attempt.start_timeout()

@@ -28,7 +28,7 @@ def say(who: str, **what: object) -> None:
 
 def loss(hold: Term, verb: str) -> str:
     try:
-        hold.ensure() if verb == "ensure" else hold.leave(None)
+        hold.ensure() if verb == "ensure" else hold.end(None)
     except LeaseLost as error:
         return str(error)
     return "none"

@@ -20,7 +20,7 @@ from django.test import RequestFactory
 from leasing import leased
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.holding import Hold
-from leasing.holding.term import Term
+from leasing.holding.term import Term, keep_all
 from leasing.models import Lease
 from leasing.runtime.aio import Undoable, adrive, in_thread
 from leasing.stores.memory import MEMORY, memory
@@ -95,13 +95,11 @@ def test_a_loss_from_another_thread_reaches_the_loop() -> None:
 def test_what_is_lost_before_the_body_begins_cancels_its_first_await(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keep = Term.keep
+    def keep_and_lose(terms: list[Term], *keeper: Any) -> None:
+        keep_all(terms, *keeper)
+        terms[0].mark_lost(REASON)
 
-    def keep_and_lose(held: Term, *keeper: Any) -> None:
-        keep(held, *keeper)
-        held.mark_lost(REASON)
-
-    monkeypatch.setattr(Term, "keep", keep_and_lose)
+    monkeypatch.setattr("leasing.holding.hold.keep_all", keep_and_lose)
     seen: list[str] = []
 
     async def body() -> None:

@@ -306,7 +306,7 @@ def test_a_proof_that_raises_ends_its_own_hold_and_no_other(
 
     doubted = granted("doubted", 30, hand.now, hand.store)
     doubted.proof = prove
-    doubted.keep(hand.keeper)
+    keep_all([doubted], hand.keeper)
     (other,) = hand.enter()
     hand.after(10)
 
@@ -355,9 +355,9 @@ def test_a_hold_that_was_lost_before_it_was_kept_again_stays_with_the_keeper_no_
 
     keeper = Overtaken(clock=hand.clock, threads=False)
     held = granted(sent_at=hand.now, store=hand.store)
-    held.keep(hand.keeper)
+    keep_all([held], hand.keeper)
     held.detach()
-    held.keep(keeper)
+    keep_all([held], keeper)
     held.detach()
     held.resume(hand.now)
     keeper.declare_lost()

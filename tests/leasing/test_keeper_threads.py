@@ -16,7 +16,7 @@ from leasing.exceptions import LeaseLost
 from leasing.holding import Hold
 from leasing.holding import keeper as leasing_keeper
 from leasing.holding.keeper import CHECK_CLOCK_EVERY, Alarm, Keeper
-from leasing.holding.term import Term
+from leasing.holding.term import Term, keep_all
 from leasing.runtime.clock import clock as holder_clock
 from leasing.runtime.threads import replaced
 from tests.leasing.support import (
@@ -367,7 +367,7 @@ def test_a_hold_that_nobody_renews_is_lost_in_time_though_the_watchdog_slept(
     # It looks at the clock under the lock, and leaves that when it sleeps.
     wait_for(lambda: "leasing-watchdog" in looks)
     held = granted(sent_at=holder_clock(), store=store)
-    held.keep(keeper)
+    keep_all([held], keeper)
     held.detach()
     held.due_at = math.inf
     held.resume(holder_clock() + 0.01)

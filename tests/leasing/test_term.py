@@ -9,7 +9,7 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from leasing.holding.keeper import Keeper
-from leasing.holding.term import State, Term
+from leasing.holding.term import State, Term, keep_all
 from leasing.store import Renewal
 from tests.leasing.support import ByHand, enter, far_away, granted
 
@@ -52,7 +52,7 @@ INTO: dict[State, Do] = {
 }
 #: What happens to it, and the states in which it is then; where none is told it is as it was.
 EVENTS: dict[str, tuple[Do, dict[State, State]]] = {
-    "it is kept": (lambda hand, term: term.keep(hand.keeper), {DETACHED: HELD}),
+    "it is kept": (lambda hand, term: keep_all([term], hand.keeper), {DETACHED: HELD}),
     "it was not ended after all": (
         lambda hand, term: term.resume(hand.now + 20),
         {DETACHED: HELD},
@@ -144,7 +144,7 @@ def test_a_loss_is_told_once_and_to_nobody_who_ends_it_or_never_had_it(
 def test_a_term_is_never_used_twice(end: State, way: str, hand: ByHand, term: Term) -> None:
     INTO[end](hand, term)
     released(hand, term)
-    term.keep(hand.keeper) if way == "kept" else term.resume(hand.now + 20)
+    keep_all([term], hand.keeper) if way == "kept" else term.resume(hand.now + 20)
     hand.after(1)
 
     assert not term.valid

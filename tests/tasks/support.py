@@ -22,6 +22,7 @@ from django.db.models.signals import post_init
 
 from leasing.functions import DbNow, after
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import keep_all
 from leasing.validation.terms import Terms
 from tasks.execution.attempt import Attempt
 from tasks.execution.context import Context
@@ -77,7 +78,7 @@ def kept(task: Task, keeper: Keeper, stopping: threading.Event | None = None) ->
     """Return the attempt of ``task``, as if it had been claimed just now, renewed by ``keeper``."""
     task.sent_at = keeper.clock()
     attempt = Attempt(ClaimedTask.of(task), stopping or threading.Event())
-    attempt.keep(keeper)
+    keep_all([attempt], keeper)
     return attempt
 
 

@@ -17,7 +17,7 @@ from leasing import Leader
 from leasing.checks.stores import check_stores
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
 from leasing.holding.keeper import Keeper
-from leasing.holding.term import Term
+from leasing.holding.term import Term, keep_all
 from leasing.holding.trust import margin
 from leasing.models import ApiToken, Lease
 from leasing.stores import InvalidStore, stores
@@ -267,7 +267,7 @@ def test_a_service_that_hangs_costs_holds_of_other_stores_nothing(
     terms = Terms.check(holder="me", ttl=30)
     for store in (remote, memory):
         grant = store.acquire("crane:1", terms)
-        grant.keep(live_keeper)
+        keep_all([grant], live_keeper)
     row = memory.look(("leasing.Lease", "crane:1"))
     wait_for(lambda: live_keeper.draining, timeout=PATIENCE)
     before = row.renewals

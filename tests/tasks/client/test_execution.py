@@ -18,7 +18,7 @@ import pytest
 
 from leasing.client.calls import Proof
 from leasing.exceptions import LeaseLost
-from leasing.holding.term import Term
+from leasing.holding.term import Term, keep_all
 from leasing.runtime.clock import clock
 from leasing.testing import ManualKeeper, manual_keeper
 from tasks.client.calls import Claimed, RemoteTask
@@ -68,7 +68,7 @@ class Attempt:
             self.stopping,
             self.released.extend,
         )
-        self.execution.hold.keep()
+        keep_all([self.execution.hold])
 
     def run(self) -> None:
         """Hand the task to a thread, and wait for its end."""

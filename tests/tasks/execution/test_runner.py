@@ -16,6 +16,7 @@ from django.db import InterfaceError, OperationalError, connection, connections,
 from leasing.exceptions import LeaseLost
 from leasing.functions import database_now
 from leasing.holding.keeper import Keeper
+from leasing.holding.term import keep_all
 from leasing.runtime.clock import clock as holder_clock
 from tasks import registry
 from tasks.exceptions import GiveUp, Snooze, TaskCancelled, UnknownTask
@@ -659,7 +660,7 @@ def test_a_claimed_task_is_held_from_the_moment_its_claim_was_sent() -> None:
     task.sent_at = sent_at = before - 5
 
     hold = Attempt(ClaimedTask.of(task), threading.Event())
-    hold.keep()
+    keep_all([hold])
 
     try:
         assert hold.key == task.pk
