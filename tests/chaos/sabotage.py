@@ -92,8 +92,8 @@ SABOTAGES = {
     ),
     "trust begins with the answer": Sabotage(
         "leasing/holding/term.py",
-        "believed = sent_at + renewal.remaining - margin(self.ttl)",
-        "believed = self._keeper.clock() + renewal.remaining - margin(self.ttl)",
+        "believed = sent_at + renewal.remaining - self.margin",
+        "believed = self._keeper.clock() + renewal.remaining - self.margin",
         "leases",
         "late-and-black",
         "both believed to hold it",
