@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -20,9 +20,10 @@ from django.test import RequestFactory
 from leasing import leased
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.holding import Hold
-from leasing.holding.term import Term, keep_all
+from leasing.holding.term import Term
 from leasing.models import Lease
 from leasing.runtime.aio import Undoable, adrive, in_thread
+from leasing.runtime.events import subscribe, unsubscribe
 from leasing.stores.memory import MEMORY, memory
 from leasing.testing import assert_free, assert_held, assert_lost, in_memory
 from leasing.waiting.notifier import notifier
@@ -92,14 +93,10 @@ def test_a_loss_from_another_thread_reaches_the_loop() -> None:
         run(body)
 
 
-def test_what_is_lost_before_the_body_begins_cancels_its_first_await(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def keep_and_lose(terms: list[Term], *keeper: Any) -> None:
-        keep_all(terms, *keeper)
+def test_what_is_lost_before_the_body_begins_cancels_its_first_await() -> None:
+    def lose(terms: Sequence[Term], *, inside: bool) -> None:
         terms[0].mark_lost(REASON)
 
-    monkeypatch.setattr("leasing.holding.hold.keep_all", keep_and_lose)
     seen: list[str] = []
 
     async def body() -> None:
@@ -107,8 +104,13 @@ def test_what_is_lost_before_the_body_begins_cancels_its_first_await(
             seen.append("begun")
             await for_ever()
 
-    with pytest.raises(LeaseLost, match=REASON):
-        run(body)
+    begun = {"hold.begun": lose}
+    subscribe(begun, None)
+    try:
+        with pytest.raises(LeaseLost, match=REASON):
+            run(body)
+    finally:
+        unsubscribe(begun)
     assert seen == ["begun"]
 
 
