@@ -70,7 +70,9 @@ def kill_holding(world: World, chance: random.Random) -> Iterator[Found]:
 def kill_child(world: World, chance: random.Random) -> Iterator[Found]:
     """kill -9 of one of the processes that a worker has started."""
     victims = _awaited(world, chance, lambda each: bool(each.children), kind=WORKER)
-    yield _killed(world, victims, lambda each: [chance.choice(each.children)])
+    # Those that it has had have perhaps ended since.
+    found = [child for victim in victims for child in victim.children]
+    yield _killed(world, victims, lambda each: chance.sample(found, min(len(found), 1)))
 
 
 def kill_parent(world: World, chance: random.Random) -> Iterator[Found]:

@@ -151,12 +151,15 @@ def _of_trust() -> Iterator[Mutant]:
         "return",
         "without the second `self.ensure()`",
     )
-    answered_late = "if self._keeper.clock() >= self.trusted_until:"
+    overdue = "if self._keeper.clock() >= self.trusted_until:"
+    answered_late = (
+        f"{overdue}\n            self.mark_lost(self.overdue_reason)\n        with _lock:"
+    )
     yield of_text(
         "leasing/holding/term.py",
         "Term.renewed",
         answered_late,
-        "if False:",
+        answered_late.replace(overdue, "if False:"),
         "takes an answer that is late",
     )
     limited = "min(wanted, ttl / 3)"
