@@ -183,6 +183,26 @@ def test_a_condition_broken_between_lock_and_update_is_noticed(
     assert (attempts(task), task.step_set.count()) == ([], 0)
 
 
+@of_each(("fail", "give back", "snooze", "accept cancel"))
+@pytest.mark.usefixtures("refusals_unnoted")
+def test_a_request_to_cancel_between_lock_and_update_is_not_overlooked(
+    name: str, task: Task
+) -> None:
+    """The columns were chosen without it: the task would wait again, though it is to end."""
+    before: dict[str, Any] = {}
+
+    def meanwhile() -> None:
+        Task.objects.filter(pk=task.pk).cancel(by="eve")
+        before.update(row_of(task))
+
+    with just_before_the_update(meanwhile), pytest.raises(LeaseLost):
+        VERBS[name](copy_of(task))
+
+    assert (before["status"], before["cancel_requested_by"]) == ("running", "eve")
+    assert row_of(task) == before
+    assert attempts(task) == []
+
+
 @of_each(TIMELESS)
 def test_a_deadline_that_has_passed_is_no_obstacle_to_the_timeless(name: str, task: Task) -> None:
     expire(task)
