@@ -65,7 +65,7 @@ __all__ = ["Incumbent", "Leader", "leaders"]
 Result = TypeVar("Result")
 
 #: Seconds for which a leader that resigned does not campaign: two polls of the candidates.
-SIDE_CALL_TIMEOUT = 2 * MAX_PAUSE
+RESIGNED_FOR = 2 * MAX_PAUSE
 #: Seconds between two queries of ``watch``.
 CHECK_EVERY = 1.0
 #: The longest pause in seconds between tries while the database does not answer.
@@ -140,7 +140,7 @@ class Leader:
                 finally:
                     drive(self._ending(term))
                 if self._resigned:
-                    Rest(SIDE_CALL_TIMEOUT, stopping).wait()
+                    Rest(RESIGNED_FOR, stopping).wait()
 
     @overload
     def lead(
@@ -177,7 +177,7 @@ class Leader:
                     if finished:
                         return result
                     if self._resigned:
-                        await Rest(SIDE_CALL_TIMEOUT).await_()
+                        await Rest(RESIGNED_FOR).await_()
 
             return alead
 

@@ -84,7 +84,7 @@ BOUNDS: dict[str, list[tuple[Any, str]]] = {
     "search_cap": [(listing, "SEARCH_CAP")],
     "settling": [(celery_task, "SETTLING")],
     "short_lock": [(row_locks, "SHORT")],
-    "side_call_timeout": [(leader, "SIDE_CALL_TIMEOUT")],
+    "resigned_for": [(leader, "RESIGNED_FOR")],
     "silence": [(rows, "SILENCE")],
     "slot_batch": [(scheduler, "SLOT_BATCH")],
     "slot_batches": [(scheduler, "BATCHES")],

@@ -744,7 +744,7 @@ def test_standing_aside_ends_when_asked_to_stop(
     other_threads: OtherThreads,
     limits: Limits,
 ) -> None:
-    limits(side_call_timeout=600.0)
+    limits(resigned_for=600.0)
     resigned = threading.Event()
 
     def campaign() -> None:
