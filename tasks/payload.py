@@ -23,10 +23,14 @@ def check_json(value: Any, what: str) -> Any:
     return value
 
 
-def dumped_json(value: Any, what: str) -> str:
+def dumped_json(value: Any, what: str, max_depth: int = MAX_DEPTH) -> str:
     """The JSON text of ``value``, as ``jsonb`` takes it: dumping is the check, and need not be
     done twice. Raises NotSerializable as ``check_json`` does."""
-    return _dumped(value, what, MAX_DEPTH)
+    try:
+        return values.dumped_json(value, what, max_depth)
+    except ValueError as error:
+        kind = InvalidOutput if what == OUTPUT else NotSerializable
+        raise kind(str(error)) from error
 
 
 def check_arguments(parameters: Parameters, data: dict[str, Any]) -> None:
@@ -77,7 +81,7 @@ def dumped_many(many: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
         return many, values.dumped_json(many, "data", MAX_DEPTH + 1)
     except ValueError:
         many = _with_strings(many)
-    return many, _dumped(many, "data", MAX_DEPTH + 1)
+    return many, dumped_json(many, "data", MAX_DEPTH + 1)
 
 
 def _with_strings(value: Any) -> Any:
@@ -86,14 +90,6 @@ def _with_strings(value: Any) -> Any:
         return values.with_strings(value)
     except RecursionError:
         return value
-
-
-def _dumped(value: Any, what: str, max_depth: int) -> str:
-    try:
-        return values.dumped_json(value, what, max_depth)
-    except ValueError as error:
-        kind = InvalidOutput if what == OUTPUT else NotSerializable
-        raise kind(str(error)) from error
 
 
 def is_same_json(stored: Any, value: Any) -> bool:

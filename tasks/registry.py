@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from functools import partial
 from typing import (
     Any,
     ParamSpec,
@@ -23,7 +22,6 @@ from typing import (
 
 from asgiref.sync import iscoroutinefunction
 
-from leasing.runtime import threads
 from leasing.runtime.terminal import suggestion
 from leasing.validation.names import check_name
 from tasks.delays import check_limit
@@ -323,13 +321,6 @@ def observed() -> list[str]:
         for name, known in each
         if known.on_end is not None or hasattr(known.function, "django_task")
     ]
-
-
-def report_end(task: Ended) -> None:
-    """Call the ``on_end`` of the handler of ``task``, which has ended."""
-    known = _handlers.get(task.name)
-    if known is not None and known.on_end is not None:
-        threads.call_apart(partial(tell_end, known.on_end, task))
 
 
 def tell_end(on_end: OnEnd, task: Ended) -> None:

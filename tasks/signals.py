@@ -33,11 +33,13 @@ And of queues, with ``sender=Queue`` and the name as ``queue``:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from django.apps import apps
 from django.dispatch import Signal
 
+from leasing.runtime import threads
 from leasing.runtime.event_lines import log as leasing_log
 from leasing.runtime.event_logger import Event
 from leasing.runtime.events import Subscriber, subscribe
@@ -81,7 +83,9 @@ def _with_error(line: Event) -> Subscriber:
 def _report_ends(rows: Sequence[Any], **details: Any) -> None:
     """Call the ``on_end`` of what has ended, and notify those who wait for it."""
     for row in rows:
-        registry.report_end(row)
+        known = registry.get(row.name)
+        if known is not None and known.on_end is not None:
+            threads.call_apart(partial(registry.tell_end, known.on_end, row))
     if waited_for and rows:
         first = rows[0]
         using = first.using if isinstance(first, ClaimedTask) else first._state.db

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any, Protocol
 
 from leasing.holding.term import Term
@@ -92,38 +93,30 @@ class Attempt(Term):
     def __getattr__(self, name: str) -> Any:
         """Fill in what the store answered, at the first look at any of it."""
         if not name.startswith("_"):
+            claimed, term = self.claimed, self.claimed.term
             with _lock:
                 if "store" not in self.__dict__:
-                    self._fill_in()
+                    super().__init__(
+                        claimed.id,
+                        claimed.grant_id,
+                        claimed.fencing_token,
+                        term.holder,
+                        resource_of(claimed.id),
+                        term.seconds,
+                        term.granted_until - term.sent_at,
+                        term.expires_at,
+                        term.sent_at,
+                        store=row_store(Task, term.using),
+                    )
             # Another thread may have filled it in since this one has missed it.
             if name in self.__dict__:
                 return self.__dict__[name]
         raise AttributeError(name, name=name, obj=self)
 
-    def _fill_in(self) -> None:
-        claimed, term = self.claimed, self.claimed.term
-        super().__init__(
-            claimed.id,
-            claimed.grant_id,
-            claimed.fencing_token,
-            term.holder,
-            resource_of(claimed.id),
-            term.seconds,
-            term.granted_until - term.sent_at,
-            term.expires_at,
-            term.sent_at,
-            store=row_store(Task, term.using),
-        )
-
     # As a term
 
-    @property
-    def granted_until(self) -> float:
-        return self.claimed.term.granted_until
-
-    @property
-    def held_row(self) -> Task:
-        return self.claimed.task
+    granted_until = property(attrgetter("claimed.term.granted_until"))
+    held_row = property(attrgetter("claimed.task"))
 
     def goes_on(self) -> bool:
         carrier = self.carrier

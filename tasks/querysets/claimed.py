@@ -145,7 +145,7 @@ class ClaimedTask:
     trace_context: str | None = None
     _task: Task | None = field(default=None, init=False)
     #: Its output, and the moment of its end in microseconds since 1970; None while it runs.
-    _ended: tuple[Any, int] | None = field(default=None, init=False)
+    ended_with: tuple[Any, int] | None = field(default=None, init=False)
 
     #: By the names of a ``Task``.
     pk = property(attrgetter("id"))
@@ -155,25 +155,13 @@ class ClaimedTask:
     acquired_at = property(attrgetter("term.acquired_at"))
     expires_at = property(attrgetter("term.expires_at"))
     now = property(attrgetter("term.now"))
-
-    def end(self, output: Any, at: int) -> None:
-        """Take note that it was completed with ``output``, ``at`` so many microseconds since
-        1970."""
-        self._ended = output, at
+    #: The holder's clock before the claim was sent, and the database that it was sent to.
+    sent_at = property(attrgetter("term.sent_at"))
+    using = property(attrgetter("term.using"))
 
     @property
     def grant_id(self) -> uuid.UUID:
         return uuid.UUID(self.grant)
-
-    @property
-    def sent_at(self) -> float:
-        """The holder's clock before the claim was sent."""
-        return self.term.sent_at
-
-    @property
-    def using(self) -> str:
-        """The database it was claimed in."""
-        return self.term.using
 
     @property
     def task(self) -> Task:
@@ -190,7 +178,7 @@ class ClaimedTask:
     @property
     def ended_task(self) -> Task:
         """An instance of the row once it was completed; the ``task`` while it runs."""
-        if self._ended is None:
+        if self.ended_with is None:
             return self.task
         # The end of its lease is not known here: a renewal may have moved it.
         of_term = {name: getattr(self.term, name) for name in OF_TERM if name != "expires_at"}
@@ -212,16 +200,16 @@ class ClaimedTask:
 
     @property
     def status(self) -> str:
-        return "running" if self._ended is None else "succeeded"
+        return "running" if self.ended_with is None else "succeeded"
 
     @property
     def task_output(self) -> Any:
         """What the database has of it: a copy, a tuple is a list there."""
-        return None if self._ended is None else json.loads(json.dumps(self._ended[0]))
+        return None if self.ended_with is None else json.loads(json.dumps(self.ended_with[0]))
 
     @property
     def processed_at(self) -> datetime | None:
-        return None if self._ended is None else _moment(self._ended[1])
+        return None if self.ended_with is None else _moment(self.ended_with[1])
 
     result = task_output
     finished_at = processed_at

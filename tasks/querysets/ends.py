@@ -100,6 +100,8 @@ class EndVerbs(TaskRows):
             rows._tell("task.completed", done)
         ended = set(map(id, done))
         left = [result for result in results if id(result[0]) not in ended]
+        if not left:
+            return []
         taken = {id(each.task): each for each, _ in left}
         _, refused = _complete(rows, [(each.task, output) for each, output in left])
         return [(taken[id(task)], error) for task, error in refused]
@@ -430,8 +432,9 @@ def _tell(rows: TaskRows, ended: Ending) -> None:
 def _complete_at_once(rows: TaskRows, results: list[tuple[ClaimedTask, Any]]) -> list[ClaimedTask]:
     """Complete the tasks for which this is possible, and return them."""
     asked: dict[int, tuple[ClaimedTask, Any]] = {}
-    for result in sorted(results, key=lambda result: result[0].id):
+    for result in results:
         asked.setdefault(result[0].id, result)
+    asked = {key: asked[key] for key in sorted(asked)}
     # Together they take half as long as one by one, and are seldom refused.
     text = _as_json([output for _, output in asked.values()])
     if text is None or len(text) > LARGEST:
@@ -453,7 +456,7 @@ def _complete_at_once(rows: TaskRows, results: list[tuple[ClaimedTask, Any]]) ->
         return []
     for key, at in done.items():
         claimed, output = asked[key]
-        claimed.end(output, at)
+        claimed.ended_with = output, at
     return [asked[key][0] for key in done]
 
 

@@ -157,7 +157,7 @@ class Executor:
     def waits_until(self) -> float | None:
         """Return the moment at which ``overdue`` may have something; None when none waits."""
         try:
-            first = self._waiting[0].claimed.sent_at + self.timing.slot_wait
+            first: float = self._waiting[0].claimed.sent_at + self.timing.slot_wait
         except IndexError:
             return None
         long_from = self._long_from

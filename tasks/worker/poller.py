@@ -65,11 +65,6 @@ class Poller:
         if can_listen(self.listener.using):
             threads.start("notifier", self.listener.service)
 
-    @property
-    def hears(self) -> bool:
-        """Return True if notifications are known to arrive."""
-        return self.listener.hears
-
     def wake(self) -> None:
         """Make the worker look now."""
         self._reason.set()
@@ -133,11 +128,11 @@ class Poller:
         due later, it is POLL_EVERY at most."""
         pause: float = task_settings.POLL_EVERY
         if asks:
-            pause *= (WHILE_HEARING if self.hears else 1.0) * random.uniform(0.8, 1.0)
+            pause *= (WHILE_HEARING if self.listener.hears else 1.0) * random.uniform(0.8, 1.0)
         look_again_at = self._look_again_at
         if look_again_at is not None:
             return min(pause, max(0.001, look_again_at - clock()))
-        return self._due_in(pause, KINDS) if asks and self.hears else pause
+        return self._due_in(pause, KINDS) if asks and self.listener.hears else pause
 
     def wait_busy(self, seconds: float, kinds: Sequence[int]) -> None:
         """Wait as ``wait`` does, but no longer than until a task of these ``kinds`` is due: there
@@ -145,7 +140,7 @@ class Poller:
         if self.wait(min(seconds, ASK_AFTER)) or seconds <= ASK_AFTER:
             return
         seconds -= ASK_AFTER
-        if self.hears and kinds:
+        if self.listener.hears and kinds:
             with suppress(Error):  # the next look finds out how it stands with the database
                 seconds = min(seconds, self._due_in_lately(seconds, kinds))
         self.wait(seconds)
@@ -174,7 +169,7 @@ class Poller:
         notifications arrive, a query tells every so many ``seconds`` whether there is anything to
         look for: less than a claim that finds nothing."""
         while not self.wait(seconds) and seconds >= task_settings.POLL_EVERY:
-            if not (self.hears and is_idle()):
+            if not (self.listener.hears and is_idle()):
                 break
             with suppress(Error):  # to look is to find out how it stands with the database
                 if not self._tasks().are_due_within(seconds):

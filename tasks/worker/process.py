@@ -296,7 +296,7 @@ class WorkerProcess:
             self.executors.expect_no_more()
             return False
         found = self._take_all()
-        return self.executors.wake_when(is_empty=found > 0 and not self.poller.hears)
+        return self.executors.wake_when(is_empty=found > 0 and not self.poller.listener.hears)
 
     def _take_all(self) -> int:
         """Claim for each executor that has room, up to the number of tasks after which it ends.

@@ -195,7 +195,7 @@ def test_an_idle_worker_has_three_connections() -> None:
         began = cursor.fetchone()[0]
     task = make_task(name="jobs.echo", data={})
     with watched(completer_idle=0.1, slot_idle=0.1) as worker:
-        wait_for(lambda: worker.poller.hears)
+        wait_for(lambda: worker.poller.listener.hears)
         wait_for(lambda: row_of(task)["status"] == TaskStatus.SUCCEEDED)
         wait_for(Worker.objects.filter(name=worker.name).exists)
         wait_for(lambda: opened() == 3)
