@@ -34,6 +34,8 @@ from tasks.worker.threads import Threads
 
 #: Seconds that a child has to start: to import the project.
 START_PATIENCE = 60.0
+#: The number of children that are started for one attempt, if each is killed before it is up.
+STARTS = 3
 #: Seconds between looks whether the attempt is over.
 CHECK_EVERY = 0.1
 
@@ -83,12 +85,9 @@ class ChildProcess:
     def call(self, attempt: Attempt, context: Context) -> Any:
         """Run the handler of ``attempt`` in the child. Raises what the handler raised,
         ProcessDied, LeaseLost, TaskCancelled."""
-        self._start()
         watch = Watch(attempt, self._cancel_grace)
         try:
-            if not self._ready:
-                self._receive(watch, clock() + START_PATIENCE)
-                self._ready = True
+            self._start(watch)
             attempt.start_timeout()
             attempt.set_mark()
             task = attempt.claimed.task
@@ -118,7 +117,21 @@ class ChildProcess:
                     marks.current.remove_group(process.pid)
                 self._pipe.close()
 
-    def _start(self) -> None:
+    def _start(self, watch: Watch) -> None:
+        """Have a child that is up. One that is killed before is replaced: no handler has begun."""
+        for is_last in (*[False] * (STARTS - 1), True):
+            self._spawn()
+            try:
+                if not self._ready:
+                    self._receive(watch, clock() + START_PATIENCE)
+                    self._ready = True
+                return
+            except ProcessDied:
+                process = self._process
+                if is_last or process is None or (process.poll() or 0) >= 0:
+                    raise
+
+    def _spawn(self) -> None:
         if self._process is not None and self._process.poll() is None:
             return
         self.kill()

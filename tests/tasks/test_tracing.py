@@ -428,7 +428,7 @@ def test_a_child_process_is_told_of_the_span(
 ) -> None:
     sent: list[Any] = []
     executor = ChildProcess(10.0)
-    monkeypatch.setattr(executor, "_start", lambda: None)
+    monkeypatch.setattr(executor, "_spawn", lambda: None)
     monkeypatch.setattr(executor, "_send", sent.append)
     monkeypatch.setattr(executor, "_receive", lambda *args: Answer(None, None, False, None))
     attempt = attempt_of(make_task(name="jobs.compute", state="running"))

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pytest_django import Settings
 from leasing.management import console
 from leasing.runtime.clock import clock
 from tasks.models import Task, TaskStatus
+from tasks.runtime.marks import Marks
 from tasks.worker import processes
 from tests.conftest import Spawn
 from tests.factories import make_task
@@ -113,6 +115,24 @@ def test_a_process_answers_or_fails_and_serves_the_next_task(
         assert (attempt(task).outcome, attempt(task).error) == later[do]
     line = r"^20\d\d-\d\d-\d\d [\d:,]+ INFO    tasks.jobs: computed$"
     assert len(re.findall(line, capfd.readouterr().err, re.MULTILINE)) == 2
+
+
+def test_a_process_that_is_killed_before_it_is_up_is_replaced(
+    use_marks: Callable[[Marks | None], None],
+) -> None:
+    """Its handler has not begun: nothing is failed for that."""
+    known = Marks(100, 2)
+    use_marks(known)
+    task = enqueue("return", x=1)
+
+    with working():
+        (starting,) = wait_for(known.noted_groups)
+        os.kill(starting, signal.SIGKILL)
+        wait_for(lambda: row_of(task)["processed_at"], timeout=START_PATIENCE)
+    use_marks(None)
+
+    assert attempts(task) == []
+    assert row_of(task)["task_output"]["pid"] != starting
 
 
 @pytest.mark.slow
