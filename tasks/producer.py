@@ -32,7 +32,6 @@ from leasing.runtime.terminal import closest
 if TYPE_CHECKING:
     from tasks.execution.context import Context
     from tasks.models import Task
-    from tasks.testing import FakeContext
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -40,7 +39,7 @@ R_co = TypeVar("R_co", covariant=True)
 Function: TypeAlias = "Callable[Concatenate[Context, P], R_co]"
 OpenFunction: TypeAlias = "Callable[Concatenate[Context, ...], R_co]"
 #: The context of the handler that enqueues a child, or the parent task, or its key.
-Parent: TypeAlias = "Context | FakeContext | Task | int"
+Parent: TypeAlias = "Context | Task | int"
 
 #: The methods that a decorated function gets.
 METHODS = (
@@ -183,9 +182,7 @@ class HandlerFunction(Producer[P], Generic[P, R_co]):
 
     if TYPE_CHECKING:
 
-        def __call__(
-            self, ctx: Context | FakeContext, /, *args: P.args, **kwargs: P.kwargs
-        ) -> R_co: ...
+        def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
 class HandlerDecorator(Protocol):

@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 from leasing.exceptions import LeaseLost
-from tasks.exceptions import TaskCancelled
-from tasks.execution.context import Completing
+from tasks.execution.context import Completing, Context
 from tasks.models import Task, TaskStep
 from tasks.payload import OUTPUT, check_json
 from tasks.querysets.compensation import Compensated
 
 
-class FakeContext:
+class _Attempt:
+    """An attempt in memory, in place of its term and of its rows: what a context asks of both."""
+
+    resource = "the task of a test"
+    deadline = None
+
+    def __init__(self, task: Task, steps: dict[str, Any]) -> None:
+        self.claimed = task
+        self.steps = steps
+        self.checkpoints: list[Any] = []
+        self.stopping = threading.Event()
+        self.cancelled_by = self.reason = ""
+
+    def mark_lost(self, reason: str) -> None:
+        self.reason = reason
+
+    def ensure(self) -> None:
+        if self.reason:
+            raise LeaseLost(self.resource, self.reason)
+
+    def wait(self, seconds: float) -> None:
+        """Do not sleep."""
+
+    def step(self, task: Task, name: str) -> TaskStep | None:
+        return TaskStep(output=self.steps[name]) if name in self.steps else None
+
+    def finish_step(self, task: Task, name: str, output: Any, progress: Any) -> TaskStep:
+        self.ensure()
+        self.steps[name] = check_json(output, "output of a step")
+        return TaskStep(output=output)
+
+    def checkpoint(self, task: Task, state: Any, progress: Any) -> None:
+        self.ensure()
+        task.checkpoint = check_json(state, "checkpoint")
+        self.checkpoints.append(state)
+
+
+class FakeContext(Context):
     """A context in memory for handlers: it keeps what the handler reports, and writes nothing.
 
     A test calls ``stop``, ``cancel`` and ``lose``, before or while the handler runs.
@@ -29,6 +66,9 @@ class FakeContext:
             the order in which they were done.
     """
 
+    _rows = property(attrgetter("_attempt"))
+    task = property(attrgetter("claimed"))
+
     def __init__(
         self,
         *,
@@ -39,129 +79,49 @@ class FakeContext:
         compensates: dict[str, Any] | None = None,
     ) -> None:
         # With a key that no row has: a handler may name the task as a parent.
-        self.task = Task(id=0, attempts=attempt, fencing_token=fencing_token, checkpoint=state)
-        self.claimed = self.task
-        self.attempt = attempt
-        self.fencing_token = fencing_token
-        #: The latest checkpoint, and all of them.
-        self.state = state
-        self.checkpoints: list[Any] = []
-        #: The output of each step that was done.
-        self.steps = dict(steps or {})
-        self._compensates = compensates or {}
+        task = Task(id=0, attempts=attempt, fencing_token=fencing_token, checkpoint=state)
+        held: Any = _Attempt(task, dict(steps or {}))
+        super().__init__(held)
+        #: The output of each step that was done, and all checkpoints.
+        self.steps, self.checkpoints = held.steps, held.checkpoints
         #: Progress that the handler reported, the latest last.
         self.said: list[dict[str, Any]] = []
-        #: True if the handler completed the task itself, and its output.
-        self.completed = False
+        #: The output with which the handler completed the task itself.
         self.output: Any = None
-        #: Why the handler gave its task back, and for how long.
-        self.given_back: tuple[str, timedelta] | None = None
-        self.stopping = False
-        self.cancelled = False
-        self._lost = ""
+        self._compensates = compensates or {}
 
     # What a test lets happen
 
     def stop(self) -> None:
         """The worker is asked to stop."""
-        self.stopping = True
+        self._attempt.stopping.set()
 
     def cancel(self) -> None:
         """Someone cancels the task."""
-        self.cancelled = True
+        self._attempt.cancelled_by = "a test"
 
     def lose(self, reason: str = "it was not renewed in time") -> None:
         """The task is somebody else's from now on."""
-        self._lost = reason
+        self._attempt.mark_lost(reason)
 
     # What a handler calls
 
-    def ensure(self) -> None:
-        """Raise LeaseLost after ``lose``, TaskCancelled after ``cancel``."""
-        self._ensure_held()
-        if self.cancelled:
-            raise TaskCancelled("The task was cancelled.")
-
-    def wait(self, seconds: float) -> bool:
-        """Does not sleep. Returns ``stopping``; raises what ``ensure`` does."""
-        self.ensure()
-        return self.stopping
-
-    def give_back(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
-        pause = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
-        self.given_back = (reason or "given back by its handler", pause)
-
-    def flush(self) -> None:
-        """Do nothing: every report is in ``said`` already."""
-
-    async def load(self) -> Task:
-        """Return ``task``, which has every column."""
-        return self.task
-
-    async def aflush(self) -> None:
-        """``flush``, for coroutines."""
-
     def progress(self, done: Any = None, total: Any = None, **more: Any) -> None:
         """Keep a report in ``said``. Arguments are those of ``Context.progress``."""
-        self._ensure_held()
+        self._attempt.ensure()
         given = {"done": done, "total": total}
         said = {name: value for name, value in given.items() if value is not None} | more
         self.said.append(check_json(said, "progress"))
-
-    def checkpoint(self, state: Any) -> None:
-        self._ensure_held()
-        self.state = check_json(state, "checkpoint")
-        self.checkpoints.append(state)
-
-    def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Keep the output of a step in ``steps``. Arguments are those of ``Context.step``."""
-        if name not in self.steps:
-            self.ensure()
-            self._finish(name, function(*args, **kwargs))
-        return self.steps[name]
 
     def compensated(self) -> Compensated:
         """Return an unsaved task, and the steps of ``compensates``, the last first."""
         done = [TaskStep(name=name, output=each) for name, each in self._compensates.items()]
         return Compensated(Task(id=0), done[::-1])
 
-    async def acompensated(self) -> Compensated:
-        """``compensated``, for coroutines."""
-        return self.compensated()
-
-    def completing(self, output: Any = None) -> Completing:
-        """A block of the handler's, without a transaction."""
-        self.ensure()
-        return Completing(self._complete_after, output)
-
     @contextmanager
     def _complete_after(self, end: Completing) -> Iterator[None]:
+        self.ensure()
         yield
         self.ensure()
         self.completed = True
         self.output = check_json(end.output, OUTPUT)
-
-    async def aprogress(self, done: Any = None, total: Any = None, **more: Any) -> None:
-        """``progress``, for coroutines, with the same arguments."""
-        self.progress(done, total, **more)
-
-    async def acheckpoint(self, state: Any) -> None:
-        self.checkpoint(state)
-
-    async def astep(
-        self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """``step``, for coroutines, with the same arguments; ``function`` may be one, or plain."""
-        if name not in self.steps:
-            self.ensure()
-            output = function(*args, **kwargs)
-            self._finish(name, await output if hasattr(output, "__await__") else output)
-        return self.steps[name]
-
-    def _finish(self, name: str, output: Any) -> None:
-        self._ensure_held()
-        self.steps[name] = check_json(output, "output of a step")
-
-    def _ensure_held(self) -> None:
-        if self._lost:
-            raise LeaseLost("the task of a test", self._lost)

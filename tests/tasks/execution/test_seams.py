@@ -15,12 +15,10 @@ from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
 from tasks import notifier, signals
 from tasks.dashboard.badges import ATTEMPT_BADGES
-from tasks.execution.context import Context
 from tasks.maintenance import recovery
 from tasks.models import AttemptOutcome, Queue, Schedule, Task
 from tasks.registry import handler
 from tasks.testing import inline
-from tasks.testing.context import FakeContext
 from tasks.worker.process import Until
 from tests.factories import make_task, make_tasks
 from tests.leasing.support import expire
@@ -31,10 +29,6 @@ from tests.tasks.workers import PATIENCE, ended, working
 
 pytestmark = pytest.mark.django_db
 LIVE = pytest.mark.django_db(transaction=True)
-
-
-def public(kind: type) -> set[str]:
-    return {name for name in dir(kind) if not name.startswith("_")}
 
 
 # Pages
@@ -164,10 +158,6 @@ def test_a_replaced_task_is_no_longer_what_its_client_asked_for() -> None:
 
 
 # Testing
-
-
-def test_the_context_of_tests_has_all_that_the_real_one_has() -> None:
-    assert public(Context) <= public(FakeContext) | set(vars(FakeContext()))
 
 
 def test_inline_runs_what_waited_for_the_commit(

@@ -354,7 +354,11 @@ def test_a_fake_context_can_be_lost_and_cancelled(
     ctx = FakeContext()
     happens(ctx)
 
-    calls: list[Callable[[], Any]] = [ctx.ensure, ctx.completing, lambda: ctx.step("a", str)]
+    calls: list[Callable[[], Any]] = [
+        ctx.ensure,
+        ctx.completing().__enter__,
+        lambda: ctx.step("a", str),
+    ]
     for call in calls:
         with pytest.raises(raised):
             call()
