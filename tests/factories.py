@@ -59,6 +59,7 @@ class LeaseFactory(DjangoModelFactory[Lease]):
     resource = factory.Sequence(lambda n: f"berth:{n}")
     holder = factory.Sequence(lambda n: f"worker-{n}")
     ttl = 30.0
+    metadata: dict[str, Any] = {}
     renewals = 0
     state: str = LeaseState.ACTIVE
 

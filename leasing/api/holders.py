@@ -76,7 +76,8 @@ def acquire_lease(request: HttpRequest, body: Acquire) -> Any:
     """Acquire a lease. 409 while anyone holds it, including the same holder, unless this is a retry
     with the same Idempotency-Key; also 409 once that grant has ended."""
     check_resource(request, body.resource)
-    terms = Terms.check(holder=body.holder, ttl=body.ttl)
+    # Without metadata: the holder is another program than this process.
+    terms = Terms.check(holder=body.holder, ttl=body.ttl, metadata={})
     if (again := request_id(request, body)) is not None:
         terms = replace(terms, request_id=again)
 

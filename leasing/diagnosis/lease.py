@@ -10,6 +10,7 @@ clock_skew         it was granted by a clock that was ahead of the database's
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -24,6 +25,8 @@ from leasing.web.badges import LATE, UNKNOWN, Badge, badge_of_lease
 
 #: The permission to revoke a lease.
 REVOKE: Final = "leasing.revoke_lease"
+#: The name that a process has by default.
+_PROCESS: Final = re.compile(r"(.+)@(.+):([0-9]+):[0-9a-f]{8}")
 _ENDINGS: Final = (EventKind.RELEASED, EventKind.REVOKED)
 
 
@@ -107,10 +110,20 @@ def _expired(row: Leasable, now: datetime, badge: Badge) -> Explanation:
     )
     return replace(
         found,
-        who=f"Nobody. Last holder: {row.holder}.",
+        who=f"Nobody. Last holder: {holding(row)}.",
         actions=[Action("revoke", "Refuse late writes", refusing, REVOKE)],
         revoking=refusing,
     )
+
+
+def holding(row: Leasable) -> str:
+    """Return the holder of ``row``, or the last one, with its program where its name does not say
+    it: "report-service (stock_report.py, pid 12 on vm)"."""
+    process = row.metadata.get("process") if isinstance(row, Lease) else None
+    if not isinstance(process, str):
+        return row.holder
+    program = _PROCESS.sub(r"\1, pid \3 on \2", process)
+    return f"{row.holder} ({program})"
 
 
 def waited_for(lease: Lease, now: datetime, events: Iterable[LeaseEvent] = ()) -> Sentence:
@@ -122,10 +135,10 @@ def waited_for(lease: Lease, now: datetime, events: Iterable[LeaseEvent] = ()) -
 def _holding(row: Leasable, events: Iterable[LeaseEvent]) -> list[str | Moment]:
     """Return who holds ``row``, for how long, and for how long earlier terms lasted."""
     if row.acquired_at is None:
-        return [row.holder]
+        return [holding(row)]
     lengths, _ = lengths_of((each.kind, each.grant_id, each.at) for each in events)
     usually = f" (usually {brief(timedelta(seconds=median(lengths)))})" if lengths else ""
-    return [f"{row.holder} for ", Moment(row.acquired_at, lasts=True), usually]
+    return [f"{holding(row)} for ", Moment(row.acquired_at, lasts=True), usually]
 
 
 def _held(row: Leasable, now: datetime, badge: Badge, events: Iterable[LeaseEvent]) -> Explanation:
@@ -136,13 +149,13 @@ def _held(row: Leasable, now: datetime, badge: Badge, events: Iterable[LeaseEven
     if is_skewed(now, row.acquired_at, row.renewed_at):
         ahead = max(m for m in (row.acquired_at, row.renewed_at) if m is not None) - now
         headline = (
-            f"Held by {row.holder}. The database clock is {span(ahead)} behind the time recorded "
+            f"Held by {holding(row)}. The database clock is {span(ahead)} behind the time recorded "
             "here: it was set back, or another server took over."
         )
         next_ = f"If its holder dies, it stays taken {span(ahead)} longer. {next_}"
         return _diagnosed(row, now, "clock_skew", "warning", headline, next_, badge)
     if badge is LATE:
-        headline = f"{row.holder} missed a renewal."
+        headline = f"{holding(row)} missed a renewal."
         return _diagnosed(row, now, "late", "warning", headline, next_, badge)
     waits = ""
     if isinstance(row, Lease) and row.wanted_by and row.wanted_until and row.wanted_until > now:
@@ -164,7 +177,7 @@ def _diagnosed(
         severity,
         headline,
         next_,
-        who=f"{row.holder}.",
+        who=f"{holding(row)}.",
         until=f"{stamp(row.expires_at)}, {until(row.expires_at, now)}.",
         facts=_facts(row),
         actions=[Action("revoke", "Revoke lease", revoking, REVOKE)],
@@ -176,7 +189,7 @@ def _diagnosed(
 def _facts(row: Leasable) -> list[tuple[str, str]]:
     renewed = [("Last renewal", stamp(row.renewed_at))] if row.renewed_at else []
     return [
-        ("Held by", row.holder),
+        ("Held by", holding(row)),
         ("Since", stamp(row.acquired_at) if row.acquired_at else "never"),
         *renewed,
         ("Until", stamp(row.expires_at)),

@@ -60,7 +60,8 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
                        the default is the setting GRACE
         preempt_after  ask a holder of lower priority to yield: its renewals end after so many
                        seconds, but never before the deadline that it already has
-        metadata       a JSON object, for readers of the row
+        metadata       a JSON object, for readers of the row; by default {"process": ...}, the
+                       name of this process, where the holder has another
     """
 
     def heartbeats(

@@ -87,8 +87,12 @@ class Terms:
             raise ValueError(f"The priority must be from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}.")
         if metadata is not None and not isinstance(metadata, dict):
             raise ValueError("The metadata must be a dictionary.")
+        process = default_holder()
+        holder = process if holder is None else check_name(holder, "holder")
+        # A name that the caller has chosen says nothing of its program.
+        known = NO_METADATA if holder == process else {"process": process}
         return cls(
-            holder=default_holder() if holder is None else check_name(holder, "holder"),
+            holder=holder,
             ttl=lasting,
             priority=priority,
             max_hold=longest,
@@ -96,9 +100,9 @@ class Terms:
             preempt_after=(
                 None if preempt_after is None else check_duration(preempt_after, "preempt_after")
             ),
-            metadata=NO_METADATA if metadata is None else check_json(metadata, "metadata"),
+            metadata=known if metadata is None else check_json(metadata, "metadata"),
         )
 
 
-#: One for all that give none; nobody writes to it.
+#: One for all that need none; nobody writes to it.
 NO_METADATA: dict[str, Any] = {}

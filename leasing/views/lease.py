@@ -19,7 +19,7 @@ from leasing.dashboard.forms import EventsFilter, ForceReleaseForm
 from leasing.dashboard.settlement import SETTLE
 from leasing.dashboard.term_chart import drawing_of
 from leasing.dashboard.timeline import timeline
-from leasing.diagnosis.lease import explain
+from leasing.diagnosis.lease import explain, holding
 from leasing.models import Leasable, LeaseEvent, OnceKey
 from leasing.models.kinds import find_row, rows_of
 from leasing.web import navigation
@@ -117,6 +117,7 @@ def _detail(
         history = timeline(row, now, events.rows, has_more=bool(events.older))
         return {
             "row": row,
+            "holding": holding(row),
             "row_url": navigation.row_url(row),
             "holder_url": navigation.holder_url(row.holder),
             "is_internal": lease_lists.is_internal(row),

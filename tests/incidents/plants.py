@@ -30,7 +30,7 @@ HOLDER = """
 import time, django
 django.setup()
 from leasing.models import Lease
-with Lease.objects.hold("report:stock"):
+with Lease.objects.hold("report:stock", holder="report-service"):
     time.sleep(600)
 """
 
@@ -225,7 +225,10 @@ INCIDENTS = (
     ),
     Incident(
         lease_never_released,
-        (r"wait.* the lease report:stock", r"stock_report.py@\S+:\d+"),
+        (
+            r"wait.* the lease report:stock",
+            r"report-service \(stock_report.py, pid \d+ on \S+\)",
+        ),
         r"/leases/",
         DUE,
     ),

@@ -7,7 +7,7 @@ from django.utils.module_loading import import_string
 
 from leasing import audit
 from leasing.dashboard.lease_lists import is_internal
-from leasing.diagnosis.lease import explain
+from leasing.diagnosis.lease import explain, holding
 from leasing.diagnosis.ttl import History, TooFewSamples, history_of_lease, readers, suggest
 from leasing.exceptions import StoreError
 from leasing.humanize import ago, plural, stamp, until
@@ -208,7 +208,7 @@ def _columns(lease: Lease) -> tuple[str, ...]:
         ends = f"released {ago(lease.released_at or lease.expires_at, lease.now)}"
     elif lease.state != LeaseState.FREE:
         ends = until(lease.expires_at, lease.now)
-    return lease.resource, lease.state, lease.holder, ends, str(lease.fencing_token)
+    return lease.resource, lease.state, holding(lease), ends, str(lease.fencing_token)
 
 
 def _event(event: LeaseEvent) -> dict[str, Any]:

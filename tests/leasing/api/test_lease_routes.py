@@ -34,6 +34,12 @@ def term(lease: Lease) -> dict[str, Any]:
     return {"resource": lease.resource, "lease_key": lease_key_of(lease)}
 
 
+def test_the_process_of_the_server_is_not_that_of_the_holder(client: Client) -> None:
+    body = {"resource": "crane:1", "holder": "bob", "ttl": 30}
+    assert call(client, "POST", "/leases", body).status == 201
+    assert Lease.objects.get().metadata == {}
+
+
 # Renewals of many
 
 

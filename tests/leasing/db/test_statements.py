@@ -116,7 +116,7 @@ def scans_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_each_call_brings_its_own_values() -> None:
     ann = Lease.objects.acquire("a", holder="ann", ttl=10, metadata={"n": 1}, max_hold=60)
     bob = Lease.objects.acquire("b", holder="bob", ttl=20, metadata={"n": 2}, max_hold=70)
-    eve = Lease.objects.acquire("c", holder="eve", ttl=30, priority=3, grace=5)
+    eve = Lease.objects.acquire("c", holder="eve", ttl=30, priority=3, grace=5, metadata={})
 
     for lease in (ann, bob, eve):
         assert stored(lease) == {name: getattr(lease, name) for name in lease.verb_columns}

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db.models import F
 
 from leasing import once
-from leasing.diagnosis.lease import Explanation, explain
+from leasing.diagnosis.lease import Explanation, explain, holding
 from leasing.functions import after, database_now
 from leasing.humanize import stamp
 from leasing.models import EventKind, Lease, LeaseEvent, OnceKey
-from tests.factories import make_lease
+from tests.factories import make_lease, make_task
 from tests.leasing.support import expire
 
 pytestmark = pytest.mark.django_db
@@ -32,7 +33,7 @@ def test_a_term_is_told_beside_earlier_ones_and_with_who_waits() -> None:
         earlier = make_lease(resource="report:stock", state="released")
         events = LeaseEvent.objects.filter(grant_id=earlier.grant_id, kind="released")
         LeaseEvent._base_manager.filter(pk__in=events).update(at=after(timedelta(seconds=seconds)))
-    lease = Lease.objects.acquire("report:stock", holder="a-job")
+    lease = make_lease(resource="report:stock", holder="a-job")
     minutes = timedelta(minutes=2)
     Lease.objects.update(acquired_at=F("acquired_at") - minutes, wanted_by="ann")
 
@@ -40,6 +41,34 @@ def test_a_term_is_told_beside_earlier_ones_and_with_who_waits() -> None:
     Lease.objects.update(wanted_until=after(timedelta(seconds=9)))
     told = explained(lease).headline
     assert told == "Held by a-job for 2 min (usually 2.0 s); ann waits for it."
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"process": "report.py@vm:12:0a1b2c3d"}, "a-job (report.py, pid 12 on vm)"),
+        ({"process": "shop-worker-1:0a1b2c3d"}, "a-job (shop-worker-1:0a1b2c3d)"),
+        ({"process": 7}, "a-job"),
+        ({}, "a-job"),
+    ],
+)
+def test_a_holder_is_named_with_its_program(metadata: dict[str, Any], words: str) -> None:
+    lease = make_lease(holder="a-job", metadata=metadata)
+    found = explained(lease)
+    assert (holding(lease), found.who, found.facts[0]) == (words, f"{words}.", ("Held by", words))
+    assert found.headline.startswith(f"Held by {words} for ")
+    expire(lease)
+    assert explained(lease).who == f"Nobody. Last holder: {words}."
+    assert holding(make_task(state="running", holder="a-job")) == "a-job"
+
+
+def test_a_holder_that_is_late_is_named_with_its_program() -> None:
+    lease = late()
+    Lease.objects.update(metadata={"process": "report.py@vm:12:0a1b2c3d"})
+    assert explained(lease).headline == "ann (report.py, pid 12 on vm) missed a renewal."
+    lease = clock_skew()
+    Lease.objects.update(metadata={"process": "report.py@vm:12:0a1b2c3d"})
+    assert explained(lease).headline.startswith("Held by ann (report.py, pid 12 on vm). The ")
 
 
 def late() -> Lease:

@@ -62,7 +62,8 @@ def printed_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 def test_the_list_is_a_table_in_the_order_of_names(
     capsys: pytest.CaptureFixture[str], database_clock: DatabaseClock
 ) -> None:
-    make_lease(resource="crane:2", holder="bob", ttl=30)
+    process = {"process": "report.py@vm:12:0a1b2c3d"}
+    make_lease(resource="crane:2", holder="bob", ttl=30, metadata=process)
     make_lease(resource="crane:10", holder="ann", state="expired")
     make_lease(resource="a free one", state="free")
     make_lease(resource="leasing_tasks.recovery", holder="bob", ttl=30)  # a worker's own
@@ -81,7 +82,7 @@ def test_the_list_is_a_table_in_the_order_of_names(
     assert [[*row[:3], re.findall(r"\d+ s", row[3]), row[4]] for row in cells] == [
         ["a free one", "free", "", [], "0"],
         ["crane:10", "expired", "ann", ["8 s"], token],
-        ["crane:2", "active", "bob", ["23 s"], token],
+        ["crane:2", "active", "bob (report.py, pid 12 on vm)", ["23 s"], token],
         ["released", "released", "cyd", ["7 s"], token],
         ["leasing_tasks.recovery", "active", "bob", ["23 s"], token],
     ]

@@ -10,6 +10,7 @@ from django.test import override_settings
 
 from leasing.exceptions import InvalidResource, InvalidTTL
 from leasing.models import Lease
+from leasing.validation.names import process_named
 from leasing.validation.terms import HIGHEST_PRIORITY, LOWEST_PRIORITY, Terms
 from leasing.validation.values import MAX_DEPTH, check_json
 
@@ -21,6 +22,16 @@ def test_terms_have_defaults() -> None:
     assert terms.holder != ""
     assert (terms.priority, terms.max_hold, terms.preempt_after) == (0, None, None)
     assert (terms.grace, terms.metadata) == (timedelta(0), {})
+
+
+def test_the_process_of_a_holder_with_another_name_is_metadata() -> None:
+    with process_named("run_report@vm:12:0a1b2c3d"):
+        assert Terms.check(holder="report-service").metadata == {
+            "process": "run_report@vm:12:0a1b2c3d"
+        }
+        assert Terms.check(holder="report-service", metadata={"n": 1}).metadata == {"n": 1}
+        assert Terms.check(holder="report-service", metadata={}).metadata == {}
+        assert Terms.check(holder="run_report@vm:12:0a1b2c3d").metadata == {}
 
 
 def test_the_defaults_of_ttl_and_grace_are_settings() -> None:

@@ -61,6 +61,14 @@ def test_a_named_lease_shows_what_its_holder_left_for_others_to_read(viewer: Cli
     assert '"command": "report"' in shown and "x1y2" not in shown
 
 
+def test_the_holder_is_shown_with_its_program(viewer: Client) -> None:
+    lease = make_lease(holder="report", metadata={"process": "report.py@vm:12:0a1b2c3d"})
+    who = "report (report.py, pid 12 on vm)"
+    assert get(viewer, url_of(lease)).answers["who"].text == who
+    expire(lease)
+    assert get(viewer, url_of(lease)).answers["who"].text == f"Nobody. Last holder: {who}"
+
+
 def test_lateness_has_three_steps(viewer: Client, database_clock: DatabaseClock) -> None:
     lease = make_lease(holder="dora", renewals=1)
 

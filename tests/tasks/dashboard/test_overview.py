@@ -179,7 +179,8 @@ def test_a_task_that_waits_for_long_is_a_problem_where_nothing_is_paused(viewer:
 def test_a_lease_that_is_held_while_somebody_waits_is_an_issue(viewer: Client) -> None:
     make_worker()
     Worker.objects.update(last_seen_at=DbNow())
-    lease = make_lease(resource="report:stock", holder="a-job", ttl=900.0)
+    process = {"process": "report.py@vm:12:0a1b2c3d"}
+    lease = make_lease(resource="report:stock", holder="a-job", ttl=900.0, metadata=process)
     rows = Lease.objects.filter(pk=lease.pk)
 
     def needed(held: int, wanted: int = 9, by: str = "ann") -> list[str]:
@@ -191,9 +192,8 @@ def test_a_lease_that_is_held_while_somebody_waits_is_an_issue(viewer: Client) -
     assert [needed(*each) for each in quiet] == [[], [], []]
     assert needed(120) == ["lease_wanted"]
     found = need(get(viewer, OVERVIEW), "lease_wanted")
-    assert (
-        found.one(".loud").text == "ann waits for the lease report:stock, held by a-job for 2 min."
-    )
+    held = "held by a-job (report.py, pid 12 on vm) for 2 min."
+    assert found.one(".loud").text == f"ann waits for the lease report:stock, {held}"
     assert found.links == [f"/ops/leases/{lease.pk}/", f"{RUNBOOK}forced-release/"]
     task = make_task(state="running", holder="ann")
     needed(120)
@@ -201,7 +201,7 @@ def test_a_lease_that_is_held_while_somebody_waits_is_an_issue(viewer: Client) -
         f"It runs task:{task.pk} sample.sleep." in need(get(viewer, OVERVIEW), "lease_wanted").text
     )
     headline = get(viewer, f"/ops/tasks/{task.pk}/").answers["why"].text
-    assert headline.endswith("ann waits for the lease report:stock, held by a-job for 2 min.")
+    assert headline.endswith(f"ann waits for the lease report:stock, {held}")
 
 
 @pytest.mark.usefixtures("database_clock")
