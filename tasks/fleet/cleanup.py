@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from leasing.management import console
 from leasing.runtime.clock import clock
@@ -69,7 +70,12 @@ class Cleanup:
             self._done(self)
             return
         try:
-            self._writer = start_writer(self._loop, self._dead, self._until)
+            if start.reason_against_fork():
+                args = self._dead, self._until, console.verbosity_shown
+                self._writer = start.start_python(hand_back.main, *args)
+            else:
+                write = partial(hand_back.run, self._dead, self._until)
+                self._writer = start.fork(self._loop.abandon, write)
         except OSError as error:  # no further process can be started now
             log.fleet_no_process(worker=self._dead.holder, error=error)
             self._loop.call_later(NEXT_WRITER, self._start_writer)
@@ -108,23 +114,3 @@ def kill_group(group: int) -> bool:
     except ChildProcessError:  # none is a child of this process
         return not start.is_subreaper
     return True
-
-
-def start_writer(loop: Loop, dead: DeadWorker, until: float) -> int:
-    """Start the process that hands tasks back. Returns its pid.
-
-    Args:
-        loop: The parent's loop, which a forked writer abandons.
-        dead: The worker whose tasks to hand back.
-        until: The moment from which recovery takes back the tasks.
-    """
-    if start.reason_against_fork():
-        return start.start_python(hand_back.main, dead, until, console.verbosity_shown)
-    start.close_connections()
-    with start.signals_held_back():
-        pid = os.fork()
-        if pid == 0:
-            with start.setting_up():
-                loop.abandon()
-            hand_back.run(dead, until)
-    return pid

@@ -23,6 +23,7 @@ wait for tasks. A child that has not exited within ``--stop-timeout`` plus KILL_
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import secrets
@@ -39,7 +40,7 @@ from leasing.metrics import registry
 from leasing.runtime.clock import clock
 from leasing.runtime.shutdown import ExitCode
 from tasks.fleet import start
-from tasks.fleet.child import STOP, STOP_NOW, ReportReader
+from tasks.fleet.child import STOP, STOP_NOW
 from tasks.fleet.cleanup import Cleanup
 from tasks.fleet.hand_back import DeadWorker
 from tasks.fleet.start import ChildContext
@@ -111,14 +112,32 @@ class Child:
     vitals: Mapping[str, Any] = field(default_factory=dict)
     is_killed: bool = False
 
-    def __post_init__(self) -> None:
-        self.reader = ReportReader(self.channel, self.receive)
+    #: The part of a report that has come.
+    _received: bytes = b""
+
+    def read(self) -> bool:
+        """Read the reports that have arrived. Return False once the child has closed its end."""
+        try:
+            data = self.channel.recv(65_536)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            self.receive(json.loads(line))
+        return bool(data)
 
     def receive(self, report: Mapping[str, Any]) -> None:
         """Store a report of the child."""
         self.beat_at, self.unheard = clock(), 0
         self.vitals = report
         self.is_ready = self.is_ready or bool(report.get("ready"))
+
+    def order(self, word: bytes) -> None:
+        """Send an order. It is dropped if the child has exited, or does not read."""
+        with suppress(OSError):
+            self.channel.send(word)
 
     def kill(self) -> None:
         """Send SIGKILL. What follows is as after any death."""
@@ -258,33 +277,24 @@ class Parent:
         if against and not self._said_why_exec:
             self._said_why_exec = True
             log.fleet_starts_by_exec(worker=self.plan.name, reason=against)
-        start.close_connections()
         gc.freeze()  # garbage collection in a child would copy the shared pages
         sizes = self.plan.inside, self.plan.groups
         with ExitStack() as unless_started, ExitStack() as files:
             ours, theirs = socket.socketpair()
+            ours.setblocking(False)
             unless_started.enter_context(ours)
             files.enter_context(theirs)
-            file = -1
-            if against:
-                file = start.open_map_file(*sizes)
-                files.callback(os.close, file)
+            file = start.open_map_file(*sizes)
+            files.callback(os.close, file)
             context = ChildContext(
                 self.plan.name, member.index, name, theirs, Marks(*sizes, file), member.restarts
             )
+            # A forked child closes the siblings' channels, which would outlive the parent there.
             if against:
                 pid = start.start_child(context, file, self.plan.options)
-            else:
-                with start.signals_held_back():
-                    pid = os.fork()
-                    if pid == 0:
-                        with start.setting_up():
-                            files.pop_all()
-                            # This closes the siblings' channels too, which would otherwise
-                            # outlive the parent here.
-                            self.loop.abandon()
-                            start.ignore_interrupts()
-                            return context
+            elif (pid := start.fork(self.loop.abandon, start.ignore_interrupts)) == 0:
+                context.channel = theirs.dup()
+                return context
             unless_started.pop_all()
         child = Child(member, name, pid, ours, context.marks)
         member.child, member.is_awaited = child, False
@@ -296,7 +306,7 @@ class Parent:
     # Exits
 
     def _read(self, child: Child) -> None:
-        if not child.reader.read():  # its exit is a separate event
+        if not child.read():  # its exit is a separate event
             self.loop.remove(child.channel)
 
     def _reap(self) -> None:
@@ -318,7 +328,7 @@ class Parent:
 
     def _after_exit(self, child: Child, code: int) -> None:
         member = child.member
-        child.reader.read()  # its last report
+        child.read()  # its last report
         self.loop.remove(child.channel)
         child.channel.close()
         member.note_end(child, code)
@@ -362,7 +372,7 @@ class Parent:
         level = self.plan.usual_level
         log.fleet_stopping(level=level, worker=self.plan.name, running=len(self._running))
         for child in self._running.values():
-            child.reader.order(STOP)
+            child.order(STOP)
         self.loop.call_later(self.plan.stop_timeout + KILL_AFTER, self._kill)
 
     def _stop_now(self) -> None:
@@ -370,7 +380,7 @@ class Parent:
             return
         self._is_stopping_now = True
         for child in self._running.values():
-            child.reader.order(STOP_NOW)
+            child.order(STOP_NOW)
         self.loop.call_later(KILL_AFTER, self._kill)
 
     def _kill(self) -> None:

@@ -128,11 +128,25 @@ def setting_up() -> Iterator[None]:
         os._exit(ExitCode.FAILED)
 
 
+def fork(abandon: Callable[[], object], begin: Callable[[], object]) -> int:
+    """Fork this process. Returns the pid of the child, and 0 in it: there ``abandon`` has left what
+    is the parent's alone, and ``begin`` was called before any of SIGNALS arrives."""
+    close_connections()
+    with signals_held_back():
+        pid = os.fork()
+        if pid == 0:
+            with setting_up():
+                abandon()
+            begin()
+    return pid
+
+
 def start_python(
     function: Callable[..., object], *args: object, descriptors: Sequence[int] = ()
 ) -> int:
     """Start a Python process that sets up Django and calls ``function`` with ``args``. It inherits
     ``descriptors``. Returns its pid; the caller reaps it."""
+    close_connections()
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     with tempfile.TemporaryFile() as file:
         pickle.dump((function, args), file)

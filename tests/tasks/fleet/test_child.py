@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tasks.fleet import child
-from tasks.fleet.child import STOP, STOP_NOW, ReportReader, StopRequests
+from tasks.fleet.child import STOP, STOP_NOW, StopRequests
+from tasks.fleet.parent import Child, Member
 from tasks.fleet.start import ChildContext
 from tasks.runtime.marks import Marks
 from tests.limits import Limits
@@ -58,20 +59,29 @@ def channel() -> Iterator[Channel]:
         end.close()
 
 
-def test_reports_arrive_whole_however_the_channel_cuts_them(channel: Channel) -> None:
-    ours, theirs = channel
-    heard: list[Mapping[str, Any]] = []
-    reader = ReportReader(ours, heard.append)
+@pytest.fixture
+def reader(channel: Channel) -> Child:
+    """The child at the other end, as its parent has it."""
+    ours, _ = channel
+    ours.setblocking(False)
+    return Child(Member(1), "ann", 1, ours, Marks(1, 1))
+
+
+def test_reports_arrive_whole_however_the_channel_cuts_them(
+    channel: Channel, reader: Child
+) -> None:
+    _, theirs = channel
 
     theirs.send(b'{"ready": fal')
     assert reader.read()
+    assert reader.vitals == {}
     theirs.send(b'se}\n{"ready": true}\n{"rea')
     assert reader.read()
     assert reader.read()  # nothing has come
     theirs.close()
 
     assert not reader.read()
-    assert heard == [{"ready": False}, {"ready": True}]
+    assert reader.vitals == {"ready": True}
     reader.order(STOP)  # nobody hears it
 
 
@@ -90,34 +100,31 @@ class Worker:
 
 
 def test_a_child_reports_obeys_and_stops_when_its_parent_is_gone(
-    channel: Channel, use_marks: Callable[[Marks | None], None]
+    channel: Channel, reader: Child, use_marks: Callable[[Marks | None], None]
 ) -> None:
     use_marks(None)
     ours, theirs = channel
-    heard: list[Mapping[str, Any]] = []
-    reader = ReportReader(ours, heard.append)
     worker: Any = Worker()
     with child.reporting(ChildContext("fleet", 1, "ann", theirs, Marks(1, 1)), worker):
-        wait_for(lambda: reader.read() and heard)
+        wait_for(lambda: reader.read() and reader.is_ready)
         ours.close()
         wait_for(lambda: worker.stopped == 1)
 
-    assert heard[0] == {"ready": True}
-
 
 def test_a_child_that_ends_soon_after_it_served_reports_that_it_did(
-    channel: Channel, use_marks: Callable[[Marks | None], None], limits: Limits
+    channel: Channel,
+    reader: Child,
+    use_marks: Callable[[Marks | None], None],
+    limits: Limits,
 ) -> None:
     """To end before would be a failed start."""
     use_marks(None)
     limits(ready_every=60.0)
-    ours, theirs = channel
-    heard: list[Mapping[str, Any]] = []
-    reader, vitals = ReportReader(ours, heard.append), {"ready": False}
-    worker: Any = SimpleNamespace(stop=lambda: None, vitals=vitals.copy)
+    _, theirs = channel
+    worker: Any = SimpleNamespace(stop=lambda: None, vitals={"ready": False}.copy)
     with child.reporting(ChildContext("fleet", 1, "ann", theirs, Marks(1, 1)), worker):
-        wait_for(lambda: reader.read() and heard)
+        wait_for(lambda: reader.read() and reader.vitals)
+        assert not reader.is_ready
         worker.vitals = {"ready": True}.copy
 
-    wait_for(lambda: reader.read() and len(heard) == 2)
-    assert heard == [{"ready": False}, {"ready": True}]
+    wait_for(lambda: reader.read() and reader.is_ready)
