@@ -24,11 +24,17 @@ MAX_CURSORS, MAX_ROWS = 50, 1
 
 
 def fetch_all(
-    connection: Any, sql: str, params: Sequence[Any] | Mapping[str, Any] | None, known_as: str = ""
+    connection: Any,
+    sql: str,
+    params: Sequence[Any] | Mapping[str, Any] | None,
+    known_as: str = "",
+    *,
+    once: bool = False,
 ) -> list[Any]:
     """Send ``sql``, a text that is kept, to PostgreSQL, and return the rows of its answer. Texts
-    that follow one another are ``known_as`` one: they share its cursor."""
-    if connection.queries_logged or "cursor" in connection.__dict__:
+    that follow one another are ``known_as`` one: they share its cursor. None stays of what is sent
+    ``once``."""
+    if once or connection.queries_logged or "cursor" in connection.__dict__:
         # Somebody looks at each cursor: Django itself, or a tool that has replaced what makes them.
         with new_cursor(connection) as cursor:
             cursor.execute(sql, params)

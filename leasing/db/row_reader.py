@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from inspect import getattr_static
-from operator import attrgetter
 from typing import Any
 
 from django.db import connections, models
@@ -25,9 +24,6 @@ from leasing.db.statements import (
     type_of,
 )
 from leasing.functions import DbNow
-
-#: Makes a value of what the driver brings, and of the connection that it came over.
-Conversion = Callable[[Any, Any], Any]
 
 
 class Reader:
@@ -52,16 +48,25 @@ class Reader:
         alike: frozenset[str] = frozenset(),
         known: tuple[str, ...] = (),
     ) -> None:
-        self._model, self._using, self._more = model, using, more
+        self._model, self._using = model, using
         asked = [f for f in model._meta.concrete_fields if f.attname not in known]
         fields = [f for f in asked if some is None or f.name in some or f.primary_key]
         quote = connections[using].ops.quote_name
         #: Names of the attributes, and of their columns, in one order; and the place of the key.
-        self._names = tuple(field.attname for field in fields)
+        self._names = *(field.attname for field in fields), *more
         self._columns = tuple(quote(str(field.column)) for field in fields)
         self.key = [field.primary_key for field in fields].index(True)
-        each = ((place, _conversion(field, using)) for place, field in enumerate(fields))
-        self._conversions = [(place, conversion) for place, conversion in each if conversion]
+        #: The places of values of which the driver brings something else, and what makes them.
+        self._conversions = []
+        for place, field in enumerate(fields):
+            # As a query has it: one that refers to another row has that one's converters.
+            column = field.get_col(model._meta.db_table)
+            # Converters of the database's own belong to one thread's connection; PostgreSQL has
+            # none.
+            if found := column.get_db_converters(connections[using]):
+                kind = column.output_field
+                is_json = type(kind) is models.JSONField and kind.decoder is None
+                self._conversions.append((place, column, found, is_json and len(found) == 1))
         self._alike = tuple(place for place, f in enumerate(fields) if f.column in alike)
         self._equal = *(self._names[place] for place in self._alike), *known
 
@@ -74,42 +79,48 @@ class Reader:
             columns[place] = f"CASE WHEN {is_first} THEN {columns[place]} END"
         return ", ".join(columns)
 
-    def rows(self, answers: Sequence[Sequence[Any]], known: Iterable[Any] = ()) -> list[Any]:
-        """Return new instances. ``known`` are the values of the attributes that were not read."""
-        answers, equal = self._read(answers)
-        alike = dict(zip(self._equal, (*equal, *known), strict=True))
-        names = (*self._names, *self._more)
-        return [
-            instance_of(self._model, self._using, dict(zip(names, answer, strict=True)) | alike)
-            for answer in answers
-        ]
+    def rows(
+        self,
+        answers: Sequence[Sequence[Any]],
+        known: Iterable[Any] = (),
+        onto: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Return the rows of ``answers``. What is read behind columns and attributes is left alone.
 
-    def read(self, rows: Sequence[Any], answers: Sequence[Sequence[Any]]) -> list[Any]:
-        """Write the columns onto those of ``rows`` that were answered, and return these. What is
-        read behind the columns is left alone."""
-        answers, equal = self._read(answers)
-        found = list(rows)
-        if not len(rows) == len(answers) == 1:
-            by_key = dict(zip(map(attrgetter(self._names[self.key]), rows), rows, strict=True))
-            found = [by_key[answer[self.key]] for answer in answers]
-        names, width = (*self._names, *self._equal), len(self._names)
-        for row, answer in zip(found, answers, strict=True):
-            for name, value in zip(names, (*answer[:width], *equal), strict=True):
-                setattr(row, name, value)
-        return found
-
-    def _read(self, answers: Sequence[Sequence[Any]]) -> tuple[Sequence[Sequence[Any]], list[Any]]:
-        """Return the answers as the fields would have them, and what is alike in all of them."""
+        Args:
+            answers: What PostgreSQL answered.
+            known: The values of the attributes that were not read.
+            onto: Instances that were asked for: the columns are written onto those that were
+                answered. None: all are new ones.
+        """
         if self._conversions:
             connection = connections[self._using]
             answers = converted = [list(answer) for answer in answers]
-            for place, conversion in self._conversions:
+            for place, column, converters, is_json in self._conversions:
                 for answer in converted:
-                    answer[place] = conversion(answer[place], connection)
-        return answers, [
+                    if is_json and answer[place] == "{}":  # as most are
+                        answer[place] = {}
+                        continue
+                    for convert in converters:
+                        answer[place] = convert(answer[place], column, connection)
+        moments = [
             next((answer[place] for answer in answers if answer[place] is not None), None)
             for place in self._alike
         ]
+        equal = dict(zip(self._equal, (*moments, *known), strict=True))
+        # The alike ones last: most rows have been answered none.
+        read = [dict(zip(self._names, answer, strict=False)) | equal for answer in answers]
+        if onto is None:
+            return [instance_of(self._model, self._using, attributes) for attributes in read]
+        found = onto
+        if not len(onto) == len(read) == 1:
+            key = self._names[self.key]
+            by_key = {getattr(row, key): row for row in onto}
+            found = [by_key[attributes[key]] for attributes in read]
+        for row, attributes in zip(found, read, strict=True):
+            for name, value in attributes.items():
+                setattr(row, name, value)
+        return list(found)
 
 
 #: One for all calls that need an equal one.
@@ -173,28 +184,6 @@ def instance_of(model: type[models.Model], using: str, attributes: dict[str, Any
     attributes["_state"] = state
     row.__dict__ = attributes
     return row
-
-
-def _conversion(field: Any, using: str) -> Conversion | None:
-    """Return the function that makes a value of ``field`` of what PostgreSQL's driver brings; None
-    where that is the value."""
-    # As a query has it: one that refers to another row has that one's converters.
-    column = field.get_col(field.model._meta.db_table)
-    # Converters of the database's own belong to one thread's connection; PostgreSQL has none.
-    found: list[Callable[..., Any]] = column.get_db_converters(connections[using])
-    if not found:
-        return None
-    kind = column.output_field
-    is_json = type(kind) is models.JSONField and kind.decoder is None and len(found) == 1
-
-    def conversion(value: Any, connection: Any) -> Any:
-        if is_json and value == "{}":
-            return {}  # as most are
-        for each in found:
-            value = each(value, column, connection)
-        return value
-
-    return conversion
 
 
 #: Attributes that set no more than their column; that of a foreign key also drops the row it has

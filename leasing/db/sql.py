@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -25,30 +25,27 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 
 from leasing.db.cached_cursors import fetch_all, new_cursor
-from leasing.db.dialects import CHANNEL, durable, limit_waiting, refuse_transaction, waiting_limit
+from leasing.db.dialects import CHANNEL, durable, in_transaction, limit_waiting, waiting_limit
 from leasing.db.row_reader import Reader
 from leasing.db.statements import (
     array_as,
     array_of,
-    cached_statement,
     moment,
     own_field,
     quoted,
     sent,
-    sent_as,
     table_of,
     type_of,
 )
+from leasing.exceptions import LeaseInTransaction
 from leasing.functions import DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 #: A condition, or the SQL of each column.
 Text = str | Mapping[str, str]
-#: A granted row, and what happened to it.
-Granted = tuple[Any, str]
 
-ROW = "t.{key} = %(key)s::{key_type} AND t.grant_id = %(grant)s::uuid"
+ROW = "t.{key} = %(value)s::{key_type} AND t.grant_id = %(grant)s::uuid"
 #: Each with a grant of its own.
 ROWS = (
     "t.{key} = ANY(%(keys)s::{key_type}[])"
@@ -102,12 +99,13 @@ ONE_BY_REQUEST = (
 )
 ALL = (
     BEFORE
-    + """ WHERE t.{column} = ANY(%(values)s::{value_type}[]) AND {available}
+    + """ WHERE t.{column} = ANY(%(value)s::{value_type}[]) AND {available}
     ORDER BY t.{column}"""
 )
-OR_NONE = " AND (SELECT count(*) FROM chosen) = %(count)s"
-FIRST = BEFORE + " WHERE {available} ORDER BY t.{key} LIMIT %(limit)s"
-IN_THEIR_ORDER = "ORDER BY array_position(ARRAY(SELECT {key} FROM chosen), w.{key})"
+OR_NONE = " AND (SELECT count(*) FROM chosen) = cardinality(%(value)s::{value_type}[])"
+AS_ASKED = "ORDER BY array_position(%(value)s::{value_type}[], w.{column})"
+FIRST = BEFORE + " WHERE {available} ORDER BY t.{key} LIMIT %(value)s"
+AS_CHOSEN = "ORDER BY array_position(ARRAY(SELECT {key} FROM chosen), w.{key})"
 HAD_EXPIRED = "c.grants > 0 AND c.released_at IS NULL"
 
 NOTED = """, noted AS (
@@ -168,17 +166,6 @@ def serves(using: str) -> bool:
     return connections[using].vendor == "postgresql"
 
 
-def statements(verb: str, kind: Any, model: Any, using: str) -> Statements | None:
-    """Return the statements on the rows of ``model`` in the database ``using``, by the conditions
-    and columns of ``kind``, their class of querysets. None where they do not serve for ``verb``:
-    "grants", "renews" or "releases"."""
-    if not serves(using):
-        return None
-    about = statements, kind, model, using
-    known = cached_statement(about, lambda: Statements(kind, model, using))
-    return known if getattr(known, verb) else None
-
-
 def _resource_of(model: Any) -> str | None:
     """Return the ``lease_resource`` of a row ``w`` of ``model``; None if only Python knows it."""
     named: Any = apps.get_model("leasing", "Lease")
@@ -192,32 +179,38 @@ def _resource_of(model: Any) -> str | None:
 
 
 class Statements:
-    """See ``statements``. Those of a kind that has a condition or columns in Python alone can't be
-    sent: ``renews``, ``releases`` and ``grants`` say so."""
+    """The statements on the rows of ``model`` in the database ``using``, by the conditions and
+    columns of ``kind``, their class of querysets. A verb that cannot be sent does nothing: it has a
+    condition or columns in Python alone, or the database is not PostgreSQL."""
 
     def __init__(self, kind: Any, model: Any, using: str) -> None:
         self._kind, self._model, self._using = kind, model, using
-        connection = connections[using]
-        self._key: Any = model._meta.pk
-        self._key_field = own_field(self._key)
-        resource = _resource_of(model)
-        self._places = {
-            "table": table_of(model),
-            "key": quoted(self._key.column),
+        self._key_field = own_field(model._meta.pk)
+        #: The ``lease_resource`` of a row ``w``; None if only Python knows it.
+        self._resource = _resource_of(model)
+        is_noted = not kind.keeps_events or self._resource is not None
+        lives = all(map(sql_of, (kind.holding, kind.unexpired)))
+        self._can_renew = bool(lives and sql_of(kind.renewal))
+        self._can_release = lives and is_noted
+        self._can_grant = is_noted and all(map(sql_of, (kind.available, kind.granting)))
+        #: Those that were sent before, by what they are made of.
+        self._of_holders: dict[tuple[str, str], tuple[str, Reader]] = {}
+        self._grants: dict[tuple[str, str], _Grant] = {}
+
+    @cached_property
+    def _places(self) -> dict[str, Any]:
+        connection, key = connections[self._using], self._model._meta.pk
+        return {
+            "table": table_of(self._model),
+            "key": quoted(key.column),
             "key_type": type_of(self._key_field, connection),
-            "label": model.leased_model()._meta.label_lower,
-            "resource": resource,
+            "label": self._model.leased_model()._meta.label_lower,
+            "resource": self._resource,
             "now": moment(DbNow, connection),
             "microseconds": moment(DbMicroseconds, connection),
             "channel": CHANNEL,
             "ledger": quoted(apps.get_model("leasing", "LeaseEvent")._meta.db_table),
         }
-        lives = all(map(sql_of, (kind.holding, kind.unexpired)))
-        is_noted = not kind.keeps_events or resource is not None
-        self.renews = bool(lives and sql_of(kind.renewal))
-        self.releases = lives and is_noted
-        self.grants = is_noted and all(map(sql_of, (kind.available, kind.granting)))
-        self._grants: dict[tuple[str, str], _Grant] = {}
 
     def _text(self, text: str, **parts: Any) -> str:
         return text.format_map(self._places | parts)
@@ -227,33 +220,45 @@ class Statements:
     def renew_one(self, row: Any) -> bool:
         """Renew the grant of ``row``. Returns whether that was done; ``row`` stands as it was
         written then. Raises LeaseInTransaction."""
+        if not (self._can_renew and serves(self._using)):
+            return False
         connection = connections[self._using]
-        refuse_transaction(connection)
-        text, read = self._renewal
-        return bool(read.read([row], fetch_all(connection, text, self._value_of(row, connection))))
+        if in_transaction(connection):
+            raise LeaseInTransaction
+        text, read = self._of_holders.get((RENEW, ROW)) or self._of_holder(RENEW, ROW)
+        values = sent(self._key_field, row.pk, connection, grant=row.grant_id)
+        return bool(read.rows(fetch_all(connection, text, values), onto=[row]))
 
     def release(self, connection: Any, held: list[Any]) -> list[Any]:
         """Release those rows of ``held`` whose grant still lives, and notify those who wait for
         them. Returns these, as they were written."""
+        if not (self._can_release and serves(self._using)):
+            return []
         if len(held) == 1:
-            text, read = self._release_of_one
-            values = self._value_of(held[0], connection)
+            which = ROW
+            values = sent(self._key_field, held[0].pk, connection, grant=held[0].grant_id)
         else:
-            text, read = self._release_of_several
+            which = ROWS
             keys, grants = zip(*((row.pk, row.grant_id) for row in held), strict=True)
-            values = self._values_of(keys, grants, connection)
-        return read.read(held, fetch_all(connection, text, values))
+            keys = array_as(self._key_field, keys, connection)
+            values = {"keys": keys, "grants": array_of(list(grants))}
+        text, read = self._of_holders.get((RELEASE, which)) or self._of_holder(RELEASE, which)
+        return read.rows(fetch_all(connection, text, values), onto=held)
 
-    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> list[Any]:
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> list[Any] | None:
         """Renew the rows whose key and grant are in ``grants`` and that nobody else has locked;
-        returns these rows, with ``now``. No statement runs longer than ``timeout`` seconds, nor
-        waits for a lock on the table.
+        returns these rows, with ``now``; None if it cannot be sent. No statement runs longer than
+        ``timeout`` seconds, nor waits for a lock on the table.
 
         That limit and the update travel in one message, which PostgreSQL takes for a transaction.
         """
-        text, read = self._renewals
+        if not (self._can_renew and serves(self._using)):
+            return None
+        which = RENEW, MANY_ROWS
+        text, read = self._of_holders.get(which) or self._of_holder(*which)
         connection: Any = connections[self._using]
-        values = self._values_of(grants.keys(), grants.values(), connection)
+        keys = array_as(self._key_field, grants.keys(), connection)
+        values = {"keys": keys, "grants": array_of(list(grants.values()))}
         if connection.in_atomic_block or not _takes_several_statements(connection):
             with durable(self._using), new_cursor(connection) as cursor:
                 limit_waiting(self._using, timeout)
@@ -264,33 +269,7 @@ class Statements:
             cursor.nextset()
             return read.rows(cursor.fetchall())
 
-    def _value_of(self, row: Any, connection: Any) -> dict[str, Any]:
-        key = sent_as(self._key_field, row.pk, connection)
-        return {"key": key, "grant": sent(row.grant_id)}
-
-    def _values_of(
-        self, keys: Iterable[Any], grants: Iterable[Any], connection: Any
-    ) -> dict[str, Any]:
-        keys = array_as(self._key_field, keys, connection)
-        return {"keys": keys, "grants": array_of(list(grants))}
-
-    @cached_property
-    def _renewal(self) -> tuple[str, Reader]:
-        return self._of_holders(RENEW, ROW)
-
-    @cached_property
-    def _renewals(self) -> tuple[str, Reader]:
-        return self._of_holders(RENEW, MANY_ROWS)
-
-    @cached_property
-    def _release_of_one(self) -> tuple[str, Reader]:
-        return self._of_holders(RELEASE, ROW)
-
-    @cached_property
-    def _release_of_several(self) -> tuple[str, Reader]:
-        return self._of_holders(RELEASE, ROWS)
-
-    def _of_holders(self, template: str, which: str) -> tuple[str, Reader]:
+    def _of_holder(self, template: str, which: str) -> tuple[str, Reader]:
         """Make the statement on rows whose grant still lives, and what reads its answer."""
         table, columns = ("t", sql_of(self._kind.renewal)) if template is RENEW else ("w", RELEASED)
         if which is MANY_ROWS:
@@ -310,145 +289,122 @@ class Statements:
             noted=self._noted("freed AS w", "'released'", "''", "NULL"),
             told=self._text(TOLD) if self._kind.tells_waiters else "",
         )
+        self._of_holders[template, which] = text, read
         return text, read
 
     # Grant
 
-    def grant(self, terms: Any, column: str, value: Any, rows: Any) -> list[Granted]:
-        """Grant the row whose ``column`` is ``value``, if it is one of ``rows``; None: of all.
-        Returns what was granted. Raises LeaseInTransaction."""
-        connection = connections[self._using]
-        values = {"grant": sent(terms.new_grant())}
-        if rows is not None:
-            free = rows.available().filter(**{column: value})
-            if terms.request_id is not None:
-                free = free.exclude(grant_id__range=terms.grants_of_request)
-            return self._granted_of(free, connection, terms, values, alone=True)
-        text = ONE
-        if terms.request_id is not None:
-            text = ONE_BY_REQUEST
-            values["lowest"], values["highest"] = map(sent, terms.grants_of_request)
-        statement = self._grants.get((text, column)) or self._grant(text, column, terms)
-        values["value"] = sent_as(statement.field, value, connection)
-        return self._granted(statement, connection, terms, values)
+    def grant(
+        self, terms: Any, chosen: str, column: str, value: Any, rows: Any = None
+    ) -> list[Any] | None:
+        """Grant available rows. Returns them, with ``previous_expired_at`` where a term had
+        expired; None if it cannot be sent. Raises LeaseInTransaction.
 
-    def claim(self, terms: Any, limit: int, rows: Any) -> list[Granted]:
-        """``grant`` up to ``limit`` of ``rows``, in their order; None: of all."""
+        Args:
+            terms: The terms of the grants.
+            chosen: ONE: the row whose ``column`` is ``value``; ALL: those whose ``column`` is in
+                ``value``, in the order of these, or none; FIRST: up to ``value``, in their order.
+            column: The name of a field, or "pk".
+            value: See ``chosen``.
+            rows: The rows of which they are to be; None: any.
+        """
+        if not (self._can_grant and serves(self._using)):
+            return None
         connection = connections[self._using]
-        if rows is not None:
-            return self._granted_of(rows.available()[:limit], connection, terms, {})
-        statement = self._grants.get((FIRST, "pk")) or self._grant(FIRST, "pk", terms)
-        return self._granted(statement, connection, terms, {"limit": limit})
-
-    def grant_all(self, terms: Any, column: str, values: list[str]) -> list[Granted]:
-        """``grant`` the rows whose ``column`` is one of ``values``, in the order of these, or
-        none."""
-        connection = connections[self._using]
-        statement = self._grants.get((ALL, column)) or self._grant(ALL, column, terms)
-        sent_values = {
-            "values": array_as(statement.field, values, connection),
-            "count": len(values),
-        }
-        granted = self._granted(statement, connection, terms, sent_values)
-        found = {getattr(row, statement.field.attname): (row, kind) for row, kind in granted}
-        return [found[value] for value in values] if found else []
+        if in_transaction(connection):
+            raise LeaseInTransaction
+        filters: dict[str, Any] = {}
+        if rows is None:
+            if chosen is ONE and terms.request_id is not None:
+                chosen = ONE_BY_REQUEST
+                filters["lowest"], filters["highest"] = terms.grants_of_request
+            statement = self._grants.get((chosen, column)) or self._grant(chosen, column, terms)
+        else:
+            try:
+                statement, filters = self._filtered(terms, chosen, column, value, rows)
+            except EmptyResultSet:
+                return []
+        named = {name: getattr(terms, name) for name in statement.terms}
+        values = sent(statement.field, value, connection, grant=terms.new_grant(), **named)
+        known = [value if term is None else named[term] for term, value in statement.known]
+        sent_at = clock()
+        values.update(filters)
+        answers = fetch_all(connection, statement.text, values, once=rows is not None)
+        granted = statement.read.rows(answers, known)
+        for row in granted:
+            row.now, row.sent_at = row.acquired_at, sent_at
+        return granted
 
     def _grant(self, chosen: str, column: str, terms: Any) -> _Grant:
         """Make the statement that grants what the text ``chosen`` brings by ``column``, and keep
         it."""
-        named = self._key if column == "pk" else self._model._meta.get_field(column)
+        meta = self._model._meta
+        named = meta.pk if column == "pk" else meta.get_field(column)
         field = own_field(named)
-        text = self._text(
-            chosen,
-            column=quoted(named.column),
-            value_type=type_of(field, connections[self._using]),
-            available=self._text(sql_of(self._kind.available)),
-        )
+        by = {
+            "column": quoted(named.column),
+            "value_type": type_of(field, connections[self._using]),
+        }
+        available = self._text(sql_of(self._kind.available))
+        text = self._text(chosen, available=available, **by)
         number = {FIRST: "some", ALL: "all"}.get(chosen, "one")
-        made = self._grants[chosen, column] = self._made(text, "t", number, terms, field)
+        made = self._made(text, "t", number, terms, None if chosen is FIRST else field, **by)
+        self._grants[chosen, column] = made
         return made
 
-    def _made(self, chosen: str, alias: str, number: str, terms: Any, field: Any = None) -> _Grant:
-        """Return the statement that grants what the text ``chosen`` brings: "one", "some", or "all"
+    def _filtered(
+        self, terms: Any, chosen: str, column: str, value: Any, rows: Any
+    ) -> tuple[_Grant, dict[str, Any]]:
+        """Make the statement that grants what Django's compiler says of ``rows``. Returns it with
+        the values of their filter. Raises EmptyResultSet."""
+        free = rows.available()
+        if chosen is FIRST:
+            free = free[:value]
+        else:
+            free = free.filter(**{column: value})
+            if terms.request_id is not None:
+                free = free.exclude(grant_id__range=terms.grants_of_request)
+        term = free.select_related(None).only("pk", "holder", "grants", "released_at", "expires_at")
+        query: Any = term.query.chain()
+        # The lock is written behind it. Django would write one inside of transaction blocks alone.
+        query.select_for_update = False
+        text, params = query.get_compiler(self._using).as_sql()
+        values = {f"filter_{number}": value for number, value in enumerate(params)}
+        text = text.replace("%%", "%%%%") % tuple(f"%({name})s" for name in values)
+        # What the table is called in a statement that Django compiles: never with its schema.
+        alias = quoted(self._model._meta.db_table.strip('"').split('"."')[-1])
+        return self._made(text, alias, "some" if chosen is FIRST else "one", terms), values
+
+    def _made(
+        self, rows: str, alias: str, number: str, terms: Any, field: Any = None, **by: str
+    ) -> _Grant:
+        """Return the statement that grants what the text ``rows`` brings: "one", "some", or "all"
         or none."""
         alone, columns = number == "one", sql_of(self._kind.granting)
         known = _not_read(self._model, self._using, columns, terms)
         alike = frozenset() if alone else moments_of(columns)
-        read = Reader(
-            self._model,
-            self._using,
-            more=("previous_expired_at",),
-            alike=alike,
-            known=tuple(known),
-        )
+        more = ("previous_expired_at",)
+        read = Reader(self._model, self._using, more=more, alike=alike, known=tuple(known))
         expired = f"CASE WHEN {HAD_EXPIRED} THEN c.expires_at END"
         how = f"CASE WHEN {HAD_EXPIRED} THEN 'taken_over' ELSE 'acquired' END"
         written = self._text("granted AS w JOIN chosen AS c ON c.{key} = w.{key}")
         text = self._text(
             GRANT,
-            rows=chosen,
+            rows=rows,
             alias=alias,
             grant="%(grant)s::uuid" if alone else "gen_random_uuid()",
             columns=self._assigned(columns),
             chosen=self._text(CHOSEN_ROW if alone else CHOSEN_ROWS)
-            + (OR_NONE if number == "all" else ""),
+            + (self._text(OR_NONE, **by) if number == "all" else ""),
             noted=self._noted(written, how, "c.holder", expired),
             answer=read.sql("w", "granted"),
             expired=expired,
             written=written,
-            order=self._text(IN_THEIR_ORDER) if number == "some" else "",
+            order=self._text({"some": AS_CHOSEN, "all": AS_ASKED}.get(number, ""), **by),
         )
-        asked = [name for name in re.findall(r"%\((\w+)\)s", text) if hasattr(terms, name)]
-        return _Grant(text, read, tuple(dict.fromkeys(asked)), tuple(known.values()), field)
-
-    def _granted_of(
-        self, rows: Any, connection: Any, terms: Any, values: dict[str, Any], *, alone: bool = False
-    ) -> list[Granted]:
-        """``grant`` what Django's compiler says of ``rows``."""
-        refuse_transaction(connection)
-        term = rows.select_related(None).only("pk", "holder", "grants", "released_at", "expires_at")
-        query: Any = term.query.chain()
-        # The lock is written behind it. Django would write one inside of transaction blocks alone.
-        query.select_for_update = False
-        try:
-            text, params = query.get_compiler(self._using).as_sql()
-        except EmptyResultSet:
-            return []
-        values |= {f"filter_{number}": value for number, value in enumerate(params)}
-        places = tuple(f"%(filter_{number})s" for number in range(len(params)))
-        chosen = text.replace("%%", "%%%%") % places
-        # What the table is called in a statement that Django compiles: never with its schema.
-        alias = quoted(self._model._meta.db_table.strip('"').split('"."')[-1])
-        statement = self._made(chosen, alias, "one" if alone else "some", terms)
-        return self._granted(statement, connection, terms, values, is_kept=False)
-
-    def _granted(
-        self,
-        statement: _Grant,
-        connection: Any,
-        terms: Any,
-        values: dict[str, Any],
-        *,
-        is_kept: bool = True,
-    ) -> list[Granted]:
-        refuse_transaction(connection)
-        for name in statement.terms:
-            values[name] = sent(getattr(terms, name))
-        sent_at = clock()
-        if is_kept:
-            answers = fetch_all(connection, statement.text, values)
-        else:
-            with new_cursor(connection) as cursor:
-                cursor.execute(statement.text, values)
-                answers = cursor.fetchall()
-        known = [value if term is None else getattr(terms, term) for term, value in statement.known]
-        granted = statement.read.rows(answers, known)
-        for row in granted:
-            row.now, row.sent_at = row.acquired_at, sent_at
-        return [
-            (row, "acquired" if row.previous_expired_at is None else "taken_over")
-            for row in granted
-        ]
+        asked = {name for name in re.findall(r"%\((\w+)\)s", text) if hasattr(terms, name)}
+        asked |= {term for term, _ in known.values() if term}
+        return _Grant(text, read, tuple(asked), tuple(known.values()), field)
 
     # Parts of statements
 

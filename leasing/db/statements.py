@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import timedelta
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from django.db import models
@@ -81,28 +82,25 @@ def type_of(field: Any, connection: Any) -> str:
 # Values
 
 
-def sent(value: Any) -> Any:
-    """Return ``value`` of a term as the parameter of a statement."""
-    kind = type(value)
-    if kind is timedelta:
-        return _interval(value)
-    if kind is uuid.UUID:
-        return value.hex
-    if kind is dict:
-        return json.dumps(value) if value else "{}"
-    return value
-
-
 @lru_cache(maxsize=64)
 def _interval(value: timedelta) -> str:
     return f"{value.days} days {value.seconds} seconds {value.microseconds} microseconds"
 
 
-def sent_as(field: Any, value: Any, connection: Any) -> Any:
-    """Return ``value`` of ``field`` as the parameter of a statement."""
-    if type(field) in PLAIN:
-        return sent(value)
-    return field.get_db_prep_value(value, connection=connection)
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value) if value else "{}"  # as most are
+
+
+def sent(field: Any, value: Any, connection: Any, **values: Any) -> dict[str, Any]:
+    """Return the parameters of a statement: ``value``, of ``field`` (None: of none), and others, by
+    their names."""
+    if field is not None and type(field) not in PLAIN:
+        value = field.get_db_prep_value(value, connection=connection)
+    values["value"] = value
+    return {
+        name: AS_TEXT[type(value)](value) if type(value) in AS_TEXT else value
+        for name, value in values.items()
+    }
 
 
 def array_as(field: Any, values: Iterable[Any], connection: Any) -> Any:
@@ -135,3 +133,12 @@ def array_of(values: list[Any]) -> Any:
 def joined(values: Iterable[str]) -> str:
     """``values``, which need no quotes, as the text of an array."""
     return "{" + ",".join(values) + "}"
+
+
+#: Makes the text of a value, for kinds that the driver would take long over.
+AS_TEXT: Mapping[type, Callable[[Any], Any]] = {
+    timedelta: _interval,
+    uuid.UUID: attrgetter("hex"),
+    dict: _json,
+    list: array_of,
+}

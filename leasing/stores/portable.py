@@ -17,9 +17,6 @@ from leasing.db.dialects import atomic, durable, limit_waiting, lock
 from leasing.functions import DbNow
 from leasing.runtime.clock import clock
 
-#: A granted row, and what happened to it.
-Granted = tuple[Any, str]
-
 
 def renew(rows: Any, row: Any) -> bool:
     """Renew the grant of ``row``, and update the instance. Return True if it was renewed."""
@@ -68,9 +65,9 @@ def renew_many(rows: Any, grants: Mapping[Any, uuid.UUID], timeout: float) -> li
         return list(dated)
 
 
-def grant(rows: Any, terms: Any, limit: int | None, **key: Any) -> list[Granted]:
+def grant(rows: Any, terms: Any, limit: int | None, **key: Any) -> list[Any]:
     """Grant up to ``limit`` available of ``rows`` with ``key``, in their order, within the
-    caller's transaction. Return them with what happened to each."""
+    caller's transaction. Return them, with ``previous_expired_at`` where a term had expired."""
     sent_at = clock()
     free = rows.available().filter(**key)
     if terms.request_id is not None:
@@ -84,7 +81,7 @@ def grant(rows: Any, terms: Any, limit: int | None, **key: Any) -> list[Granted]
     won = rows._everything().filter(pk__in=list(before), grant_id__in=list(grants.values()))
     dated: Iterable[Any] = won.annotate(now=DbNow())
     written: dict[Any, Any] = {row.pk: row for row in dated}
-    granted: list[Granted] = []
+    granted = []
     for old in before.values():
         row = written.get(old.pk)
         if row is not None:
@@ -93,5 +90,5 @@ def grant(rows: Any, terms: Any, limit: int | None, **key: Any) -> list[Granted]
             row.previous_expired_at = old.expires_at if kind == "taken_over" else None
             known = {"previous_holder": old.holder, "previous_expired_at": row.previous_expired_at}
             rows.record(kind, row, **known)
-            granted.append((row, kind))
+            granted.append(row)
     return granted

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any, ClassVar, Unpack
@@ -42,6 +42,8 @@ from leasing.db.dialects import (
     refuse_transaction,
     use_private_connection,
 )
+from leasing.db.sql import Statements
+from leasing.db.statements import cached_statement
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.holding import Hold, Term
 from leasing.holding import claim as claims
@@ -76,12 +78,17 @@ class RowStore:
     using: str
     #: The class of querysets whose conditions and columns the verbs take.
     kind: type[Any] = None  # type: ignore[assignment]
+    #: Returns the statements on the rows.
+    _statements: Callable[[], Statements] = field(init=False, repr=False, compare=False)
     #: See ``leasing.store.Store``.
     is_metered: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.kind is None:
             object.__setattr__(self, "kind", type(self.model.lease_rows()))
+        about = self.kind, self.model, self.using
+        made = partial(cached_statement, (Statements, *about), partial(Statements, *about))
+        object.__setattr__(self, "_statements", made)
 
     def rows(self) -> Any:
         """Return every row, as a queryset."""
@@ -136,26 +143,19 @@ class RowStore:
         """Acquire now. Arguments are those of ``acquiring``. Raises LeaseHeld; LeaseLost when the
         row is gone."""
         for number in range(TRIES):
-            row = self.grant(terms, key, rows)
-            if row is not None:
-                return row
+            granted = self._statements().grant(terms, sql.ONE, *key, rows)
+            if granted is None:
+                with durable(self.using):
+                    among = self.rows() if rows is None else rows
+                    granted = portable.grant(among, terms, 1, **dict([key]))
+            if granted:
+                return self._told(granted)[0]
             current = (self.rows() if rows is None else rows).judge(resource, terms, key)
             if current is not None:
                 return current
             if number:
                 pause_shortly()
         raise LeaseHeld(resource)
-
-    def grant(self, terms: Terms, key: tuple[str, Any], rows: Any = None) -> Any:
-        """Grant the one available row with ``key``, or return None."""
-        statements = sql.statements("grants", self.kind, self.model, self.using)
-        if statements is not None:
-            granted = statements.grant(terms, *key, rows)
-        else:
-            rows = self.rows() if rows is None else rows
-            with durable(self.using):
-                granted = portable.grant(rows, terms, 1, **dict([key]))
-        return self._told(granted)[0] if granted else None
 
     def claim(self, terms: Terms, limit: int, rows: Any) -> Claim[Any]:
         """Grant up to ``limit`` available rows in one transaction.
@@ -167,10 +167,8 @@ class RowStore:
         """
         if rows is not None and not rows.ordered:
             rows = rows.order_by("pk")
-        statements = sql.statements("grants", self.kind, self.model, self.using)
-        if statements is not None:
-            granted = statements.claim(terms, limit, rows)
-        else:
+        granted = self._statements().grant(terms, sql.FIRST, "pk", limit, rows)
+        if granted is None:
             rows = self.rows().order_by("pk") if rows is None else rows
             with durable(self.using):
                 granted = portable.grant(rows, terms, limit)
@@ -180,10 +178,8 @@ class RowStore:
         """Grant the rows whose ``column`` is one of ``names``, which are sorted, or none. Raises
         LeaseHeld."""
         for number in range(TRIES):
-            statements = sql.statements("grants", self.kind, self.model, self.using)
-            if statements is not None:
-                granted = statements.grant_all(terms, column, names)
-            else:
+            granted = self._statements().grant(terms, sql.ALL, column, names)
+            if granted is None:
                 granted = self._grant_all(terms, column, names)
             if len(granted) == len(names):
                 return Claim(self._told(granted), self)
@@ -192,7 +188,7 @@ class RowStore:
                 pause_shortly()
         raise LeaseHeld(", ".join(names))
 
-    def _grant_all(self, terms: Terms, column: str, names: list[str]) -> list[portable.Granted]:
+    def _grant_all(self, terms: Terms, column: str, names: list[str]) -> list[Any]:
         named = self.rows().filter(**{f"{column}__in": names}).order_by(column)
         with durable(self.using):
             granted = portable.grant(named, terms, None)
@@ -201,15 +197,16 @@ class RowStore:
             transaction.set_rollback(True, using=self.using)
         return []
 
-    def _told(self, granted: list[portable.Granted]) -> list[Any]:
-        """Signal what was ``granted``, and return the rows."""
+    def _told(self, granted: list[Any]) -> list[Any]:
+        """Signal what was ``granted``, and return it."""
         if self.kind.is_told:
             alike: dict[str, list[Any]] = {}
-            for row, kind in granted:
-                alike.setdefault(kind, []).append(row)
+            for row in granted:
+                is_first = row.previous_expired_at is None
+                alike.setdefault("acquired" if is_first else "taken_over", []).append(row)
             for kind, rows in alike.items():
                 happened(f"lease.{kind}", rows)
-        return [row for row, _ in granted]
+        return granted
 
     def _say_wanted(self, resource: str, by: str) -> None:
         self.rows().say_wanted(resource, by)
@@ -219,8 +216,7 @@ class RowStore:
     def renew_row(self, row: Any) -> None:
         """Renew the grant of ``row``, and update the instance. Raises LeaseLost,
         LeaseInTransaction."""
-        statements = sql.statements("renews", self.kind, self.model, self.using)
-        if statements is None or not statements.renew_one(row):
+        if not self._statements().renew_one(row):
             rows = self.rows()
             if not portable.renew(rows, row):
                 raise rows._refuse(row, self.kind.renewing)
@@ -245,10 +241,8 @@ class RowStore:
         renewal that was not stored.
         """
         refuse_transaction(self.using)
-        statements = sql.statements("renews", self.kind, self.model, self.using)
-        if statements is not None:
-            renewed = statements.renew(grants, timeout)
-        else:
+        renewed = self._statements().renew(grants, timeout)
+        if renewed is None:
             renewed = portable.renew_many(self.rows(), grants, timeout)
         mine = [row for row in renewed if row.grant_id == grants[row.pk]]
         answer = Renewals({row.pk: row.renewal_now() for row in mine})
@@ -270,8 +264,10 @@ class RowStore:
         """Release ``row``, and update the instance. A second release of the same grant changes
         nothing. Raises LeaseLost."""
         leaving = claims.ending(self.using, [row]) if claims.blocks else NOTHING
+        connection = connections[self.using]
         with during("lease.release", row), leaving:
-            if self._release_in_one([row]):
+            if freed := self._statements().release(connection, [row]):
+                after_commit(connection, partial(self._freed, freed))
                 return
             rows = self.rows()
             if portable.release(rows, row):
@@ -290,7 +286,10 @@ class RowStore:
             release = self.rows().release
         elif left:
             with claims.ending(self.using, left.values()) as standing:
-                for row in self._release_in_one(list(left.values())):
+                connection = connections[self.using]
+                freed = self._statements().release(connection, list(left.values()))
+                after_commit(connection, partial(self._freed, freed))
+                for row in freed:
                     del left[key(row)]
                 standing += left.values()
         losses = {}
@@ -301,22 +300,11 @@ class RowStore:
                 losses[row.pk] = loss
         return losses
 
-    def _release_in_one(self, held: list[Any]) -> list[Any]:
-        """Release rows in one statement, and signal that. Returns the released ones."""
-        statements = sql.statements("releases", self.kind, self.model, self.using)
-        if statements is None:
-            return []
-        connection = connections[self.using]
-        freed = statements.release(connection, held)
-        if freed:
-            after_commit(connection, partial(self._freed, freed))
-        return freed
-
     def _freed(self, rows: list[Any]) -> None:
         if self.kind.tells_waiters:
             for row in rows:
                 notify(self.using, row.lease_resource)
-        if self.kind.is_told:
+        if rows and self.kind.is_told:
             happened("lease.released", rows)
 
     def term(self, row: Any) -> Term:

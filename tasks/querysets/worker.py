@@ -352,7 +352,7 @@ def _grant(ready: TaskRows, terms: Terms, seats: Seats, limit: int) -> list[Task
     if limit <= 0:
         return []
     ready.seats = seats
-    granted = [task for task, _ in portable.grant(ready, terms, limit)]
+    granted = portable.grant(ready, terms, limit)
     seats.take(len(granted))
     return granted
 

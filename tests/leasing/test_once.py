@@ -27,7 +27,7 @@ from leasing.holding.keeper import keeper
 from leasing.models import LeaseEvent, OnceKey
 from leasing.models.once import OnceQuerySet
 from leasing.runtime.aio import drive, in_thread
-from leasing.stores.rows import RowStore
+from leasing.stores import portable
 from leasing.testing.keeper import ManualKeeper, manual_keeper
 from leasing.waiting.notifier import notifier
 from tests.leasing.conftest import Sent
@@ -489,19 +489,21 @@ def test_finished_work_is_not_available_though_nobody_holds_it(done: list[str]) 
     assert not OnceKey.objects.all().available().exists()
 
 
+@pytest.mark.usefixtures("portable")
 def test_a_row_that_is_about_to_be_taken_is_refused_after_three_tries(
     monkeypatch: pytest.MonkeyPatch, done: list[str]
 ) -> None:
     tries = []
 
-    def grant(store: RowStore, terms: Any, key: Any, rows: Any) -> None:
+    def grant(rows: Any, terms: Any, limit: int, **key: Any) -> list[Any]:
         tries.append(key)
+        return []
 
-    monkeypatch.setattr(RowStore, "grant", grant)
+    monkeypatch.setattr(portable, "grant", grant)
     with pytest.raises(LeaseHeld, match="being acquired by someone else"):
         once("charge", window=60).run(body(done))
 
-    assert (tries, done) == ([("key", "charge")] * 3, [])
+    assert (tries, done) == ([{"key": "charge"}] * 3, [])
 
 
 # Settled by an operator

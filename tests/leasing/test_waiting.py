@@ -27,6 +27,7 @@ from leasing.exceptions import (
 from leasing.holding.term import Term
 from leasing.models import Lease
 from leasing.runtime import aio
+from leasing.stores import portable
 from leasing.stores.rows import RowStore
 from leasing.testing.keeper import ManualKeeper
 from leasing.waiting import waiter as waiting
@@ -314,6 +315,7 @@ def test_nobody_waits_for_a_row_that_somebody_has_locked(
 
 
 @pytest.mark.django_db
+@pytest.mark.usefixtures("portable")
 def test_an_error_of_the_database_ends_the_waiting(
     waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +324,7 @@ def test_an_error_of_the_database_ends_the_waiting(
     def fail(rows: Any, *args: Any, **given: Any) -> Any:
         raise ConnectionError("the database is away")
 
-    waits.after(3, lambda: monkeypatch.setattr(RowStore, "grant", fail))
+    waits.after(3, lambda: monkeypatch.setattr(portable, "grant", fail))
 
     with pytest.raises(ConnectionError):
         Lease.objects.acquire("crane:1", wait=10)

@@ -106,7 +106,7 @@ def _of_trust() -> Iterator[Mutant]:
     for path, place, before, after in (
         (
             "leasing/db/sql.py",
-            "Statements._granted",
+            "Statements.grant",
             "row.now, row.sent_at = row.acquired_at, sent_at",
             "row.now, row.sent_at = row.acquired_at, clock()",
         ),

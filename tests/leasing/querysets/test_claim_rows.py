@@ -26,7 +26,7 @@ from leasing.holding import claim as claims
 from leasing.holding.term import Term, keep_all
 from leasing.models import Lease, LeaseEvent
 from leasing.querysets import LeasableQuerySet
-from leasing.stores.rows import RowStore
+from leasing.stores import portable
 from leasing.testing.keeper import ManualKeeper
 from tests.leasing.conftest import Sent
 from tests.leasing.stopped import Waits
@@ -570,14 +570,16 @@ def test_the_verbs_have_async_twins() -> None:
     assert (last.kind, last.reason, last.actor) == ("revoked", "stuck", "ann")
 
 
+@pytest.mark.usefixtures("portable")
 def test_a_free_row_is_tried_again_where_another_try_met_it(
     order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where somebody has locked it for a moment."""
-    grant, missed = RowStore.grant, [None]
+    grant = portable.grant
+    missed: list[list[Any]] = [[]]
 
-    def once_in_vain(store: RowStore, *asked: Any) -> Any:
-        return missed.pop() if missed else grant(store, *asked)
+    def once_in_vain(*asked: Any, **key: Any) -> Any:
+        return missed.pop() if missed else grant(*asked, **key)
 
-    monkeypatch.setattr(RowStore, "grant", once_in_vain)
+    monkeypatch.setattr(portable, "grant", once_in_vain)
     assert Order.objects.acquire(order, holder="bob").grants == 1

@@ -17,7 +17,7 @@ from leasing.exceptions import LeaseHeld, LeaseLost, LeaseTimeout
 from leasing.functions import after
 from leasing.holding.term import Term
 from leasing.models import Lease, LeaseEvent
-from leasing.stores.rows import RowStore
+from leasing.stores import portable
 from leasing.testing.keeper import ManualKeeper
 from tests.factories import make_lease
 from tests.leasing.stopped import Waits
@@ -101,18 +101,20 @@ def test_what_was_given_back_or_taken_back_has_no_grace(state: str, clocks: Manu
     assert Lease.objects.acquire("crane:1").grants == 2
 
 
+@pytest.mark.usefixtures("portable")
 def test_what_was_given_back_is_tried_again_where_another_try_met_it(
     clocks: ManualKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where somebody has locked the row for a moment: its grace is none of a released row."""
     lease = Lease.objects.acquire("crane:1", holder="ann", grace=5)
     Lease.objects.release(lease)
-    grant, missed = RowStore.grant, [None]
+    grant = portable.grant
+    missed: list[list[Any]] = [[]]
 
-    def once_in_vain(store: RowStore, *asked: Any) -> Any:
-        return missed.pop() if missed else grant(store, *asked)
+    def once_in_vain(*asked: Any, **key: Any) -> Any:
+        return missed.pop() if missed else grant(*asked, **key)
 
-    monkeypatch.setattr(RowStore, "grant", once_in_vain)
+    monkeypatch.setattr(portable, "grant", once_in_vain)
     assert Lease.objects.acquire("crane:1", holder="bob").grants == 2
 
 
