@@ -347,9 +347,9 @@ def _running(figures: Figures) -> Iterator[Need]:
             "warning",
             f"{each.count} of {each.attempts} attempts of {each.name} in the last minute failed "
             "with the same error.",
-            f"{each.error} · Retries continue, and each of them uses up an attempt. To save them, "
-            f"pause the queue {each.queue}, which keeps the tasks of all its handlers from "
-            f"starting{_waiting_in(each.queue, figures)}.",
+            f"{each.error} · Retries continue, and each of them uses up an attempt. To save "
+            f"attempts, pause the queue {each.queue}: none of its tasks starts then, of any "
+            f"handler{_waiting_in(each.queue, figures)}.",
             _page_of_task(each.task),
             also=Place("leasing_tasks:queues", f"Pause the queue {each.queue}"),
         )
@@ -370,15 +370,15 @@ def _running(figures: Figures) -> Iterator[Need]:
 def _paused(figures: Figures) -> Iterator[Need]:
     for line in figures.paused:
         if line.ready and (queue := line.queue) and queue.paused_at:
-            headline = f"The queue {line.name} is paused{_by(queue)}; {_waiting_tasks(line.ready)}."
+            headline = f"The queue {line.name} {_paused_by(queue)}; {_waiting_tasks(line.ready)}."
             stays = "Its tasks are not claimed until someone resumes it."
             detail = _since(queue, stays, figures.now)
             yield Need("paused", "warning", headline, detail, QUEUES)
     for row, status in figures.paused_schedules:
         skipped = _count(status.skipped, "due time was", "due times were")
         skipped = f"; {skipped} skipped" if status.skipped else ""
-        headline = f"The schedule {row.name} is paused{_by(row)}{skipped}."
-        detail = _since(row, "Due times until someone resumes it are skipped.", figures.now)
+        headline = f"The schedule {row.name} {_paused_by(row)}{skipped}."
+        detail = _since(row, "Its due times are skipped until someone resumes it.", figures.now)
         severity = "warning" if status.skipped else "info"
         yield Need("paused_schedule", severity, headline, detail, SCHEDULES)
     if more := figures.more_paused_schedules:
@@ -421,7 +421,8 @@ def _failed(figures: Figures) -> Iterator[Need]:
 def _errors(failures: Sequence[Failures]) -> Iterator[str | Moment]:
     """The first of ``failures``, in parts of a sentence, and how many more there are."""
     for each in failures[:NAMED]:
-        yield from (f"{each.count} {each.name}: {each.error}, the last ", Moment(each.at), " · ")
+        last = ", the last " if each.count > 1 else ", "
+        yield from (f"{each.count} {each.name}: {each.error}{last}", Moment(each.at), " · ")
     if (more := len(failures) - NAMED) > 0:
         yield f"{plural(more, 'more error')} · "
 
@@ -502,7 +503,7 @@ def _in_the_way(reason: Reason) -> Place:
 
 def _waiting_in(queue: str, figures: Figures) -> str:
     ready = figures.ready_by_queue.get(queue)
-    return f": {_waiting_tasks(ready)}" if ready else ""
+    return f"; {_waiting_tasks(ready)}" if ready else ""
 
 
 def _at_work(figures: Figures) -> str:
@@ -526,8 +527,8 @@ def _held_remotely(figures: Figures) -> bool:
     return figures.running.value > figures.stuck.value
 
 
-def _by(row: Queue | Schedule) -> str:
-    return f" by {row.paused_by}" if row.paused_by else ""
+def _paused_by(row: Queue | Schedule) -> str:
+    return f"was paused by {row.paused_by}" if row.paused_by else "is paused"
 
 
 def _since(row: Queue | Schedule, stays: str, now: datetime) -> str:

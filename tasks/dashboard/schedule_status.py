@@ -51,8 +51,8 @@ def status_of(schedule: Schedule, now: datetime) -> ScheduleStatus:
         skipped = _skipped(rule, schedule.next_at or rule.first(schedule.paused_at), now)
         by = f" by {schedule.paused_by}" if schedule.paused_by else ""
         reason = f": “{schedule.reason.rstrip('.')}”" if schedule.reason else ""
-        so_far = f": {skipped} so far" if skipped else ""
-        then = f"{reason}. Due times until it is resumed are skipped{so_far}."
+        so_far = f", {skipped} so far" if skipped else ""
+        then = f"{reason}. Due times are skipped until it is resumed{so_far}."
         paused = Sentence(now, f"Paused{by} ", Moment(schedule.paused_at), then)
         return ScheduleStatus(PAUSED, paused, str(rule), skipped=skipped)
     badge, why = _state(schedule, now)

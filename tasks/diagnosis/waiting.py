@@ -249,7 +249,8 @@ def _saturated(
         why.append(f"{separator}{blocked:,} blocked by handlers whose tasks have ended")
     next_ = (
         "Tasks start as slots become free, those of higher priority first. To run more at a time, "
-        f"start another worker, or give each worker more {many} ({option})."
+        f"start another worker, or give each worker more {many} ({option}). A task that hangs can "
+        "be cancelled on its page."
     )
     if blocked:
         next_ += (
@@ -285,7 +286,7 @@ def _key_held(
     takes = usual([each.name for each in holders[:NAMED]], now)
     for each in holders[:NAMED]:
         progress = f", {words} done" if (words := progress_words(each)) else ""
-        start = f"{', ' if why else 'held by '}task:{each.pk} ({each.name} for "
+        start = f"{', ' if why else 'held by '}task:{each.pk} ({each.name}, running for "
         end = f"{_usually(takes, each.name)}{progress})"
         why += [start, Moment(each.acquired_at or now, lasts=True), end]
     more = around.keys[key] - len(holders[:NAMED])
@@ -300,7 +301,7 @@ def _key_held(
         "key_held",
         "info",
         headline,
-        "Waiting tasks start in turn, as those that hold the key end or are recovered." + remedy,
+        "The next one starts when a task that holds the key ends or is recovered." + remedy,
         who=f"Nobody. Its key is held by {named}.",
         until="One of those tasks ends.",
         facts=facts,

@@ -200,12 +200,12 @@ INCIDENTS = (
     ),
     Incident(
         queue_paused,
-        ("The queue default is paused by olga; 133 tasks are waiting", "The bank is away"),
+        ("The queue default was paused by olga; 133 tasks are waiting", "The bank is away"),
         "/queues/",
     ),
     Incident(
         schedule_paused,
-        (r"The schedule nightly is paused by olga; \d+ due times? w\w+ skipped", "Stocktaking"),
+        (r"The schedule nightly was paused by olga; \d+ due times? w\w+ skipped", "Stocktaking"),
         "/schedules/",
     ),
     Incident(key_held, (r"3 tasks wait for the key customer:77", r"task:\d+"), r"/tasks/\d+/", DUE),

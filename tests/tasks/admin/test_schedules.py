@@ -99,17 +99,17 @@ STANDINGS: list[tuple[dict[str, Any], Badge, str]] = [
     (
         {"paused_at": DbNow(), "paused_by": "ida", "reason": "month end"},
         schedule_status.PAUSED,
-        "Paused by ida just now: “month end”. Due times until it is resumed are skipped.",
+        "Paused by ida just now: “month end”. Due times are skipped until it is resumed.",
     ),
     (
         {"paused_at": DbNow(), "next_at": after(timedelta(minutes=-90))},
         schedule_status.PAUSED,
-        "Paused just now. Due times until it is resumed are skipped: 3 so far.",
+        "Paused just now. Due times are skipped until it is resumed, 3 so far.",
     ),
     (
         {"paused_at": DbNow(), "next_at": after(timedelta(days=-150))},
         schedule_status.PAUSED,
-        "skipped: 100+ so far.",
+        "resumed, 100+ so far.",
     ),
     (
         {"declared": True, "declared_at": after(timedelta(days=-2))},

@@ -325,11 +325,11 @@ def test_a_paused_schedule_is_named_with_who_why_and_what_was_skipped(viewer: Cl
 
     found = need(get(viewer, OVERVIEW), "paused_schedule")
 
-    assert "The schedule nightly is paused by olga; " in found.one(".loud").text
+    assert "The schedule nightly was paused by olga; " in found.one(".loud").text
     assert "3 due times were skipped." in found.one(".loud").text
     assert found.one(".tinted").tone == "warn"
     detail = found.one("p").text
-    assert "Due times until someone resumes it are skipped. Reason: month end" in detail
+    assert "Its due times are skipped until someone resumes it. Reason: month end" in detail
     assert "Paused " in detail and found.all("time")
     assert found.links == ["/ops/schedules/", f"{RUNBOOK}schedules-overdue/"]
     Schedule.objects.filter(name="nightly").resume()

@@ -83,7 +83,7 @@ def key_held() -> str:
     waiting(2, concurrency_key="customer:77", concurrency_limit=1)
     return (
         "2 tasks wait for the key customer:77, the oldest for 1 min 40 s: held by "
-        f"task:{task.pk} (sample.sleep for 2 min, usually 6.2 s, 4 of 10 done)."
+        f"task:{task.pk} (sample.sleep, running for 2 min, usually 6.2 s, 4 of 10 done)."
     )
 
 
@@ -93,8 +93,8 @@ def key_of_several() -> str:
     waiting(1, concurrency_key="k", concurrency_limit=2)
     return (
         "1 task waits for the key k (2 tasks at a time) for 1 min 40 s: held by "
-        f"task:{first.pk} (sample.sleep for 2 min, 4 of 10 done), "
-        f"task:{second.pk} (sample.sleep for 2 min, 4 of 10 done)."
+        f"task:{first.pk} (sample.sleep, running for 2 min, 4 of 10 done), "
+        f"task:{second.pk} (sample.sleep, running for 2 min, 4 of 10 done)."
     )
 
 
