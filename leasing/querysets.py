@@ -318,13 +318,12 @@ class LeasableQuerySet(RoutedQuerySet[Row]):
         """Return the steps that acquire the one of these rows with ``key``, for a driver. The other
         arguments are those of ``RowStore.acquiring``, and ``store``."""
         store = self.store(row)
-        return store.acquiring(resource, terms, wait, key, rows=self._narrowed(store.using))
+        rows = None if is_plain(self.query) else self._narrowed(store.using)
+        return store.acquiring(resource, terms, wait, key, rows=rows)
 
-    def _narrowed(self, using: str, *, is_ordered: bool = False) -> Self | None:
-        """Return these rows in the database ``using``; None: they are all of their table, and their
-        order is not asked for."""
-        if is_plain(self.query) and not is_ordered:
-            return None
+    def _narrowed(self, using: str) -> Self:
+        """Return these rows, which are not all of their table or have an order, in the database
+        ``using``."""
         joins.refuse_repeated(self)
         return self.using(using)
 
@@ -365,16 +364,15 @@ class LeasableQuerySet(RoutedQuerySet[Row]):
     ) -> Hold:
         """Return a hold on the row with ``key``; where the setting ENABLED is off, in the memory of
         this process."""
-        store: Any = self.store(row)
+        using = self._db or written_to(self.model, row, self._hints)  # type: ignore[attr-defined]
         if not leasing_settings.ENABLED:
             take = partial(memory.acquire_row, self.model(**dict([key])), terms)
-            unless_in = None if separate else store.using
+            unless_in = None if separate else using
             steps = partial(memory.taking, take, resource, wait, stopping, unless_in)
             return Hold(memory, steps, resource=resource, on_lost=on_lost, on_yield=on_yield)
-        if separate:
-            store = SeparateRowStore(store.model, store.using, store.kind)
-        asked = resource, terms, wait, key, stopping, self._narrowed(store.using)
-        steps = partial(store.holding, *asked)
+        store = (SeparateRowStore if separate else row_store)(self.model, using, type(self))
+        rows = None if is_plain(self.query) else self._narrowed(using)
+        steps = partial(store.holding, resource, terms, wait, key, stopping, rows)
         return Hold(store, steps, resource=resource, on_lost=on_lost, on_yield=on_yield)
 
     def renew(self, row: Row) -> Row:
@@ -440,7 +438,8 @@ class LeasableQuerySet(RoutedQuerySet[Row]):
         that a join may bring several times: choose these by a subquery.
         """
         store = self.store()
-        rows = self._narrowed(store.using, is_ordered=self.ordered)
+        is_narrowed = self.ordered or not is_plain(self.query)
+        rows = self._narrowed(store.using) if is_narrowed else None
         return store.claim(Terms.check(holder=holder, ttl=ttl), limit, rows)
 
     async def aclaim(

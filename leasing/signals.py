@@ -26,6 +26,7 @@ from django.dispatch import Signal
 
 from leasing.runtime import threads
 from leasing.runtime.event_lines import log
+from leasing.runtime.event_logger import Event
 from leasing.runtime.events import Subscriber, subscribe
 
 acquired = Signal()
@@ -39,7 +40,10 @@ refused = Signal()
 
 
 def sending(
-    signal: Signal, subject: str, instance: Callable[[Any], Any] | None = None
+    signal: Signal,
+    subject: str,
+    instance: Callable[[Any], Any] | None = None,
+    line: Event | None = None,
 ) -> Subscriber:
     """Return a subscriber of the hub that sends ``signal`` about each row.
 
@@ -47,18 +51,22 @@ def sending(
         signal: The signal.
         subject: The argument of the receivers that gets the row.
         instance: Makes the row from what stands for it; None: it is the row.
+        line: The line of the log about each row, written before; None: another subscriber writes
+            it.
     """
 
     def send(rows: Sequence[Any], **details: Any) -> None:
-        if not signal.receivers:
-            return
-        for row in rows:
-            if instance is not None:
-                row = instance(row)
-            if threads.callbacks_here() is not None:
-                row = copy(row)  # as it was: it may change before the receivers run
-            named = {subject: row, **details}
-            threads.call_apart(partial(signal.send_robust, sender=type(row), **named))
+        try:
+            if line is not None and line.logger.isEnabledFor(line.level):
+                line.each(rows, **details)
+        finally:
+            for row in rows if signal.receivers else ():
+                if instance is not None:
+                    row = instance(row)
+                if threads.callbacks_here() is not None:
+                    row = copy(row)  # as it was: it may change before the receivers run
+                named = {subject: row, **details}
+                threads.call_apart(partial(signal.send_robust, sender=type(row), **named))
 
     return send
 
@@ -74,6 +82,6 @@ _SIGNALS = {
     "lease.refused": (refused, log.lease_refused),
 }
 subscribe(
-    {name: sending(signal, "lease") for name, (signal, _) in _SIGNALS.items()}, log.log_failed
+    {name: sending(signal, "lease", line=line) for name, (signal, line) in _SIGNALS.items()},
+    log.log_failed,
 )
-subscribe({name: line.each for name, (_, line) in _SIGNALS.items()}, log.log_failed)
