@@ -56,6 +56,13 @@ def badge(badge: Badge) -> SafeString:
 
 
 @register.simple_tag
+def holder(name: str, url: str) -> SafeString:
+    """The ``name`` of a holder, which links the page at ``url`` where there is one."""
+    shown = format_html("<bdi>{}</bdi>", name)
+    return format_html('<a href="{}">{}</a>', url, shown) if url else shown
+
+
+@register.simple_tag
 def lease_badge(row: Leasable, now: datetime) -> SafeString:
     """The badge of the lease of ``row``, at the time it was read or else at ``now``."""
     return badge(badge_of_lease(row, getattr(row, "now", now)))

@@ -10,6 +10,7 @@ from django import forms
 from django.http import HttpRequest, HttpResponse
 
 from leasing.dashboard.forms import ForceReleaseForm
+from leasing.web import navigation
 from leasing.web.access import is_live, may, page
 from leasing.web.cursors import Cursor
 from leasing.web.masking import masked
@@ -27,7 +28,7 @@ from tasks.diagnosis.trace import read_trace
 from tasks.models import Task, TaskAttempt, TaskStatus
 
 VIEW, REVOKE = "leasing_tasks.view_task", "leasing.revoke_lease"
-VIEW_AUDIT = "leasing.view_auditentry"
+VIEW_AUDIT, VIEW_WORKER = "leasing.view_auditentry", "leasing_tasks.view_worker"
 #: The newest rows of each table of which the page shows the events.
 TRACED = 50
 
@@ -67,7 +68,9 @@ def detail(
         forms: Forms that were filled in wrongly, by the names of their actions.
         status: The HTTP status.
     """
-    sees_payload, sees_audit = (request.user.has_perm(each) for each in (VIEW_PAYLOAD, VIEW_AUDIT))
+    sees_payload, sees_audit, sees_workers = sees = [
+        request.user.has_perm(each) for each in (VIEW_PAYLOAD, VIEW_AUDIT, VIEW_WORKER)
+    ]
     rows = with_bonds(listing.tasks().with_state().defer(*(() if sees_payload else UNSEEN)))
     form = PageFilter(request.GET)
 
@@ -78,6 +81,7 @@ def detail(
         return {
             **_diagnosed(task, now, fresh=not is_live(request)),
             "task": task,
+            "holder_url": navigation.holder_url(task.holder) if sees_workers else "",
             "badge": badge_of_task(task, now),
             "attempts": attempts,
             "children": listing.children_of(task),
@@ -88,7 +92,7 @@ def detail(
             **{name: masked(getattr(task, name)) for name in PAYLOAD if sees_payload},
         }
 
-    reading = read_or_first(request, form, read, apart=(sees_payload, sees_audit))
+    reading = read_or_first(request, form, read, apart=tuple(sees))
     context = {
         "form": form,
         "sees_payload": sees_payload,

@@ -131,6 +131,22 @@ def test_task_attempts_and_worker_lead_to_each_other(viewer: Client) -> None:
     assert f"{TASKS}{running.pk}/change/" in rows(does) and len(does.rows) == 1
 
 
+@pytest.mark.parametrize(
+    ("state", "word", "column"),
+    [
+        ("running", "running since", "acquired_at"),
+        ("stuck", "expired", "expires_at"),
+        ("scheduled", "due", "scheduled_at"),
+        ("succeeded", "ended", "processed_at"),
+    ],
+)
+def test_the_list_has_the_moment_that_matters_most(
+    viewer: Client, state: str, word: str, column: str
+) -> None:
+    task = make_task(state=state)
+    assert get(viewer, TASKS).one("td.field-when").text == f"{word} {stamp(getattr(task, column))}"
+
+
 def test_the_list_filters_by_the_states_of_the_operators_list(viewer: Client) -> None:
     for state in ("ready", "scheduled", "running", "stuck", "failed", "succeeded", "retrying"):
         make_task(state=state)

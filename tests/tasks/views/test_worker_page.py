@@ -253,3 +253,20 @@ def test_a_lease_leads_to_the_worker_that_holds_it() -> None:
 
     assert links(mine) == links(released) == [url_of(worker)]
     assert links(other) == []
+
+
+def test_a_task_leads_to_the_worker_that_holds_it_whoever_may_see_workers() -> None:
+    worker = make_worker(name="dora")
+    mine = [make_task(state=state, holder="dora") for state in ("running", "stuck", "succeeded")]
+    others = [make_task(state="running", holder="ann"), make_task()]
+    sees, sees_not = (
+        signed_in("leasing_tasks.view_worker", "leasing_tasks.view_task"),
+        signed_in("leasing_tasks.view_task", name="ann"),
+    )
+
+    def links(client: Client, task: Task) -> list[str]:
+        return get(client, f"/ops/tasks/{task.pk}/").answers["who"].links
+
+    assert [links(sees, task) for task in mine] == [[url_of(worker)]] * 3
+    assert [links(sees, task) for task in others] == [[], []]
+    assert links(sees_not, mine[0]) == []
