@@ -24,7 +24,7 @@ ENDS = {
 
 def facts(worker: WorkerProcess) -> dict[str, str]:
     """Return the lines of the table about ``worker``."""
-    executors = worker.executors.executors
+    executors = worker.executors
     ends = {"ends": ENDS[worker.until]} if worker.until in ENDS else {}
     return {
         "queues": ", ".join(worker.queues),

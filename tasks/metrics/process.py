@@ -168,7 +168,7 @@ def _slots(executors: Executors) -> Iterator[Metric]:
         "Of these, slots whose handler runs on although its task has ended.",
         "kind",
     )
-    for kind, executor in executors.executors.items():
+    for kind, executor in executors.items():
         there.add(executor.slots, kind.value)
         busy.add(executor.slots - max(0, executor.free), kind.value)
         blocked.add(executor.blocked, kind.value)

@@ -16,7 +16,7 @@ import signal
 import threading
 import traceback
 import uuid
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -153,24 +153,21 @@ def begin(job: Job) -> Attempt:
 
 def run(attempt: Attempt) -> Answer:
     """Call its handler. Raises nothing."""
-    if attempt.trace_context is None:
-        return _run(attempt)
-    from tasks.tracing import inside
+    traced: AbstractContextManager[Any] = nullcontext()
+    if attempt.trace_context is not None:
+        from tasks.tracing import inside
 
-    with inside(attempt.trace_context):
-        return _run(attempt)
-
-
-def _run(attempt: Attempt) -> Answer:
-    close_old_connections()
+        traced = inside(attempt.trace_context)
     context, claimed = Context(attempt), attempt.claimed
     output, raised = None, None
-    try:
-        returned = call_handler(registry.find(claimed.name), context, claimed.task_data)
-        if not context.completed and context.given_back is None:
-            output = check_json(returned, OUTPUT)
-    except BaseException as error:
-        raised = Raised.of(error)
-    context.flush()
-    close_old_connections()
+    with traced:
+        close_old_connections()
+        try:
+            returned = call_handler(registry.find(claimed.name), context, claimed.task_data)
+            if not context.completed and context.given_back is None:
+                output = check_json(returned, OUTPUT)
+        except BaseException as error:
+            raised = Raised.of(error)
+        context.flush()
+        close_old_connections()
     return Answer(output, context.given_back, context.completed, raised)

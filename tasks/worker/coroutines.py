@@ -8,7 +8,6 @@ on another thread than the loop's, so that a slow database delays no coroutine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
-from leasing.holding.term import Term
 from leasing.runtime.clock import clock
 from leasing.runtime.threads import LastingThread
 from tasks.execution import runner
@@ -120,18 +118,7 @@ class Coroutines(Executor):
         self._context = copy_context()
 
     @property
-    def free(self) -> int:
-        return 0 if self._is_blocked() else super().free
-
-    @property
-    def room(self) -> int:
-        return 0 if self._is_blocked() else super().room
-
-    @property
-    def blocked(self) -> int:
-        return self.slots if self._is_blocked() else super().blocked
-
-    def _is_blocked(self) -> bool:
+    def is_blocked(self) -> bool:
         """Return True if a coroutine that does not yield blocks the loop."""
         if self._loop is None or not self._running:
             return False
@@ -149,17 +136,12 @@ class Coroutines(Executor):
         """Return True while the loop goes on, as far as is known: it may be blocked, but not for
         longer than tasks are kept from others without it."""
         pinged_at = self._pinged_at
-        is_blocked = pinged_at is not None and clock() - pinged_at > HOPELESS_AFTER * self._ttl
-        return self._thread.is_alive() and not is_blocked
+        is_hopeless = pinged_at is not None and clock() - pinged_at > HOPELESS_AFTER * self._ttl
+        return self._thread.is_alive() and not is_hopeless
 
     def is_stuck(self) -> bool:
-        is_hopeless = self._is_blocked() and self._thread.is_alive() and not self.is_alive()
+        is_hopeless = self.is_blocked and self._thread.is_alive() and not self.is_alive()
         return super().is_stuck() or is_hopeless
-
-    def submit(self, attempts: Iterable[Attempt]) -> None:
-        attempts = list(attempts)
-        self._ttl = max((each.ttl for each in attempts), default=self._ttl)
-        super().submit(attempts)
 
     def _begin(self, count: int) -> None:
         if self._loop is None:
@@ -192,6 +174,7 @@ class Coroutines(Executor):
                 attempt = self._waiting.popleft()
             except IndexError:
                 return
+            self._ttl = attempt.claimed.term.seconds
             attempt.carrier = carrier = Coroutine(self)
             carrier.task = self._loop.create_task(
                 self._run(attempt, carrier), context=self._context.copy()
@@ -207,18 +190,14 @@ class Coroutines(Executor):
                 stalled = self.chaos is not None and self.chaos.strike(attempt)
                 outcome = await carrier.run(attempt)
             if stalled and outcome.verb:
-                await asyncio.to_thread(self._run_late, attempt)
+                assert self.chaos is not None
+                await asyncio.to_thread(self.chaos.run_late, attempt)
             outcome.close()
             self._end(outcome, began_at)
         finally:
             assert carrier.task is not None
             self._tasks.discard(carrier.task)
             self._fill()
-
-    def _run_late(self, hold: Term) -> None:
-        assert self.chaos is not None
-        self.chaos.run_late(hold)
-        connections.close_all()
 
     def close(self) -> None:
         self._closed = True

@@ -87,9 +87,14 @@ class Executor:
         return bool(self._running)
 
     @property
+    def is_blocked(self) -> bool:
+        """Return True if what carries its tasks does not answer: it takes none then."""
+        return False
+
+    @property
     def free(self) -> int:
         """Return the number of slots that run nothing."""
-        return self.slots - len(self._running) + len(self._waiting)
+        return 0 if self.is_blocked else self.slots - len(self._running) + len(self._waiting)
 
     @property
     def most_inside(self) -> int:
@@ -104,6 +109,8 @@ class Executor:
     @property
     def blocked(self) -> int:
         """Return the number of slots whose handler runs on although its task has ended."""
+        if self.is_blocked:
+            return self.slots
         return sum(each.carrier is not None and each.is_over for each in self.attempts)
 
     # How much to claim
@@ -131,6 +138,8 @@ class Executor:
     @property
     def room(self) -> int:
         """Return the number of tasks to claim for it now."""
+        if self.is_blocked:
+            return 0
         inside, prefetch = len(self._running), self.prefetch
         if not inside or inside <= self.slots - 1 + prefetch // 2:
             return self.slots + prefetch - inside

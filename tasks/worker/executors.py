@@ -28,7 +28,7 @@ ALL_SLOTS_STUCK = "all slots of one kind run handlers whose tasks have ended"
 NO_RESULT = "results can't be stored, though the database answers"
 
 
-class Executors:
+class Executors(dict[Kind, Executor]):
     """One executor for each kind of handler, and the completer that stores their outcomes.
 
     ``wake`` is called when an executor has the room that ``wake_when`` asked for, ``stored`` with
@@ -45,10 +45,8 @@ class Executors:
         timing: Timing = USUAL,
     ) -> None:
         self.completer = Completer(self._expects_more, stored, callbacks, timing)
-        self.executors: dict[Kind, Executor] = {
-            executor.kind: executor(slots[executor.kind], self.completer, wake, chaos, timing)
-            for executor in (Threads, Coroutines, Processes)
-        }
+        for each in (Threads, Coroutines, Processes):
+            self[each.kind] = each(slots[each.kind], self.completer, wake, chaos, timing)
         #: True if there was room for tasks of every kind at the latest look.
         self.saw_all = False
         #: The executors that had room then, and the numbers of the kinds to claim for each.
@@ -58,30 +56,30 @@ class Executors:
     def attempts(self) -> list[Attempt]:
         """Return the attempts that run now or wait for a slot, and those that have ended and are
         not stored yet."""
-        inside = [each for executor in self.executors.values() for each in executor.attempts]
+        inside = [each for executor in self.values() for each in executor.attempts]
         found = {id(each): each for each in (*inside, *self.completer.attempts)}
         return list(found.values())
 
     def _expects_more(self) -> bool:
         """Return True if more outcomes come soon: what is ready is claimed as what runs ends."""
-        return any(each.is_busy or each.has_more for each in self.executors.values())
+        return any(each.is_busy or each.has_more for each in self.values())
 
     @property
     def slots(self) -> dict[str, int]:
         """Return the number of tasks that can run at a time, by kind, of the kinds for which there
         are handlers."""
-        return {kind.value: self.executors[kind].slots for kind in registry.kinds_in_use()}
+        return {kind.value: self[kind].slots for kind in registry.kinds_in_use()}
 
     @property
     def blocked(self) -> dict[str, int]:
         """Return the number of slots that take no task although they run none, by kind."""
-        counts = {kind.value: executor.blocked for kind, executor in self.executors.items()}
+        counts = {kind.value: executor.blocked for kind, executor in self.items()}
         return {kind: count for kind, count in counts.items() if count}
 
     @property
     def stuck_reason(self) -> str:
         """The reason to restart the whole process; empty if there is none."""
-        if any(executor.is_stuck() for executor in self.executors.values()):
+        if any(executor.is_stuck() for executor in self.values()):
             return ALL_SLOTS_STUCK
         return NO_RESULT if self.completer.is_stuck() else ""
 
@@ -89,7 +87,7 @@ class Executors:
         """Replace threads, loops and processes that have ended. Return the attempts that they ran,
         which are given up and are no longer in an executor."""
         self.completer.ensure_running()
-        return [each for executor in self.executors.values() for each in executor.ensure_running()]
+        return [each for executor in self.values() for each in executor.ensure_running()]
 
     # Claiming
 
@@ -102,7 +100,7 @@ class Executors:
         used = [kind.number for kind in kinds]
         self._with_room = {}
         for kind in kinds:
-            executor = self.executors[kind]
+            executor = self[kind]
             if executor.room > 0:
                 unused = [number for number in registry.KINDS if number not in used]
                 numbers = [*(unused if kind is Kind.THREAD else ()), kind.number]
@@ -117,7 +115,7 @@ class Executors:
         left: list[Attempt] = []
         kinds = set(map(_KIND, attempts))
         for kind in kinds:
-            executor = self.executors[kind]
+            executor = self[kind]
             own = attempts
             if len(kinds) > 1:
                 own = [each for each in attempts if each.kind is kind]
@@ -129,22 +127,11 @@ class Executors:
             executor.submit(own)
         return left
 
-    def note_ready(self, queue: str, priority: int) -> None:
-        """Note that something of ``priority`` has become ready in ``queue``: the next claim is also
-        for executors in which tasks of lower priority wait."""
-        for executor in self.executors.values():
-            executor.note_ready(queue, priority)
-
     @property
     def idle_kinds(self) -> list[int]:
         """Return the numbers of the kinds of which all that was ready was claimed."""
         found = [kinds for executor, kinds in self._with_room.items() if not executor.has_more]
         return [number for kinds in found for number in kinds]
-
-    @property
-    def have_more(self) -> bool:
-        """Return True if more of any kind was ready when it was last claimed."""
-        return any(executor.has_more for executor in self.executors.values())
 
     def wake_when(self, *, is_empty: bool) -> bool:
         """Have ``wake`` called when an executor of whose kind more is ready, or that had no room,
@@ -152,7 +139,7 @@ class Executors:
         so already."""
         already = False
         for kind in registry.kinds_in_use():
-            executor = self.executors[kind]
+            executor = self[kind]
             if executor in self._with_room:
                 executor.is_outranked = False
             if executor.has_more or executor.is_outranked or executor.room <= 0:
@@ -160,29 +147,19 @@ class Executors:
                 already = already or executor.room > 0
             else:
                 executor.wake_at = 0 if is_empty else -1
-        is_idle = not any(executor.is_busy for executor in self.executors.values())
+        is_idle = not any(executor.is_busy for executor in self.values())
         return already or (is_empty and is_idle)
 
     def expect_no_more(self) -> None:
         """Record that nothing more is to be claimed, and have ``wake`` called when nothing is
         left."""
-        for executor in self.executors.values():
+        for executor in self.values():
             executor.has_more = executor.is_outranked = False
         self.wake_when(is_empty=True)
 
-    # What waits
-
-    def overdue(self) -> list[Attempt]:
-        """Remove and return the attempts that have waited too long for a slot."""
-        return [each for executor in self.executors.values() for each in executor.overdue()]
-
-    def withdraw(self) -> list[Attempt]:
-        """Remove and return the attempts that wait for a slot."""
-        return [each for executor in self.executors.values() for each in executor.withdraw()]
-
     def wait_ends_in(self) -> float | None:
         """Return the seconds until an attempt will have waited too long; None if none waits."""
-        moments = [executor.waits_until for executor in self.executors.values()]
+        moments = [executor.waits_until for executor in self.values()]
         ends = [moment for moment in moments if moment is not None]
         return max(0.0, min(ends) - clock()) if ends else None
 
@@ -190,7 +167,7 @@ class Executors:
         """End what can be ended, before the process exits; what only has to close its connection
         within ``patience`` seconds."""
         self.completer.close(patience)
-        for executor in self.executors.values():
+        for executor in self.values():
             executor.close()
 
 

@@ -148,7 +148,8 @@ class WorkerProcess:
         #: True if it has claimed all that it is to run.
         self._closing = False
         self._forced = False
-        self._ended = threading.Event()
+        #: Set at its end.
+        self.ended = threading.Event()
         #: True if the latest claim found something: then more is likely.
         self._busy = False
         #: True if there was room to claim for; and True if outcomes that could not be stored
@@ -164,8 +165,8 @@ class WorkerProcess:
         self._claiming = Service(self._look, failed, survives=(Error,))
         #: Further threads that the watcher looks after.
         self.watched: list[Watched] = []
-        self._threads = ServiceThreads(self._ended, self._timekeeper, self, timing=timing)
-        self.poller = Poller(self.queues, self._ended, self._renew_now)
+        self._threads = ServiceThreads(self.ended, self._timekeeper, self, timing=timing)
+        self.poller = Poller(self.queues, self.ended, self._renew_now)
         counts = {Kind.THREAD: threads, Kind.COROUTINE: coroutines, Kind.PROCESS: processes}
         self.executors = Executors(
             counts, self.poller.wake, self._stored, chaos, self._threads.callbacks, timing
@@ -199,7 +200,7 @@ class WorkerProcess:
                     registration.begin()
                     self._work(registration.service)
             finally:
-                self._ended.set()
+                self.ended.set()
 
     def _work(self, heartbeats: Service) -> None:
         self.poller.listen(self._threads)
@@ -248,16 +249,11 @@ class WorkerProcess:
             attempt.notify()
         self.poller.wake()
 
-    @property
-    def ended(self) -> threading.Event:
-        """An event that is set at its end."""
-        return self._ended
-
     def stop_now(self, patience: float = 5.0) -> None:
         """Give everything back, and wait up to ``patience`` seconds until that is done."""
         self.stop()
         self.stop()
-        self._ended.wait(patience)
+        self.ended.wait(patience)
 
     def vitals(self) -> dict[str, Any]:
         """Return what a parent is to know of it once a second."""
@@ -282,7 +278,8 @@ class WorkerProcess:
         self._give_back_overdue()
         for queue, priority in self.poller.take_heard().items():
             # It may go before what was claimed.
-            self.executors.note_ready(queue, priority)
+            for executor in self.executors.values():
+                executor.note_ready(queue, priority)
         self.executors.completer.replace_stuck_writer()
         self._looked = self._more = self.executors.saw_all = False
         self._is_blocked = (
@@ -308,7 +305,7 @@ class WorkerProcess:
             random.shuffle(with_room)
         self._busy = False
         found = sum(self._take(executor, kinds) for executor, kinds in with_room)
-        self._more = self.executors.have_more
+        self._more = any(executor.has_more for executor in self.executors.values())
         if not self._more:
             self.executors.completer.look_again()
         return found
@@ -359,7 +356,7 @@ class WorkerProcess:
     def _give_back_overdue(self) -> bool:
         """Give back tasks that have waited here for too long, or wait behind long ones. Returns
         True if there were any."""
-        overdue = self.executors.overdue()
+        overdue = [each for some in self.executors.values() for each in some.overdue()]
         for start in range(0, len(overdue), RETURNED_TOGETHER):
             give_back(overdue[start : start + RETURNED_TOGETHER], WAITED)
         if overdue:
@@ -463,7 +460,7 @@ class WorkerProcess:
         self.stops_by = deadline = clock() + self.stop_timeout
         log.worker_stopping(worker=self.name, running=len(self.attempts))
         # What has not begun goes back at once.
-        waiting = self.executors.withdraw()
+        waiting = [each for some in self.executors.values() for each in some.withdraw()]
         if waiting:
             give_back(waiting, STOPPED)
         while self.attempts and not self._forced and clock() < deadline:
@@ -474,7 +471,7 @@ class WorkerProcess:
         give_back_all(self.attempts, self._timing.end_patience)
         self._timekeeper.close()
         self.executors.close(PATIENCE)
-        self._ended.set()
+        self.ended.set()
         self._threads.join()
         # What its tasks left goes on no longer; what others in this process hold does.
         keeper.discard(self.attempts)

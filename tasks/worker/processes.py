@@ -136,12 +136,14 @@ class ChildProcess:
             return
         self.kill()
         ours, theirs = multiprocessing.Pipe()
+        # The interpreter's own options, as this process was started with.
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         code = _START.format(
             path=sys.path, descriptor=theirs.fileno(), verbosity=console.verbosity_shown
         )
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, *_flags(), "-c", code],
+                [sys.executable, *flags, "-c", code],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -213,12 +215,6 @@ class Watch:
             attempt.cancelled_by,
             attempt.stopping.is_set(),
         )
-
-
-def _flags() -> list[str]:
-    """The interpreter's own options, as this process was started with."""
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return flags
 
 
 def _is_stopped(process: subprocess.Popen[bytes]) -> bool:

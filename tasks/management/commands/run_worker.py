@@ -268,7 +268,7 @@ def _count(workers: Any) -> int | None:
 
 
 def _plan(options: dict[str, Any], worker: WorkerProcess, *, ends_with_worker: bool) -> Plan:
-    executors = worker.executors.executors
+    executors = worker.executors
     return Plan(
         name=(options["name"] or worker.name)[:LONGEST_FLEET],
         workers=options["workers"],

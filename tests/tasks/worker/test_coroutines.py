@@ -251,7 +251,7 @@ def test_a_blocked_loop_gets_no_more_to_do(handlers: Handlers, sleeper: Sleeper)
     with working(timing=patient(blocked_after=0.05)) as worker:
         assert began.wait(PATIENCE)
         assert row_of(blocking)["status"] == TaskStatus.RUNNING
-        wait_for(lambda: worker.executors.executors[Kind.COROUTINE].free == 0)
+        wait_for(lambda: worker.executors[Kind.COROUTINE].free == 0)
         run_plain()  # the look before it began perhaps while the loop was not known to be blocked
         waiting = make_task(name="jobs.sleep", data={})
         run_plain()

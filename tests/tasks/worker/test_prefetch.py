@@ -52,7 +52,7 @@ def turnstile(handlers: Handlers) -> Iterator[Turnstile]:
 
 
 def threads_of(worker: WorkerProcess) -> Threads:
-    executor = worker.executors.executors[Kind.THREAD]
+    executor = worker.executors[Kind.THREAD]
     assert isinstance(executor, Threads)
     return executor
 

@@ -150,7 +150,7 @@ def test_a_worker_that_lost_a_task_and_has_it_again_keeps_count_of_both(gate: Ga
         make_task(name="jobs.gate", data={})
 
         assert len(worker.attempts) == 2
-        assert worker.executors.executors[Kind.THREAD].room == 0
+        assert worker.executors[Kind.THREAD].room == 0
         gate.open()
         wait_for(lambda: states() == ["succeeded"] * 2)
         wait_for(lambda: refusals(task) == ["complete"])

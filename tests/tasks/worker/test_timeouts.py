@@ -50,7 +50,7 @@ def test_a_thread_that_cannot_be_ended_fails_in_time_and_keeps_its_place(
         (attempt,) = worker.attempts
         assert attempt.is_over
         wait_for(lambda: Worker.objects.get().blocked == {"thread": 1})
-        assert worker.executors.executors[Kind.THREAD].room == 0
+        assert worker.executors[Kind.THREAD].room == 0
         assert row_of(after)["status"] == TaskStatus.READY
         opened.set()
         wait_for(lambda: row_of(after)["status"] == TaskStatus.SUCCEEDED)

@@ -331,9 +331,9 @@ def test_a_worker_whose_loop_is_blocked_for_three_ttl_ends_to_be_started_again(
     make_task(name="jobs.block", data={})
     with working(stop_timeout=0, ttl=10) as worker:
         assert began.wait(PATIENCE)
-        wait_for(lambda: worker.executors.executors[Kind.COROUTINE].room == 99)  # asks the loop
+        wait_for(lambda: worker.executors[Kind.COROUTINE].room == 99)  # asks the loop
         holder_clock.advance(30)
-        assert worker.executors.executors[Kind.COROUTINE].blocked
+        assert worker.executors[Kind.COROUTINE].blocked
         assert not worker.executors.stuck_reason
         holder_clock.advance(0.1)
         wait_for(lambda: worker.failed)
