@@ -31,7 +31,7 @@ MAX_REASON: Final = 500
 
 
 class Execution:
-    """One claimed task, and the hold that the keeper renews.
+    """One claimed task, and the hold that the keeper renews: the attempt of its context.
 
     Args:
         claimed: The task.
@@ -42,6 +42,11 @@ class Execution:
         stopping: Set once the worker was asked to stop.
         released: Called with this object in a list once the service has ended the attempt.
     """
+
+    #: The name of the requester of the cancellation; empty while there is none.
+    cancelled_by: str = ""
+    #: The end of the timeout on the holder's clock; None while there is none.
+    deadline: float | None = None
 
     def __init__(
         self,
@@ -58,7 +63,10 @@ class Execution:
         self.hold = hold = claimed.term
         hold.store, hold.is_prompt = store, True
         hold.on_lost, hold.on_yield, hold.proof = self._lost, self._asked, self._goes_on
-        self.context = Context(claimed, self.hold, calls, stopping)
+        self.stopping = stopping
+        self.context = Context(self, calls)
+        #: Set once there is something to hear of: it ends the pauses of the handler.
+        self.notified = threading.Event()
         #: Cancels its coroutine, from any thread.
         self.interrupt: Callable[[], object] | None = None
         #: Returns False once what runs it has ended, or hangs.
@@ -82,14 +90,13 @@ class Execution:
         if not self.hold.valid:  # also where nobody had the time to say so
             self.end_without(lambda: log.task_lost(self.claimed, reason="before it started"))
             return False
-        if self.context.stopping:
+        if self.stopping.is_set():
             self.give_back(STOPPED, begun=False)
             return False
         log.task_begun(self.claimed)
-        limit = self.claimed.timeout or self.handler.timeout
-        if limit is not None:
-            self.context.deadline = clock() + limit
-            self._timer = threading.Timer(limit, self._time_out, [limit])
+        if (limit := self._limit) is not None:
+            self.deadline = clock() + limit
+            self._timer = threading.Timer(limit, self._time_out)
             self._timer.daemon = True
             self._timer.start()
         return True
@@ -98,21 +105,21 @@ class Execution:
         """End the attempt by what its handler returned, or raised."""
         if self._timer is not None:
             self._timer.cancel()
-        context, hold = self.context, self.hold
-        if error is None and context.given_back is not None:
-            reason, delay = context.given_back
-            self.give_back(reason, delay=delay)
+        given_back = self.context.given_back
+        if error is None and given_back is not None:
+            reason, delay = given_back
+            self.give_back(reason, delay=delay.total_seconds())
         elif error is None:
             self._complete(output)
         elif isinstance(error, Snooze):
             self.give_back(_text_of(error), delay=error.delay.total_seconds())
         elif isinstance(error, TaskCancelled) or (
-            isinstance(error, asyncio.CancelledError) and context.cancelled
+            isinstance(error, asyncio.CancelledError) and self.cancelled_by
         ):
-            self.give_back(f"cancelled by {context.cancelled_by or 'its handler'}")
-        elif isinstance(error, asyncio.CancelledError) and context.stopping:
+            self.give_back(f"cancelled by {self.cancelled_by or 'its handler'}")
+        elif isinstance(error, asyncio.CancelledError) and self.stopping.is_set():
             self.give_back(STOPPED)
-        elif isinstance(error, LeaseLost) and not hold.valid:
+        elif isinstance(error, LeaseLost) and not self.hold.valid:
             self.end_without(lambda: None)
         else:
             self._fail(error)
@@ -161,15 +168,35 @@ class Execution:
             note()
             self._released([self])
 
+    # What its context asks
+
+    @property
+    def _limit(self) -> float | None:
+        return self.claimed.timeout or self.handler.timeout
+
+    @property
+    def timeout_error(self) -> TimeoutError:
+        """Return the error of an attempt whose timeout is over."""
+        return TimeoutError(f"The attempt ran longer than its timeout of {self._limit:.12g} s.")
+
+    def ensure(self) -> None:
+        """Raise LeaseLost unless the task is certainly still held."""
+        self.hold.ensure()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there is something to hear of, for ``seconds`` at most."""
+        if not self.stopping.is_set():
+            self.notified.wait(seconds)
+
     # What others learn
 
-    def _time_out(self, limit: float) -> None:
-        self.context.notified.set()
-        self._fail(TimeoutError(f"The attempt ran longer than its timeout of {limit:.12g} s."))
+    def _time_out(self) -> None:
+        self.notified.set()
+        self._fail(self.timeout_error)
         self._interrupt()
 
     def _lost(self, hold: Term) -> None:
-        self.context.notified.set()
+        self.notified.set()
         if hold.reason == ABANDONED:
             self._end(GIVE_BACK, {"reason": "its event loop or thread does not answer"})
         else:
@@ -177,8 +204,8 @@ class Execution:
         self._interrupt()
 
     def _asked(self, hold: Term) -> None:
-        self.context.cancelled_by = hold.yield_to
-        self.context.notified.set()
+        self.cancelled_by = hold.yield_to
+        self.notified.set()
         self._interrupt()
 
     def _interrupt(self) -> None:
@@ -351,7 +378,7 @@ class Loop:
                 loop.call_soon_threadsafe(work.cancel)
 
         execution.interrupt = interrupt
-        if execution.hold.is_lost or execution.context.cancelled:
+        if execution.hold.is_lost or execution.cancelled_by:
             work.cancel()
         try:
             output, error = await work

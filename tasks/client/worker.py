@@ -160,7 +160,7 @@ class Worker:
             with suppress(RuntimeError):  # there can be no thread more: the claim waits its time
                 start_thread("task-end-claim", self._end_wait)
         for execution in list(self._in_hand):
-            execution.context.notified.set()
+            execution.notified.set()
         with self._changed:
             self._changed.notify_all()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from django.db import Error, transaction
 from leasing.db.dialects import in_transaction, refuse_transaction
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
-from tasks.exceptions import TaskCancelled
+from tasks.attempt_context import AttemptContext
 from tasks.log import log
 from tasks.payload import check_json
 from tasks.querysets.compensation import Compensated, compensated
@@ -29,6 +28,7 @@ from tasks.querysets.compensation import Compensated, compensated
 if TYPE_CHECKING:
     from tasks.execution.attempt import Attempt
     from tasks.models import Task
+    from tasks.querysets.claimed import ClaimedTask
 
 #: Seconds between writes of progress.
 EVERY = 1.0
@@ -82,7 +82,7 @@ async def _to_its_end(call: Callable[..., Any], *args: Any) -> Any:
         raise
 
 
-class Context:
+class Context(AttemptContext):
     """One attempt of one task, as its handler sees it.
 
     Methods that write have a twin for coroutines, whose name begins with an a. They raise
@@ -92,18 +92,14 @@ class Context:
     # Defaults are the class's until they are set.
     #: True if the task was ended by ``completing``.
     completed: bool = False
-    #: Why the handler gave its task back, and for how long; None while it did not.
-    given_back: tuple[str, timedelta] | None = None
     #: The progress that waits to be written, and True if any does.
     _waiting: Any = None
     _waits: bool = False
     #: The moment of the latest write.
     _written_at: float = float("-inf")
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        #: The task, as far as the claim read it.
-        self.claimed = attempt.claimed
+    _attempt: Attempt
+    claimed: ClaimedTask
 
     @property
     def task(self) -> Task:
@@ -122,16 +118,6 @@ class Context:
         return self.claimed.fencing_token
 
     @property
-    def stopping(self) -> bool:
-        """Return True if the worker was asked to stop: finish soon, or ``give_back``."""
-        return self._attempt.stopping.is_set()
-
-    @property
-    def cancelled(self) -> bool:
-        """Return True if someone asked for the task to be cancelled."""
-        return bool(self._attempt.cancelled_by)
-
-    @property
     def state(self) -> Any:
         """The latest checkpoint, of this or an earlier attempt; None if there is none. Read on
         first use; a coroutine calls ``load`` before."""
@@ -142,40 +128,6 @@ class Context:
         must not wait for the database where it uses one. Raises LeaseLost."""
         await sync_to_async(self._load)()
         return self.task
-
-    def ensure(self) -> None:
-        """Raise LeaseLost unless this attempt certainly still holds the task, TimeoutError after
-        its timeout, and TaskCancelled once someone has asked to cancel it.
-
-        Call it between the steps of long work, and let the error propagate: the worker handles it.
-        """
-        attempt = self._attempt
-        if attempt.deadline is not None and clock() >= attempt.deadline:
-            raise attempt.timeout_error
-        attempt.ensure()
-        if attempt.cancelled_by:
-            raise TaskCancelled(f"Cancellation was requested by {attempt.cancelled_by}.")
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep for ``seconds``, or until the worker is asked to stop. Returns ``stopping``.
-
-        Ends early, and raises as ``ensure`` does, after a loss, a timeout or a cancellation. Not
-        for coroutines, which are cancelled at any await.
-        """
-        deadline = self._attempt.deadline
-        if deadline is not None:
-            seconds = min(seconds, max(0.0, deadline - clock()))
-        self._attempt.wait(seconds)
-        self.ensure()
-        return self.stopping
-
-    def give_back(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
-        """Make the task ready again when the handler returns, without spending the attempt. It
-        does not start again before ``delay`` (seconds). The handler's return value is dropped."""
-        pause = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
-        if pause < timedelta(0):
-            raise ValueError("The delay must not be negative.")
-        self.given_back = (reason or "given back by its handler", pause)
 
     # During the attempt
 

@@ -215,8 +215,9 @@ def _of_clients() -> Iterator[Mutant]:
     """A remote holder trusts from before its request left, begins nothing that it has lost, and
     ends an attempt by what its handler raised."""
     for path, places in (
-        ("tasks/client/execution.py", {"Execution.begin", "Execution.judge"}),
-        ("tasks/client/context.py", {"Context.ensure", "Context.wait", "Context._write"}),
+        ("tasks/client/execution.py", {"Execution.begin", "Execution.judge", "Execution._limit"}),
+        ("tasks/client/context.py", {"Context._write"}),
+        ("tasks/attempt_context.py", {"AttemptContext.ensure", "AttemptContext.wait"}),
     ):
         yield from (mutant for mutant in of_file(path) if mutant.place in places)
     late = "the clock is read after the answer"
@@ -243,7 +244,7 @@ def _of_clients() -> Iterator[Mutant]:
     yield of_text(path, "claimed_of", "sent_at=answer.sent_at", "sent_at=clock()", late)
     path, begin = "tasks/client/execution.py", "Execution.begin"
     yield of_text(path, begin, "if not self.hold.valid:", "if False:", "begins what is lost")
-    yield of_text(path, begin, "if self.context.stopping:", "if False:", "begins while it stops")
+    yield of_text(path, begin, "if self.stopping.is_set():", "if False:", "begins while it stops")
     yield of_text(
         path,
         begin,

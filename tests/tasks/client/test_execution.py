@@ -145,7 +145,7 @@ def test_a_handler_that_gave_its_task_back_fails_it_only_by_an_error() -> None:
 def test_a_cancelled_task_is_given_back_by_the_error_of_a_cancellation_alone() -> None:
     itself, coroutine, failed, other = (Attempt() for _ in range(4))
     for each in (coroutine, failed):
-        each.execution.context.cancelled_by = "ann"
+        each.execution.cancelled_by = "ann"
 
     assert end(itself, TaskCancelled("enough")) == ("give back", "cancelled by its handler")
     assert end(coroutine, asyncio.CancelledError()) == ("give back", "cancelled by ann")
@@ -193,22 +193,22 @@ def test_the_timeout_of_a_task_goes_before_that_of_its_handler(
 
     assert end(attempt) == ("complete", None)
 
-    assert attempt.execution.context.deadline == now + limit
+    assert attempt.execution.deadline == now + limit
 
 
 def test_a_handler_goes_on_until_its_timeout_and_while_its_task_is_held(
     keeper: ManualKeeper,
 ) -> None:
-    attempt = Attempt()
+    attempt = Attempt(timeout=1.0)
     context = attempt.execution.context
     context.ensure()
-    context.deadline = clock() + 1
+    attempt.execution.deadline = clock() + 1
     context.ensure()
-    context.deadline = clock()
+    attempt.execution.deadline = clock()
     with pytest.raises(TimeoutError):
         context.ensure()
 
-    context.deadline = None
+    attempt.execution.deadline = None
     keeper.suspend(31)
     for go_on in (context.ensure, lambda: context.wait(0), lambda: context.checkpoint(1)):
         with pytest.raises(LeaseLost):
