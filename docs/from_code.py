@@ -53,8 +53,9 @@ def settings_page() -> str:
     """Return the page of the settings, from the classes that hold their defaults."""
     head = """# Settings
 
-Times are in seconds, unless another unit is named. Settings are read live. `manage.py check`
-reports unknown names with a suggestion, and a dictionary whose name is nearly one of these two.
+Times are in seconds, unless another unit is named. Settings are read live, but a term keeps the
+`RENEW_EVERY` and `MARGIN` with which it began. `manage.py check` reports unknown names with a
+suggestion, and a dictionary whose name is nearly one of these two.
 """
     return head + "".join(
         f"\n## {name}\n\n| name | default | |\n|---|---|---|\n"

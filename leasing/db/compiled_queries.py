@@ -12,9 +12,8 @@ from typing import Any
 from django.db import connections, models
 from django.db.models import sql
 
-from leasing.db.cached_cursors import fetch_all
 from leasing.db.row_reader import instance_of
-from leasing.db.statements import cached_statement
+from leasing.db.statements import cached_statement, fetch_all
 
 
 def query_scalars(

@@ -13,10 +13,10 @@ from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttrib
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init, pre_init
 
-from leasing.db.cached_cursors import fetch_all
 from leasing.db.statements import (
     array_as,
     cached_statement,
+    fetch_all,
     moment,
     own_field,
     quoted,

@@ -24,13 +24,14 @@ from django.apps import apps
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 
-from leasing.db.cached_cursors import fetch_all, new_cursor
 from leasing.db.dialects import CHANNEL, durable, in_transaction, limit_waiting, waiting_limit
 from leasing.db.row_reader import Reader
 from leasing.db.statements import (
     array_as,
     array_of,
+    fetch_all,
     moment,
+    new_cursor,
     own_field,
     quoted,
     sent,

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from leasing.conf import leasing_settings
 from leasing.functions import database_now
-from leasing.holding.trust import interval, longest_pause, margin
+from leasing.holding.term import interval, longest_pause, margin
 from leasing.humanize import plural
 from leasing.models import Lease, LeaseEvent
 

@@ -32,10 +32,10 @@ from functools import partial
 from types import NoneType
 from typing import Any, Self
 
+from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseLost
 from leasing.holding.interrupt import Interrupt
 from leasing.holding.keeper import Keeper, keeper
-from leasing.holding.trust import interval, margin
 from leasing.runtime.aio import in_thread
 from leasing.runtime.event_lines import log
 from leasing.runtime.events import happened
@@ -426,6 +426,28 @@ class Term:
         self.interrupt = interrupt
         if self.is_lost:
             interrupt()
+
+
+# How often a term is renewed, and how long before its expiry trust in it ends
+
+
+def interval(ttl: float) -> float:
+    """Seconds between renewals, for a ttl in seconds."""
+    every = leasing_settings.RENEW_EVERY
+    return ttl / 3 if every is None else min(every, ttl / 2)
+
+
+def longest_pause(ttl: float) -> float:
+    """Return the longest planned pause between two renewals."""
+    return interval(ttl) * (1 + leasing_settings.JITTER)
+
+
+def margin(ttl: float) -> float:
+    """Seconds before the database's expiry at which trust ends, for a ttl in seconds."""
+    configured = leasing_settings.MARGIN
+    wanted = max(0.2, 0.02 * ttl) if configured is None else configured
+    # A margin that leaves nothing would lose every hold as it is taken.
+    return min(wanted, ttl / 3)
 
 
 # Many at a time. All terms of one call have the same keeper.

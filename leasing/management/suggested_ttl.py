@@ -6,7 +6,7 @@ from typing import Any
 
 from leasing.conf import leasing_settings
 from leasing.diagnosis.ttl import FEWEST, Suggestion, spare
-from leasing.holding.trust import margin
+from leasing.holding.term import margin
 from leasing.humanize import plural
 from leasing.runtime.terminal import as_table
 

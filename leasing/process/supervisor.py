@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from leasing.holding import Term
-from leasing.holding.trust import longest_pause, margin
+from leasing.holding.term import longest_pause, margin
 from leasing.process import deadman
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log

@@ -52,7 +52,7 @@ from leasing.holding.keeper import NOTE_LIMIT, keeper
 from leasing.runtime.aio import Steps, Undoable, drive
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
-from leasing.runtime.events import during, happened, subscribe
+from leasing.runtime.events import during, followers, happened, subscribe
 from leasing.store import HoldOptions, Incumbent, Renewals, Store
 from leasing.stores import portable
 from leasing.validation.terms import Terms
@@ -264,8 +264,9 @@ class RowStore:
         """Release ``row``, and update the instance. A second release of the same grant changes
         nothing. Raises LeaseLost."""
         leaving = claims.ending(self.using, [row]) if claims.blocks else NOTHING
+        followed = during("lease.release", row) if followers else NOTHING
         connection = connections[self.using]
-        with during("lease.release", row), leaving:
+        with followed, leaving:
             if freed := self._statements().release(connection, [row]):
                 after_commit(connection, partial(self._freed, freed))
                 return

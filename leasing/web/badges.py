@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from leasing.holding.trust import longest_pause, margin
+from leasing.holding.term import longest_pause, margin
 from leasing.models import AuditEntry, BeatEntry, EventKind, Leasable, Lease, LeaseState
 from leasing.models.api_token import TokenState
 

@@ -13,8 +13,7 @@ from django.test import override_settings
 
 from leasing.exceptions import LeaseError, LeaseHeld, LeaseLost
 from leasing.holding import Hold
-from leasing.holding.term import Term
-from leasing.holding.trust import margin
+from leasing.holding.term import Term, margin
 from leasing.models import Lease
 from leasing.store import Renewals
 from tests.leasing.support import ByHand, FakeStore, at_once, far_away, granted, hold_of

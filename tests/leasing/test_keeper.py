@@ -14,8 +14,7 @@ from django.test import override_settings
 
 from leasing.holding import keeper as keeper_module
 from leasing.holding.keeper import Keeper
-from leasing.holding.term import Term, detach_all, keep_all
-from leasing.holding.trust import margin
+from leasing.holding.term import Term, detach_all, keep_all, margin
 from leasing.store import Renewal, Renewals
 from tests.leasing.support import ByHand, FakeStore, far_away, granted, hold_of
 from tests.logs import logged

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from leasing.exceptions import LeaseLost
-from leasing.holding.trust import margin
+from leasing.holding.term import margin
 from leasing.store import Renewals
 from tests.leasing.support import PATIENCE, ByHand, FakeStore
 

@@ -246,10 +246,20 @@ def test_who_listens_is_told_with_the_log_off(caplog: pytest.LogCaptureFixture) 
 
 
 def test_what_cannot_be_logged_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "leasing"):
-        happened("lease.acquired", [object()])
+    heard: list[object] = []
 
-    assert logged(caplog) == ["log.failed"]
+    def listen(lease: object, **details: Any) -> None:
+        heard.append(lease)
+
+    signals.acquired.connect(listen)
+    unfit = object()
+    try:
+        with caplog.at_level(logging.INFO, "leasing"):
+            happened("lease.acquired", [unfit])
+    finally:
+        signals.acquired.disconnect(listen)
+
+    assert (logged(caplog), heard) == (["log.failed"], [unfit])
 
 
 class Untold(LeaseQuerySet):

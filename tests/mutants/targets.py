@@ -163,8 +163,8 @@ def _of_trust() -> Iterator[Mutant]:
         "takes an answer that is late",
     )
     limited = "min(wanted, ttl / 3)"
-    yield of_text("leasing/holding/trust.py", "margin", limited, "wanted", f"wanted for {limited}")
-    yield of_text("leasing/holding/trust.py", "margin", limited, "0.0", f"0.0 for {limited}")
+    yield of_text("leasing/holding/term.py", "margin", limited, "wanted", f"wanted for {limited}")
+    yield of_text("leasing/holding/term.py", "margin", limited, "0.0", f"0.0 for {limited}")
     yield of_text(
         "leasing/holding/keeper.py",
         "Keeper._renew_batch",

@@ -31,10 +31,9 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 
 from leasing.db import sql
-from leasing.db.cached_cursors import fetch_all, new_cursor
 from leasing.db.routing import is_plain
 from leasing.db.row_reader import reader
-from leasing.db.statements import array_of, cached_statement, joined, moment
+from leasing.db.statements import array_of, cached_statement, fetch_all, joined, moment, new_cursor
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.querysets import GRANTING as GRANTING_OF_LEASES
 from leasing.runtime.clock import clock

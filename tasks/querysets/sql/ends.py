@@ -10,8 +10,7 @@ from typing import Any
 
 from django.db import connections
 
-from leasing.db.cached_cursors import fetch_all
-from leasing.db.statements import array_of, cached_statement, joined, moment
+from leasing.db.statements import array_of, cached_statement, fetch_all, joined, moment
 from leasing.functions import DbNow
 from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.sql.plans import planned

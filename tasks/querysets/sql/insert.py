@@ -16,9 +16,8 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.signals import post_save, pre_save
 
-from leasing.db.cached_cursors import fetch_all
 from leasing.db.row_reader import instance_of
-from leasing.db.statements import cached_statement, moment
+from leasing.db.statements import cached_statement, fetch_all, moment
 from leasing.functions import DbNow
 from tasks.notifier import CHANNEL
 from tasks.payload import dumped_many

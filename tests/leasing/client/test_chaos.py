@@ -20,8 +20,7 @@ import pytest
 
 from leasing.client import LeaseClient, ServiceError
 from leasing.exceptions import LeaseHeld, LeaseLost
-from leasing.holding.term import Term
-from leasing.holding.trust import margin
+from leasing.holding.term import Term, margin
 from leasing.runtime.clock import clock
 from tests.remote import Fault, Network, Service, answered, refused, swallowed
 

@@ -9,8 +9,7 @@ import pytest
 from django.test import override_settings
 
 from leasing.exceptions import InvalidTTL, LeaseHeld, LeaseLost, LeaseTimeout
-from leasing.holding.term import Term
-from leasing.holding.trust import margin
+from leasing.holding.term import Term, margin
 from leasing.testing import (
     assert_free,
     assert_held,

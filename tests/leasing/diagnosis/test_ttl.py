@@ -26,7 +26,7 @@ from leasing.diagnosis.ttl import (
     spare,
     suggest,
 )
-from leasing.holding.trust import longest_pause, margin
+from leasing.holding.term import longest_pause, margin
 from leasing.models import EventKind, Lease, LeaseEvent
 from tests.factories import make_lease
 

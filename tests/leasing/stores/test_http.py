@@ -17,8 +17,7 @@ from leasing import Leader
 from leasing.checks.stores import check_stores
 from leasing.exceptions import LeaseHeld, LeaseLost, StoreError
 from leasing.holding.keeper import Keeper
-from leasing.holding.term import Term, keep_all
-from leasing.holding.trust import margin
+from leasing.holding.term import Term, keep_all, margin
 from leasing.models import ApiToken, Lease
 from leasing.stores import InvalidStore, stores
 from leasing.stores.http import HttpStore

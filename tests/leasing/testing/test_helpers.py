@@ -18,8 +18,7 @@ from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import database_now
 from leasing.holding.keeper import keeper as process_keeper
-from leasing.holding.term import Term
-from leasing.holding.trust import margin
+from leasing.holding.term import Term, margin
 from leasing.models import Lease, LeaseEvent
 from leasing.runtime import aio, clock
 from leasing.stores.rows import RowStore

@@ -10,8 +10,8 @@ import pytest
 from django.db import DatabaseError, DataError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from leasing.db import cached_cursors
-from leasing.db.cached_cursors import MAX_CURSORS, fetch_all
+from leasing.db import statements
+from leasing.db.statements import MAX_CURSORS, fetch_all
 from leasing.models import Lease
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("on_postgresql")]
@@ -22,13 +22,13 @@ def connection() -> Any:
     """The connection of the test, without cursors, and as it was made: after a ``SimpleTestCase``
     Django leaves it with methods of its own."""
     connection = connections["default"]
-    for name in (cached_cursors.ATTRIBUTE, "cursor"):
+    for name in (statements.ATTRIBUTE, "cursor"):
         connection.__dict__.pop(name, None)
     return connection
 
 
 def kept(connection: Any) -> dict[str, Any]:
-    *_, cursors = connection.__dict__[cached_cursors.ATTRIBUTE]
+    *_, cursors = connection.__dict__[statements.ATTRIBUTE]
     return dict(cursors)
 
 
