@@ -32,10 +32,11 @@ def duration(lease: Lease) -> timedelta:
     return lease.expires_at - lease.acquired_at
 
 
-def acquire_by(request: uuid.UUID, resource: str = "crane:1") -> Lease:
-    """Acquire ``resource`` as a request over HTTP that may be sent again."""
+def acquire_by(request: uuid.UUID, resource: str = "crane:1", **chosen: Any) -> Lease:
+    """Acquire ``resource`` as a request over HTTP that may be sent again, of the rows that are
+    ``chosen``."""
     terms = replace(Terms.check(holder="ann"), request_id=request)
-    return drive(Lease.objects.all().acquiring_named(resource, terms, 0))
+    return drive(Lease.objects.filter(**chosen).acquiring_named(resource, terms, 0))
 
 
 def test_acquiring_a_new_name_creates_the_row_and_holds_it() -> None:
@@ -148,14 +149,15 @@ def test_a_request_that_is_repeated_finds_the_grant_that_it_holds() -> None:
 
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("end", [lambda lease: lease.release(), expire], ids=["release", "expiry"])
+@pytest.mark.parametrize("chosen", [{}, {"priority": 0}], ids=["all", "a filter"])
 def test_a_request_that_is_repeated_after_its_lease_ended_is_not_granted_twice(
-    end: Callable[[Lease], object],
+    end: Callable[[Lease], object], chosen: dict[str, Any]
 ) -> None:
     request = uuid.uuid4()
-    end(acquire_by(request))
+    end(acquire_by(request, **chosen))
 
     with pytest.raises(LeaseLost):
-        acquire_by(request)
+        acquire_by(request, **chosen)
 
     assert events("crane:1").count("acquired") == Lease.objects.get().grants == 1
 
