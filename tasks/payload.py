@@ -33,24 +33,19 @@ def dumped_json(value: Any, what: str, max_depth: int = MAX_DEPTH) -> str:
         raise kind(str(error)) from error
 
 
-def check_arguments(parameters: Parameters, data: dict[str, Any]) -> None:
-    """Raise InvalidArguments unless a handler with ``parameters`` can be called with ``data``."""
-    if reason := parameters.mismatch(data):
-        raise InvalidArguments(reason)
-
-
-def check_data(data: Any) -> dict[str, Any]:
+def check_data(data: Any, parameters: Parameters | None = None) -> dict[str, Any]:
     """Return ``data`` as the keyword arguments of a handler; None is none. Dates, times, durations,
     decimal numbers and UUIDs are returned as strings, which is what a handler gets.
 
-    Raises NotSerializable unless it is a JSON object then.
+    Raises NotSerializable unless it is a JSON object then, and InvalidArguments unless a handler
+    with these ``parameters`` can be called with it.
     """
-    return dumped_data(data)[0]
+    return dumped_data(data, parameters)[0]
 
 
-def dumped_data(data: Any) -> tuple[dict[str, Any], str]:
-    """``data`` as ``check_data`` returns it, and its JSON text."""
-    arguments = as_arguments(data)
+def dumped_data(data: Any, parameters: Parameters | None = None) -> tuple[dict[str, Any], str]:
+    """Return ``data`` as ``check_data`` does, and its JSON text."""
+    arguments = as_arguments(data, parameters)
     try:
         return arguments, values.dumped_json(arguments, "data")
     except ValueError:  # most data is JSON: the rest may take its time
@@ -58,18 +53,17 @@ def dumped_data(data: Any) -> tuple[dict[str, Any], str]:
     return arguments, dumped_json(arguments, "data")
 
 
-def as_arguments(data: Any) -> dict[str, Any]:
-    """``data``, an object with names, as far as can be seen from outside; None is empty.
-
-    Raises NotSerializable.
-    """
+def as_arguments(data: Any, parameters: Parameters | None = None) -> dict[str, Any]:
+    """Return ``data`` as ``check_data`` does, judged by its names alone."""
     if data is None:
-        return {}
+        data = {}
     if isinstance(data, dict):
         for key in data:
             if not isinstance(key, str):
                 break
         else:
+            if parameters is not None and (reason := parameters.mismatch(data)):
+                raise InvalidArguments(reason)
             return data
     raise NotSerializable("The data of a task must be a JSON object.")
 

@@ -33,7 +33,7 @@ from tasks.notifier import (
     notify_queues,
     takes_messages,
 )
-from tasks.payload import as_arguments, check_arguments, check_data, dumped_data
+from tasks.payload import as_arguments, check_data, dumped_data
 from tasks.producer import EnqueueOptions, ManyOptions, Parent
 from tasks.querysets.base import (
     COMPENSATION_KEYS,
@@ -78,41 +78,26 @@ class NewTask(NamedTuple):
 
 
 class NewTasks(NamedTuple):
-    """Tasks with ``columns`` and ``intervals`` in common, that have different data and perhaps
-    limits."""
+    """Tasks with ``columns`` and ``intervals`` in common, that have different data."""
 
     handler: Handler
     columns: dict[str, Any]
     intervals: dict[str, timedelta]
-    concurrency_key: str | None
+    #: True if each is limited by a key that its data makes; else ``columns`` have what limits them.
+    limited_by_data: bool
     concurrency_limit: int | None
 
-    @property
-    def limited_alike(self) -> bool:
-        """Return True if the limits do not depend on the data."""
-        return self.concurrency_key is not None or not self.handler.concurrency_key
-
     def limit(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the concurrency columns of the task with ``data``."""
-        key, limit, handler = self.concurrency_key, self.concurrency_limit, self.handler
-        if key is None and handler.concurrency_key:
-            try:
-                key = handler.concurrency_key.format(**(handler.key_defaults | data))
-            except (LookupError, AttributeError, ValueError, TypeError) as error:
-                raise ValueError(
-                    f"The arguments of {handler.name} do not fit its concurrency key"
-                    f" {handler.concurrency_key!r}: {error!r}"
-                ) from error
-        if limit is not None:
-            check_between(limit, 1, 32767, "concurrency_limit")
-        if not key:
-            if limit is not None:
-                raise ValueError("A concurrency_limit needs a concurrency_key.")
-            return {}
-        return {
-            "concurrency_key": check_name(key, "concurrency key"),
-            "concurrency_limit": limit or handler.concurrency_limit or 1,
-        }
+        """Return the concurrency columns of the task with ``data``, which make its key."""
+        handler = self.handler
+        try:
+            key = handler.concurrency_key.format(**(handler.key_defaults | data))
+        except (LookupError, AttributeError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"The arguments of {handler.name} do not fit its concurrency key"
+                f" {handler.concurrency_key!r}: {error!r}"
+            ) from error
+        return _limited(handler, key, self.concurrency_limit)
 
 
 class ProducerVerbs(TaskRows):
@@ -207,9 +192,7 @@ class ProducerVerbs(TaskRows):
         """
         rows = self.home()
         new = new_tasks(rows, name_or_handler, **options)
-        items = [as_arguments(each) for each in data]
-        for each in items:
-            check_arguments(new.handler.parameters, each)
+        items = [as_arguments(each, new.handler.parameters) for each in data]
         if not items:
             return []
         connection = connections[rows.db]
@@ -249,10 +232,11 @@ def new_task(
 ) -> NewTask:
     """Return the row that ``enqueue`` stores for its arguments, checked; see there."""
     new = new_tasks(rows, name_or_handler, **options)
-    checked, text = dumped_data(data)
-    check_arguments(new.handler.parameters, checked)
-    columns = {**new.columns, "task_data": checked, **new.limit(checked)}
-    intervals = new.intervals
+    checked, text = dumped_data(data, new.handler.parameters)
+    columns, intervals = new.columns, new.intervals
+    columns["task_data"] = checked
+    if new.limited_by_data:
+        columns |= new.limit(checked)
     if on_duplicate not in _ON_DUPLICATE:
         raise ValueError(f"on_duplicate must be one of {', '.join(_ON_DUPLICATE)}.")
     if unique_key is not None:
@@ -292,14 +276,16 @@ def new_tasks(
 ) -> NewTasks:
     """Return what tasks with these options have in common, checked."""
     handler = registry.find(name_or_handler)
-    if max_attempts is None:
-        max_attempts = handler.max_attempts or task_settings.MAX_ATTEMPTS
     columns = {
         "name": handler.name,
         "kind": handler.kind.number,
         "queue": check_queue(queue or handler.queue),
-        "priority": check_between(priority, *PRIORITIES, "priority"),
-        "max_attempts": check_between(max_attempts, 1, 32767, "max_attempts"),
+        "priority": 0 if priority == 0 else check_between(priority, *PRIORITIES, "priority"),
+        "max_attempts": (
+            handler.max_attempts or task_settings.MAX_ATTEMPTS
+            if max_attempts is None
+            else check_between(max_attempts, 1, 32767, "max_attempts")
+        ),
         "timeout": handler.timeout if timeout is None else check_limit(timeout, "The timeout"),
         "progress_timeout": (
             handler.progress_timeout
@@ -318,7 +304,24 @@ def new_tasks(
         columns["compensation"] = handler.compensate
     if parent is not None:
         columns["parent_id"] = _parent_key(rows, parent)
-    return NewTasks(handler, columns, intervals, concurrency_key, concurrency_limit)
+    if concurrency_limit is not None:
+        check_between(concurrency_limit, 1, 32767, "concurrency_limit")
+    limited_by_data = concurrency_key is None and handler.concurrency_key != ""
+    if concurrency_key or concurrency_limit is not None and not limited_by_data:
+        columns |= _limited(handler, concurrency_key, concurrency_limit)
+    return NewTasks(handler, columns, intervals, limited_by_data, concurrency_limit)
+
+
+def _limited(handler: Handler, key: str | None, limit: int | None) -> dict[str, Any]:
+    """Return the concurrency columns of a task with this ``key``, if any."""
+    if key:
+        return {
+            "concurrency_key": check_name(key, "concurrency key"),
+            "concurrency_limit": limit or handler.concurrency_limit or 1,
+        }
+    if limit is not None:
+        raise ValueError("A concurrency_limit needs a concurrency_key.")
+    return {}
 
 
 def _parent_key(rows: TaskRows, parent: Parent) -> int:
@@ -395,7 +398,8 @@ def _store_notifying(model: type[Task], connection: BaseDatabaseWrapper, new: Ne
 def _store_each(rows: TaskRows, new: NewTasks, items: list[dict[str, Any]]) -> Sequence[Task]:
     tasks = []
     for each in map(check_data, items):
-        row = NewTask({**new.columns, "task_data": each, **new.limit(each)}, new.intervals, "")
+        limit = new.limit(each) if new.limited_by_data else {}
+        row = NewTask({**new.columns, "task_data": each, **limit}, new.intervals, "")
         tasks.append(rows.model(**row.row_columns))
     with transaction.atomic(using=rows.db):
         rows._everything().bulk_create(tasks, batch_size=INSERT_BATCH)

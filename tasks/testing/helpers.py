@@ -18,7 +18,7 @@ from tasks import registry
 from tasks.conf import task_settings
 from tasks.exceptions import InvalidArguments
 from tasks.models import Task
-from tasks.payload import OUTPUT, check_arguments, check_data, check_json, dumped_data
+from tasks.payload import OUTPUT, check_data, check_json, dumped_data
 from tasks.querysets import TaskStatus, check_queue
 from tasks.testing.context import FakeContext
 from tasks.testing.runs import bring_forward, run, run_next
@@ -112,8 +112,8 @@ def run_handler(
 
     Raises UnknownTask, InvalidArguments, NotSerializable (data or output).
     """
-    handler, arguments = registry.find(name_or_handler), check_data(data)
-    check_arguments(handler.parameters, arguments)
+    handler = registry.find(name_or_handler)
+    arguments = check_data(data, handler.parameters)
     called = async_to_sync(handler.function) if handler.is_async else handler.function
     output = called(FakeContext() if ctx is None else ctx, **arguments)
     return check_json(output, OUTPUT)

@@ -29,7 +29,7 @@ from tasks.exceptions import InvalidArguments, Snooze, TaskCancelled, UnknownTas
 from tasks.execution import runner
 from tasks.execution.attempt import Attempt
 from tasks.models import Task
-from tasks.payload import check_arguments
+from tasks.payload import as_arguments
 from tasks.querysets.claimed import ClaimedTask
 
 #: The holder of tasks that run here.
@@ -81,7 +81,7 @@ def _run_claimed(task: Task, raises: bool) -> None:
     with ExitStack() as stack:
         try:
             handler = registry.find(task.name)
-            check_arguments(handler.parameters, task.task_data)
+            as_arguments(task.task_data, handler.parameters)
         except (UnknownTask, InvalidArguments) as error:
             raised.append(error)  # the runner gives it back
         else:

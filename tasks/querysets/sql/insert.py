@@ -142,9 +142,8 @@ def many(
 ) -> Sequence[Task]:
     """Store a task for each of ``items``, its data, in their order, all or none. All are checked
     before the first is sent."""
-    common = {**new.columns, **(new.limit({}) if new.limited_alike else {})}
     batches = [
-        (data, text, [] if new.limited_alike else [new.limit(each) for each in data])
+        (data, text, [new.limit(each) for each in data] if new.limited_by_data else [])
         for start in range(0, len(items), BATCH_ROWS)
         for data, text in _batches(items[start : start + BATCH_ROWS])
     ]
@@ -157,7 +156,7 @@ def many(
                 MANY,
                 model,
                 {
-                    **common,
+                    **new.columns,
                     **new.intervals,
                     "task_data": text,
                     "keys": [each.get("concurrency_key", "") for each in limits] or None,
@@ -167,7 +166,7 @@ def many(
             moments = {"created_at": created_at, "scheduled_at": scheduled_at}
             own += zip(keys, data, limits or repeat({}), repeat(moments))
 
-    blank = {**_blank(model), **common}
+    blank = {**_blank(model), **new.columns}
 
     def make(number: int) -> Task:
         key, data, limit, moments = own[number]
