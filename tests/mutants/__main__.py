@@ -189,7 +189,8 @@ class Round:
 
     def _search(self, mutant: Mutant) -> None:
         """Try all the tests near ``mutant``, before what is waiting: that takes longest."""
-        first = "postgresql" if mutant.path.startswith(ON_POSTGRESQL) else "sqlite"
+        is_sql = mutant.place.endswith(".sql") or mutant.path.startswith(ON_POSTGRESQL)
+        first = "postgresql" if is_sql else "sqlite"
         self._waiting[first].appendleft(Trial(mutant, is_noted=False))
 
 

@@ -55,7 +55,7 @@ def nearest_of(path: str) -> tuple[str, ...]:
     return (
         *(f"{folder}/test_{name}" for folder in (*mirrors, f"tests/{package}")),
         *(f"tests/{package}/test_{folder}" for folder in folders),
-        *(f"{folder}/test_conditions.py" for folder in mirrors),
+        *(f"{folder}/test_conditions.py" for folder in (*mirrors, f"tests/{package}/querysets")),
         *(f"{folder}/" for folder in mirrors),
         f"tests/{package}/",
         f"tests/{other}/",
