@@ -72,7 +72,7 @@ class Cleanup:
         try:
             if start.reason_against_fork():
                 args = self._dead, self._until, console.verbosity_shown
-                self._writer = start.start_python(hand_back.main, *args)
+                self._writer = start.start_python(hand_back.run, *args)
             else:
                 write = partial(hand_back.run, self._dead, self._until)
                 self._writer = start.fork(self._loop.abandon, write)

@@ -63,39 +63,35 @@ class DeadWorker:
     is_counted: bool = False
 
 
-def main(dead: DeadWorker, until: float, verbosity: int | None) -> NoReturn:
-    """``run``, in a Python process of its own, with the ``verbosity`` of the parent's console."""
-    with nullcontext() if verbosity is None else console.shown(verbosity):
-        run(dead, until)
-
-
-def run(dead: DeadWorker, until: float) -> NoReturn:
+def run(dead: DeadWorker, until: float, verbosity: int | None = None) -> NoReturn:
     """Hand back, check again after each of LOOKS, and exit: with 0, unless it failed in a way that
     a retry may avoid.
 
     Args:
         dead: The worker whose tasks to hand back.
         until: The moment at which the last lease of the worker expires.
+        verbosity: That of the parent's console, where this is a Python process of its own.
     """
     code: int = ExitCode.FAILED
-    try:
-        # When the parent is asked to stop, it waits for this process.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, start.SIGNALS)
-        if dead.is_counted:
-            registry.connect()
-        callbacks = receiver_threads()
-        with lasting_connection(), apart(callbacks):
-            _write(dead, until)
-        callbacks.stop(RECEIVERS_PATIENCE)
-        code = ExitCode.DONE
-    except BaseException:
-        log.fleet_writer_failed(exc_info=True)
-    finally:
-        logging.shutdown()
-        sys.stderr.flush()
-        os._exit(code)
+    with nullcontext() if verbosity is None else console.shown(verbosity):
+        try:
+            # When the parent is asked to stop, it waits for this process.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda number, frame: None)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, start.SIGNALS)
+            if dead.is_counted:
+                registry.connect()
+            callbacks = receiver_threads()
+            with lasting_connection(), apart(callbacks):
+                _write(dead, until)
+            callbacks.stop(RECEIVERS_PATIENCE)
+            code = ExitCode.DONE
+        except BaseException:
+            log.fleet_writer_failed(exc_info=True)
+        finally:
+            logging.shutdown()
+            sys.stderr.flush()
+            os._exit(code)
 
 
 def _write(dead: DeadWorker, until: float) -> None:

@@ -15,8 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from leasing.exceptions import LeaseLost
@@ -54,12 +53,11 @@ class Processes(Threads):
         super().__init__(*args, **options)
         self._children: list[ChildProcess] = []
 
-    @contextmanager
-    def _caller(self) -> Iterator[runner.Call | None]:
+    def _work(self, call: runner.Call | None = None) -> None:
         mine = ChildProcess(self.timing.cancel_grace)
         self._children.append(mine)
         try:
-            yield mine.call
+            super()._work(mine.call)
         finally:
             self._children.remove(mine)
             mine.kill()

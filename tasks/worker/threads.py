@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections
@@ -44,22 +42,22 @@ class Threads(Executor):
         for thread in self._threads:
             thread.ensure_running()
 
-    def _work(self) -> None:
+    def _work(self, call: runner.Call | None = None) -> None:
+        """Run what comes, with handlers called by ``call``; None: on this thread."""
         connection.keep_connections()
         me = threading.current_thread()
-        with self._caller() as call:
-            while True:
-                try:
-                    attempt = self._waiting.popleft()
-                except IndexError:
-                    if self._closed:
-                        connections.close_all()
-                        return
-                    self._wait()
-                    continue
-                attempt.carrier = me
-                self._begun[id(attempt)] = began_at = clock()
-                self._end(runner.work(attempt, call, self.chaos), began_at)
+        while True:
+            try:
+                attempt = self._waiting.popleft()
+            except IndexError:
+                if self._closed:
+                    connections.close_all()
+                    return
+                self._wait()
+                continue
+            attempt.carrier = me
+            self._begun[id(attempt)] = began_at = clock()
+            self._end(runner.work(attempt, call, self.chaos), began_at)
 
     def _wait(self) -> None:
         """Wait until something comes. The connections are closed if that takes a while."""
@@ -80,9 +78,3 @@ class Threads(Executor):
         with self._comes:
             self._closed = True
             self._comes.notify_all()
-
-    @contextmanager
-    def _caller(self) -> Iterator[runner.Call | None]:
-        """Yield the function that calls handlers for the thread that enters; None: the thread
-        itself."""
-        yield None
