@@ -150,7 +150,8 @@ def _figures(
     fresh: bool,
 ) -> Figures:
     lines = queues.lines if queues else []
-    read_unusual = partial(_unusual, queues, workers, now)
+    failed = listing.count_of("failed", fresh=fresh)
+    read_unusual = partial(_unusual, queues, failed, workers, now)
     unusual = shared("unusual", read_unusual, fresh=fresh, seconds=UNUSUAL_FOR)
     if unusual["deaths"]:  # which names those that were replaced: they are not frozen
         dead = troubles.replaced(workers)
@@ -160,7 +161,7 @@ def _figures(
         running=queues.running if queues else None,
         stuck=queues.stuck if queues else None,
         overdue=queues.overdue if queues else None,
-        failed=listing.count_of("failed", fresh=fresh),
+        failed=failed,
         ready=queues.ready if queues else None,
         ready_by_queue={line.name: line.ready for line in lines},
         scheduled=queues.scheduled if queues else None,
@@ -179,7 +180,9 @@ def _figures(
         late=troubles.silent([w for w in workers if state_of(w) == WorkerState.LATE]),
         slots=troubles.slots_by_kind(workers),
         **unusual,
-        failures=shared("failures", troubles.failed_tasks, fresh=fresh, seconds=_failures_for),
+        failures=shared("failures", troubles.failed_tasks, fresh=fresh, seconds=_failures_for)
+        if failed
+        else [],
         now=now,
         **_schedules(now),
         unknown=_unknown(queues, fresh=fresh),
@@ -190,18 +193,20 @@ def _figures(
 
 def _unknown(queues: Queues | None, *, fresh: bool) -> dict[str, Unknown]:
     """Return the waiting tasks that no worker has a handler for, by name."""
-    if queues is None or not queues.lines:
+    if queues is None or not (queues.ready or queues.scheduled):
         return {}
     read = partial(unknown_by_name, given_back=queues.is_deep)
     return shared("unknown tasks", read, fresh=fresh, seconds=UNKNOWN_FOR)
 
 
-def _unusual(queues: Queues | None, workers: list[Worker], now: datetime) -> dict[str, Any]:
+def _unusual(
+    queues: Queues | None, failed: Capped, workers: list[Worker], now: datetime
+) -> dict[str, Any]:
     return {
         "deaths": troubles.deaths(workers, now),
-        "long_runs": troubles.long_runs(now),
+        "long_runs": troubles.long_runs(now) if queues is None or queues.running else [],
         "failing": troubles.failing(now),
-        "undoing": troubles.failed_compensations(),
+        "undoing": troubles.failed_compensations() if failed else [],
         "wanted": _wanted(now),
         "locks": _locks() if queues is None or queues.late else {},
     }

@@ -456,6 +456,16 @@ def test_polls_share_what_one_of_them_has_read(
     assert viewer.get(OVERVIEW, headers=headers).status_code == 200
 
 
+def test_the_overview_asks_less_where_nothing_runs_waits_or_has_failed(viewer: Client) -> None:
+    make_worker()
+    calm = sent_by(viewer, OVERVIEW)
+    assert len(calm) <= 19  # two of them for the permissions
+    for state, more in ("running", 1), ("ready", 2), ("failed", 2):
+        task = make_task(state=state)
+        assert len(sent_by(viewer, OVERVIEW)) == len(calm) + more, state
+        Task.objects.filter(pk=task.pk).delete()
+
+
 @pytest.mark.usefixtures("database_clock")  # or a task runs for long by the second visit
 def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
     start_generator()
@@ -463,6 +473,7 @@ def test_the_overview_asks_a_fixed_number_of_questions(viewer: Client) -> None:
     make_worker(name="dora")
     Worker.objects.update(last_seen_at=DbNow())
     make_task(state="running", holder="dora")
+    make_task(state="failed")
     few = sent_by(viewer, OVERVIEW)
     for _ in range(3):
         make_task(state="failed")
