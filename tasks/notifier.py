@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from django.db import Error, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from leasing.db.dialects import CHANNEL as RELEASED
 from leasing.db.dialects import after_commit
@@ -173,20 +172,6 @@ def notify_now(using: str, queue: str, priority: int = 0) -> None:
 def message_of(queue: str, priority: int) -> str:
     """Return the message that wakes the workers of ``queue``."""
     return f"queue {priority} {queue}"  # in this order: names may have spaces
-
-
-def takes_messages(connection: BaseDatabaseWrapper) -> bool:
-    """Return True if a statement that stores a task can send a message on CHANNEL besides.
-
-    Only one that is a transaction of its own can carry it: in a longer one it would be heard late,
-    and others would have relied on it meanwhile.
-    """
-    return (
-        connection.vendor == "postgresql"
-        and not connection.in_atomic_block
-        # Where there is a connection, asking it takes as long as the rest.
-        and (connection.autocommit if connection.connection else connection.get_autocommit())
-    )
 
 
 def notify_holders(using: str, keys: Iterable[Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -213,6 +214,7 @@ def with_methods(name: str, function: Function[P, R_co]) -> HandlerFunction[P, R
     return cast("HandlerFunction[P, R_co]", function)
 
 
+@cache
 def _tasks() -> Any:
     # Not imported: handlers are declared while models are loaded.
     return apps.get_model("leasing_tasks", "Task")._default_manager

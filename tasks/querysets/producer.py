@@ -16,7 +16,7 @@ from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Expression
 
-from leasing.db.dialects import after_commit
+from leasing.db.dialects import in_transaction
 from leasing.db.routing import database_of
 from leasing.functions import after
 from leasing.runtime.events import during, happened
@@ -31,7 +31,6 @@ from tasks.notifier import (
     message_of,
     notify_now,
     notify_queues,
-    takes_messages,
 )
 from tasks.payload import as_arguments, check_data, dumped_data
 from tasks.producer import EnqueueOptions, ManyOptions, Parent
@@ -348,6 +347,8 @@ def store(
     or one of its own."""
     connection, columns = connections[rows.db], new.columns
     using, queue, priority = connection.alias, columns["queue"], columns["priority"]
+    # Asked once, of the connection: to find it by the queryset takes as long as all that is told.
+    is_kept = not in_transaction(connection)
     is_new, notified = True, False
     with block or during("task.send", columns):
         if "unique_key" in columns or "idempotency_key" in columns:
@@ -357,8 +358,11 @@ def store(
             task = rows.model(**new.row_columns)
             task.save(using=using, force_insert=True)
             _read_back_later(task)
-        elif takes_messages(connection) and limiter.is_due(
-            using, queue, priority, IN_STATEMENT_WINDOW
+        elif (
+            # In a block the message would be heard late, and others would have relied on it
+            # meanwhile.
+            not connection.in_atomic_block
+            and limiter.is_due(using, queue, priority, IN_STATEMENT_WINDOW)
         ):
             task, notified = _store_notifying(rows.model, connection, new), True
         else:
@@ -369,9 +373,10 @@ def store(
                 notify_now(using, queue, priority)
             happened("task.enqueued", [task])
 
-        if is_new:
-            # Of the connection: to find it by the queryset takes as long as all that is told.
-            after_commit(connection, announce)
+        if is_new and is_kept:
+            announce()
+        elif is_new:
+            transaction.on_commit(announce, using=using, robust=True)
         happened("task.sent", [task])
     return task
 
