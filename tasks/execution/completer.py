@@ -2,10 +2,10 @@
 otherwise after a few milliseconds, or some more while many come: a statement for hundreds takes
 less for each. Outcomes that come during a statement are stored by the next.
 
-If the database does not answer, storing is tried again while the worker may trust its leases, and a
-little longer. If the answer to an earlier try was lost, the grants of the rows show that it was
-stored. If the database refuses many together, they are tried one by one, so that one bad result
-does not affect the others.
+If the database does not answer, storing is tried again for half a minute, and for as long as the
+worker may trust a lease. If the answer to an earlier try was lost, the grants of the rows show that
+it was stored. If the database refuses many together, they are tried one by one, so that one bad
+result does not affect the others.
 """
 
 from __future__ import annotations
@@ -247,7 +247,8 @@ def store_outcomes(
     Args:
         outcomes: The outcomes of attempts that have ended.
         completer: Learns whether the database answers.
-        pauses: The pauses between tries, in seconds.
+        pauses: The pauses between tries, in seconds. Those while the database does not answer and
+            a lease is trusted come on top: as many more of the last.
     """
     try:
         for outcome in outcomes:
@@ -288,8 +289,8 @@ def _store_until_stored(
 ) -> None:
     using = left[0].attempt.claimed.using
     rows = Task.objects.using(using)
-    unsure = any(outcome.is_unsure for outcome in left)
-    for pause in (*pauses, None):
+    unsure, waits = any(outcome.is_unsure for outcome in left), deque(pauses)
+    while True:
         try:
             alike: dict[object, list[Outcome]] = defaultdict(list)
             for each in _not_arrived(left, rows) if unsure else left:
@@ -311,13 +312,15 @@ def _store_until_stored(
             completer.database_down = not answers
         if not left:
             return
-        if pause is None:
+        if not answers and any(each.attempt.valid for each in left):
+            waits.append(pauses[-1])
+        if not waits:
             for outcome in left:
                 log.task_result_not_stored(outcome.attempt.claimed, error=failure, exc_info=failure)
             return
         if is_first:
             log.task_result_delayed(left[0].attempt.claimed, error=failure, waiting=len(left))
-        threading.Event().wait(pause)
+        threading.Event().wait(waits.popleft())
 
 
 def _store(outcomes: list[Outcome], rows: TaskQuerySet) -> None:

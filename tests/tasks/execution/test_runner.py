@@ -474,8 +474,13 @@ def test_that_many_results_wait_is_told_in_one_line(
     tasks = [make_task(name="jobs.echo", state="running", holder="ann") for _ in range(3)]
     done = [runner.work(running.attempt(task)) for task in tasks]
 
+    me = threading.current_thread()  # not what threads of other tests still ask
     refused = iter([True, True])  # the results, and the question if the database is there
-    with refusing(GONE, lambda sql, params: is_storing(sql) and next(refused, False)):
+
+    def is_away(sql: str, params: Any) -> bool:
+        return threading.current_thread() is me and is_storing(sql) and next(refused, False)
+
+    with refusing(GONE, is_away):
         store_outcomes(done, pauses=AT_ONCE.store_pauses)
 
     said = [each for each in caplog.records if each.event == "task.result_delayed"]
@@ -555,6 +560,32 @@ def test_a_result_that_cannot_be_stored_is_left_to_recovery(run: Run, caplog: An
     assert "task.result_not_stored" in logged(caplog)
     expire(task)
     assert Task.objects.recover() == 1
+
+
+@transactional
+@pytest.mark.parametrize("loses_its_lease", [False, True])
+def test_a_result_waits_for_the_database_while_its_lease_is_trusted(
+    manual_keeper: Keeper, handlers: Handlers, *, loses_its_lease: bool
+) -> None:
+    handlers["jobs.echo"] = lambda ctx, **data: None
+    task = make_task(name="jobs.echo", state="running", holder="ann")
+    attempt = Running(manual_keeper).attempt(task)
+    done = runner.work(attempt)
+    me, statements = threading.current_thread(), list[str]()
+
+    def is_away(sql: str, params: Any) -> bool:
+        if threading.current_thread() is not me:
+            return False
+        statements.append(sql)
+        if loses_its_lease and len(statements) == 30:
+            attempt.mark_lost("the database is away")
+        return len(statements) < 60
+
+    with refusing(GONE, is_away):
+        store_outcomes([done], pauses=AT_ONCE.store_pauses)
+
+    assert (len(statements) < 60) is loses_its_lease
+    assert row_of(task)["status"] == ("running" if loses_its_lease else "succeeded")
 
 
 def test_the_pauses_between_the_tries_outlast_a_restart_of_the_database() -> None:
