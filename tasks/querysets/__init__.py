@@ -11,6 +11,8 @@ What each verb requires of the row, in addition to its key:
     take_from_dead  running, the grant that was read; of a holder whose parent saw it die
     recover_stalled running, no progress for as long as it may be, the grant that was read
     revoke          running, the grant that was read
+    cancel          ready: it ends; running: its holder is asked to stop
+    accept_cancel   this grant, running
     retry           failed or cancelled, its unique key not another task's
     reschedule      ready
     discard         ended

@@ -13,11 +13,12 @@ The grants are random numbers of this process: as many as may be claimed travel 
 for the database takes a microsecond to make one. They are no number with the key put into it:
 whoever sees one grant of a claim could tell the others.
 
-In the texts, names in capitals are the texts of this file. {most} and {places}, the number of
-queues and kinds, are constants around and inside of what is a parameter: by these alone the planner
-of a prepared statement would expect a tenth of the table. And each limit is a query: of a
-parameter, a plan for its value would seem cheaper than one for any, and be made for every claim.
-Inside more may be found than the limit; no more is locked, for a row is as it is asked for.
+In the texts, names in capitals are the texts of this file. The limit is a parameter, of which the
+planner of a prepared statement knows no value: alone it would make it expect a tenth of the table.
+So {most}, a limit that is never less, and {places}, the number of queues and kinds, stand beside
+it as constants. And each limit is a query: for a parameter, a plan made for its value would seem
+cheaper than one for any value, and be made for every claim. A subquery may find more rows than the
+limit; no more are locked, for rows are locked as the outer query asks for them.
 """
 
 from __future__ import annotations
