@@ -119,7 +119,9 @@ def serve(descriptor: int, verbosity: int | None) -> None:
     pipe.send(None)
     with handlers_limited(), nullcontext() if verbosity is None else shown(verbosity):
         while True:
-            pipe.send(run(begun.get()))
+            attempt = begun.get()
+            pipe.send(None)  # killed before, the child is replaced; from here on the attempt fails
+            pipe.send(run(attempt))
 
 
 def _listen(pipe: Connection[Any, Any], begun: queue.SimpleQueue[Attempt]) -> None:

@@ -33,7 +33,8 @@ from tasks.worker.threads import Threads
 
 #: Seconds that a child has to start: to import the project.
 START_PATIENCE = 60.0
-#: The number of children that are started for one attempt, if each is killed before it is up.
+#: The number of children that are started for one attempt, if each is killed before its handler
+#: begins.
 STARTS = 3
 #: Seconds between looks whether the attempt is over.
 CHECK_EVERY = 0.1
@@ -85,11 +86,7 @@ class ChildProcess:
         ProcessDied, LeaseLost, TaskCancelled."""
         watch = Watch(attempt, self._cancel_grace)
         try:
-            self._start(watch)
-            attempt.start_timeout()
-            attempt.set_mark()
-            task = attempt.claimed.task
-            self._send(child.Job(task, attempt.trusted_until, attempt.trace_context))
+            self._begin(attempt, watch)
             answer = self._receive(watch)
         except BaseException:
             self.kill()
@@ -115,14 +112,20 @@ class ChildProcess:
                     marks.current.remove_group(process.pid)
                 self._pipe.close()
 
-    def _start(self, watch: Watch) -> None:
-        """Have a child that is up. One that is killed before is replaced: no handler has begun."""
+    def _begin(self, attempt: Attempt, watch: Watch) -> None:
+        """Have a child call the handler. One that is killed before is replaced: nothing has
+        begun."""
         for is_last in (*[False] * (STARTS - 1), True):
             self._spawn()
             try:
                 if not self._ready:
                     self._receive(watch, clock() + START_PATIENCE)
                     self._ready = True
+                attempt.start_timeout()
+                attempt.set_mark()
+                task = attempt.claimed.task
+                self._send(child.Job(task, attempt.trusted_until, attempt.trace_context))
+                self._receive(watch)
                 return
             except ProcessDied:
                 process = self._process

@@ -135,6 +135,27 @@ def test_a_process_that_is_killed_before_it_is_up_is_replaced(
     assert row_of(task)["task_output"]["pid"] != starting
 
 
+def test_a_process_that_is_killed_before_it_calls_the_handler_is_replaced(
+    use_marks: Callable[[Marks | None], None],
+) -> None:
+    known = Marks(100, 2)
+    use_marks(known)
+    first = enqueue("return", x=1)
+
+    with working():
+        wait_for(lambda: row_of(first)["processed_at"], timeout=START_PATIENCE)
+        (idle,) = known.noted_groups()
+        os.kill(idle, signal.SIGSTOP)  # it does not read what it is sent
+        task = enqueue("return", x=2)
+        wait_for(lambda: row_of(task)["grant_id"] in known.begun())
+        os.kill(idle, signal.SIGKILL)
+        wait_for(lambda: row_of(task)["processed_at"], timeout=START_PATIENCE)
+    use_marks(None)
+
+    assert attempts(task) == []
+    assert row_of(task)["task_output"]["pid"] != idle
+
+
 @pytest.mark.slow
 def test_a_process_is_killed_when_its_task_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
