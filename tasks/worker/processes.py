@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from leasing.exceptions import LeaseLost
@@ -36,6 +37,8 @@ START_PATIENCE = 60.0
 #: The number of children that are started for one attempt, if each is killed before its handler
 #: begins.
 STARTS = 3
+#: The pause before an attempt is begun anew that was given back because each of them was killed.
+KILLED_PAUSE = timedelta(seconds=10)
 #: Seconds between looks whether the attempt is over.
 CHECK_EVERY = 0.1
 
@@ -86,7 +89,9 @@ class ChildProcess:
         ProcessDied, LeaseLost, TaskCancelled."""
         watch = Watch(attempt, self._cancel_grace)
         try:
-            self._begin(attempt, watch)
+            if not self._begin(attempt, watch):
+                context.given_back = (f"Its process was killed {STARTS} times.", KILLED_PAUSE)
+                return None
             answer = self._receive(watch)
         except BaseException:
             self.kill()
@@ -112,10 +117,10 @@ class ChildProcess:
                     marks.current.remove_group(process.pid)
                 self._pipe.close()
 
-    def _begin(self, attempt: Attempt, watch: Watch) -> None:
+    def _begin(self, attempt: Attempt, watch: Watch) -> bool:
         """Have a child call the handler. One that is killed before is replaced: nothing has
-        begun."""
-        for is_last in (*[False] * (STARTS - 1), True):
+        begun. Returns False if each was."""
+        for _ in range(STARTS):
             self._spawn()
             try:
                 if not self._ready:
@@ -126,11 +131,13 @@ class ChildProcess:
                 task = attempt.claimed.task
                 self._send(child.Job(task, attempt.trusted_until, attempt.trace_context))
                 self._receive(watch)
-                return
+                return True
             except ProcessDied:
                 process = self._process
-                if is_last or process is None or (process.poll() or 0) >= 0:
+                if process is None or (process.poll() or 0) >= 0:
                     raise
+        self.kill()
+        return False
 
     def _spawn(self) -> None:
         if self._process is not None and self._process.poll() is None:

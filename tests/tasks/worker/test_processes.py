@@ -135,6 +135,25 @@ def test_a_process_that_is_killed_before_it_is_up_is_replaced(
     assert row_of(task)["task_output"]["pid"] != starting
 
 
+def test_a_task_whose_processes_are_all_killed_before_they_are_up_is_postponed(
+    use_marks: Callable[[Marks | None], None],
+) -> None:
+    known = Marks(100, 2)
+    use_marks(known)
+    task, killed = enqueue("return", x=1), set[int]()
+
+    with working():
+        for _ in range(processes.STARTS):
+            (starting,) = wait_for(lambda: set(known.noted_groups()) - killed)
+            os.kill(starting, signal.SIGKILL)
+            killed.add(starting)
+        wait_for(lambda: row_of(task)["status"] == TaskStatus.READY and attempts(task))
+    use_marks(None)
+
+    assert row_of(task)["attempts"] == 0
+    assert attempt(task).error == "Its process was killed 3 times."
+
+
 def test_a_process_that_is_killed_before_it_calls_the_handler_is_replaced(
     use_marks: Callable[[Marks | None], None],
 ) -> None:
