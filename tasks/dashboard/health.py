@@ -295,7 +295,10 @@ def _dying(deaths: Deaths, now: datetime) -> Need:
         place = _page_of_task(deaths.suspects[0][0])
         often = "each time" if deaths.times >= deaths.count else f"{deaths.times} times"
         tasks = ", ".join(f"task:{key} {name}" for key, name in deaths.suspects[:NAMED])
-        detail = f"Running {often}: {tasks}. It may be the cause: cancel it, or fix its handler."
+        which = "It" if len(deaths.suspects) == 1 else "One of them"
+        detail = (
+            f"Running {often}: {tasks}. {which} may be the cause: cancel it, or fix its handler."
+        )
     return Need("workers_die", "critical", headline, detail, place)
 
 
