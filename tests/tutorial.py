@@ -45,8 +45,8 @@ VARIABLES = {
     "duration": r"\b\d+(?:\.\d+)? ?(?:ms|s|min)\b",
     # What a worker had not baked when it was killed, nor has at its end.
     "loaf": r"\bloaf (?:[4-79]|[1-9]\d+)\b",
-    # The last column of a list of workers.
-    "pid": r"(?<= )\d{4,}$",
+    # The last column of a list of workers. After the greatest, process ids go on at 300.
+    "pid": r"(?<= )\d{3,}$",
 }
 VARIABLE = re.compile("|".join(f"(?P<{name}>{form})" for name, form in VARIABLES.items()), re.M)
 #: Of these, what can be typed, and stands for the same thing all along the page.
