@@ -425,7 +425,8 @@ def _errors(failures: Sequence[Failures]) -> Iterator[str | Moment]:
     """The first of ``failures``, in parts of a sentence, and how many more there are."""
     for each in failures[:NAMED]:
         last = ", the last " if each.count > 1 else ", "
-        yield from (f"{each.count} {each.name}: {each.error}{last}", Moment(each.at), " · ")
+        error = each.error.removesuffix(".")
+        yield from (f"{each.count} {each.name}: {error}{last}", Moment(each.at), " · ")
     if (more := len(failures) - NAMED) > 0:
         yield f"{plural(more, 'more error')} · "
 

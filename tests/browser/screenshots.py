@@ -68,9 +68,12 @@ def take(browser: Browser, address: str, password: str) -> None:
     for name, path in (("overview", ""), ("queues", "queues/"), ("generator", "generator/")):
         page.goto(f"{address}/ops/{path}")
         _shoot(page, name)
-    page.goto(f"{address}/ops/")
-    page.get_by_role("button", name="Crash a worker").click()
-    task = page.url
+    task = ""
+    while "/tasks/" not in task:  # it shows the worker, where that had no task
+        page.goto(f"{address}/ops/")
+        page.wait_for_timeout(5000)
+        page.get_by_role("button", name="Crash a worker").click()
+        task = page.url
     page.wait_for_timeout(1000 * RECOVERY)
     page.goto(task)
     _shoot(page, "task")

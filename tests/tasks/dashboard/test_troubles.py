@@ -98,7 +98,7 @@ def test_a_few_or_old_or_different_failures_are_none(viewer: Client, change: str
 
 def test_failures_are_grouped_by_handler_and_error_the_latest_first(viewer: Client) -> None:
     make_worker()
-    for hours, error in ((4, "503 for order 1"), (8, "no such file"), (3, "503 for order 2")):
+    for hours, error in ((4, "503 for order 1"), (8, "no such file."), (3, "503 for order 2")):
         task = make_task(max_attempts=1)
         Task.objects.fail(claimed(task, "ann"), RuntimeError(error))
         Task.objects.filter(pk=task.pk).update(processed_at=after(-timedelta(hours=hours)))
