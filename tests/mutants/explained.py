@@ -28,6 +28,9 @@ EXPLAINED: dict[str, str] = {
     " without the lock of unprotected(rows).order_by('pk')": (
         "Where no other table refers to messages, Django deletes by the condition itself."
     ),
+    "tasks.querysets.worker.WorkerVerbs.take: are_keyed for are_keyed and seats.room > 0": (
+        "A transaction in vain: where there is no room nothing is granted."
+    ),
     "tasks.querysets.relay.RelayVerbs.window: full for full and found.is_full": (
         "Another look in vain, behind the last task of the queue."
     ),

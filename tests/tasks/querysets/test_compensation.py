@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from tasks import handler, registry
 from tasks.dashboard.operator_actions import ACTIONS
@@ -15,8 +15,8 @@ from tasks.diagnosis import diagnose
 from tasks.exceptions import GiveUp, UnknownTask
 from tasks.models import Task, TaskStatus, TaskStep
 from tasks.testing import FakeContext, drain, run, run_handler
-from tests.factories import claimed
-from tests.leasing.support import expire, just_before_the_update
+from tests.factories import claimed, make_task
+from tests.leasing.support import OtherSession, expire, just_before_the_update
 from tests.pages import Page, get, signed_in
 from tests.tasks.support import row_of
 
@@ -326,6 +326,20 @@ def test_a_retry_after_the_compensation_does_all_steps_again_and_can_be_undone_a
     assert shop.calls == ["flight 7", "hotel 7", "no hotel 7", "no flight 7"]
     keys = Task.objects.filter(compensation="").order_by("pk").values_list("idempotency_key")
     assert list(keys) == [(f"undo:{task.pk}:1",), (f"undo:{task.pk}:2",)]
+
+
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_retry_waits_for_nobody_who_has_locked_another_child_of_the_task(
+    shop: Shop, other_session: OtherSession
+) -> None:
+    task = failed(shop)
+    settle(undo_of(task), "succeeded")
+    other_session.lock(make_task(parent=task))
+
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '5s'")
+        assert rows(task).retry("ann") == 1
 
 
 def test_a_retry_after_a_cancelled_compensation_keeps_the_steps(shop: Shop) -> None:
