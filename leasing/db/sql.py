@@ -24,7 +24,7 @@ from django.apps import apps
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 
-from leasing.db.dialects import CHANNEL, durable, in_transaction, limit_waiting, waiting_limit
+from leasing.db.dialects import CHANNEL, durable, limit_waiting, refuse_transaction, waiting_limit
 from leasing.db.row_reader import Reader
 from leasing.db.statements import (
     array_as,
@@ -38,7 +38,6 @@ from leasing.db.statements import (
     table_of,
     type_of,
 )
-from leasing.exceptions import LeaseInTransaction
 from leasing.functions import DbMicroseconds, DbNow
 from leasing.runtime.clock import clock
 
@@ -224,8 +223,7 @@ class Statements:
         if not (self._can_renew and serves(self._using)):
             return False
         connection = connections[self._using]
-        if in_transaction(connection):
-            raise LeaseInTransaction
+        refuse_transaction(connection)
         text, read = self._of_holders.get((RENEW, ROW)) or self._of_holder(RENEW, ROW)
         values = sent(self._key_field, row.pk, connection, grant=row.grant_id)
         return bool(read.rows(fetch_all(connection, text, values), onto=[row]))
@@ -312,8 +310,7 @@ class Statements:
         if not (self._can_grant and serves(self._using)):
             return None
         connection = connections[self._using]
-        if in_transaction(connection):
-            raise LeaseInTransaction
+        refuse_transaction(connection)
         filters: dict[str, Any] = {}
         if rows is None:
             if chosen is ONE and terms.request_id is not None:

@@ -118,13 +118,12 @@ class Request:
 
 
 class Alarm(threading.Condition):
-    """Wakes a thread, by ``notify``, only for work that is due before it ``looks_at`` the clock by
-    itself. All of it is used under the lock."""
+    """Wakes a thread only for work that is due before the thread would wake by itself. Every method
+    is called under the lock."""
 
     def __init__(self, lock: Any) -> None:
         super().__init__(lock)
-        #: While it is awake, it checks everything before it sleeps again.
-        self.looks_at = -math.inf
+        self._looks_at = -math.inf
         self._lingers = False
 
     def sleep(self, now: float, seconds: float | None) -> None:
@@ -134,12 +133,18 @@ class Alarm(threading.Condition):
         lingers, self._lingers = self._lingers, seconds is not None
         if seconds is None and lingers:
             seconds = CHECK_CLOCK_EVERY
-        self.looks_at = math.inf if seconds is None else now + seconds
+        self._looks_at = math.inf if seconds is None else now + seconds
         try:
             if self.wait(seconds):
                 self._lingers = True
         finally:
-            self.looks_at = -math.inf
+            # The thread is awake, and checks everything before it sleeps again.
+            self._looks_at = -math.inf
+
+    def set_for(self, moment: float) -> None:
+        """Wake the thread unless it wakes by ``moment`` by itself: there is work then."""
+        if moment < self._looks_at:
+            self.notify()
 
 
 class Keeper:
@@ -197,10 +202,8 @@ class Keeper:
         with self._lock:
             self.start()  # raises where nobody would renew them
             self._holds.update(dict.fromkeys(holds))
-            if due_at < self._renewer_wakes.looks_at:
-                self._renewer_wakes.notify()
-            if trusted_until < self._watchdog_wakes.looks_at:
-                self._watchdog_wakes.notify()
+            self._renewer_wakes.set_for(due_at)
+            self._watchdog_wakes.set_for(trusted_until)
 
     def discard(self, holds: Iterable[Term]) -> None:
         """Stop renewing ``holds``."""
@@ -342,8 +345,7 @@ class Keeper:
         began_at = self.clock()
         with self._lock:
             self._request = Request(abort, began_at, began_at + limit * CUT_OFF)
-            if began_at + SHORTEST_LIMIT < self._watchdog_wakes.looks_at:
-                self._watchdog_wakes.notify()
+            self._watchdog_wakes.set_for(began_at + SHORTEST_LIMIT)
         try:
             yield
         finally:

@@ -54,8 +54,6 @@ class LastingThread:
         self.name = name
         self._work = work
         self._thread: threading.Thread | None = None
-        #: Returns True while it runs: the thread's own answer, which is asked for with each hold.
-        self.is_alive: Callable[[], bool] = bool
         self._starts = threading.Lock()
         self._is_done = False
         #: True if there could be no thread more when it was last to be started.
@@ -69,8 +67,7 @@ class LastingThread:
                 return
             ended = self._thread
             try:
-                self._thread = thread = start_thread(self.name, self._run)
-                self.is_alive = thread.is_alive
+                self._thread = start_thread(self.name, self._run)
             except RuntimeError as error:
                 if not self.start_failed:
                     log.thread_not_started(thread_name=self.name, error=error)
@@ -79,6 +76,11 @@ class LastingThread:
             self.start_failed = False
         if ended is not None:
             note_replaced(self.name)
+
+    def is_alive(self) -> bool:
+        """Return True while it runs."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
 
     def join(self, patience: float) -> None:
         """Wait for its end, for ``patience`` seconds at most."""
