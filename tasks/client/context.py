@@ -8,7 +8,7 @@ from leasing.client.exceptions import ServiceError
 from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import drive, in_thread
 from leasing.runtime.clock import clock
-from tasks.attempt_context import AttemptContext
+from tasks.runtime.attempt_context import AttemptContext
 from tasks.client.calls import Claimed, RemoteTask, TaskCalls
 from tasks.client.log import log
 
@@ -70,8 +70,7 @@ class Context(AttemptContext):
             self._attempt.ensure()
             return
         self._reported_at = clock()
-        given = {"done": done, "total": total}
-        value = {key: said for key, said in given.items() if said is not None} | more
+        value = self._report(done, total, more)
         try:
             self._write(lambda: drive(self._calls.progress(self.claimed, value or None)))
         except ServiceError as error:

@@ -20,7 +20,7 @@ from django.db import Error, transaction
 from leasing.db.dialects import in_transaction, refuse_transaction
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
-from tasks.attempt_context import AttemptContext
+from tasks.runtime.attempt_context import AttemptContext
 from tasks.log import log
 from tasks.payload import check_json
 from tasks.querysets.compensation import Compensated, compensated
@@ -139,9 +139,7 @@ class Context(AttemptContext):
         waits is written with the next report, checkpoint or step, or when the handler ends.
         Inside a transaction all of them wait. Raises LeaseLost, NotSerializable.
         """
-        given = {"done": done, "total": total}
-        value = {key: said for key, said in given.items() if said is not None} | more
-        check_json(value, "progress")
+        value = check_json(self._report(done, total, more), "progress")
         self._waiting, self._waits = value or self._waiting, True
         timeout, every = self.claimed.progress_timeout, EVERY
         if timeout is not None:

@@ -109,9 +109,7 @@ class FakeContext(Context):
     def progress(self, done: Any = None, total: Any = None, **more: Any) -> None:
         """Keep a report in ``said``. Arguments are those of ``Context.progress``."""
         self._attempt.ensure()
-        given = {"done": done, "total": total}
-        said = {name: value for name, value in given.items() if value is not None} | more
-        self.said.append(check_json(said, "progress"))
+        self.said.append(check_json(self._report(done, total, more), "progress"))
 
     def compensated(self) -> Compensated:
         """Return an unsaved task, and the steps of ``compensates``, the last first."""

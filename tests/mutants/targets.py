@@ -217,7 +217,7 @@ def _of_clients() -> Iterator[Mutant]:
     for path, places in (
         ("tasks/client/execution.py", {"Execution.begin", "Execution.judge", "Execution._limit"}),
         ("tasks/client/context.py", {"Context._write"}),
-        ("tasks/attempt_context.py", {"AttemptContext.ensure", "AttemptContext.wait"}),
+        ("tasks/runtime/attempt_context.py", {"AttemptContext.ensure", "AttemptContext.wait"}),
     ):
         yield from (mutant for mutant in of_file(path) if mutant.place in places)
     late = "the clock is read after the answer"

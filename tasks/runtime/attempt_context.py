@@ -62,6 +62,11 @@ class AttemptContext:
         self.ensure()
         return self.stopping
 
+    def _report(self, done: Any, total: Any, more: dict[str, Any]) -> dict[str, Any]:
+        """Return a report of progress as it is stored."""
+        given = {"done": done, "total": total}
+        return {key: said for key, said in given.items() if said is not None} | more
+
     def give_back(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
         """Make the task ready again when the handler returns, without spending the attempt. It
         does not start again before ``delay`` (seconds). The handler's return value is dropped."""
