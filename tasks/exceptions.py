@@ -25,7 +25,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from leasing.exceptions import LeaseError
-from tasks.delays import check_delay
+from tasks.bounds import check_delay
 
 if TYPE_CHECKING:
     from tasks.models import Task

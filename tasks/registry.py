@@ -24,10 +24,11 @@ from asgiref.sync import iscoroutinefunction
 
 from leasing.runtime.terminal import suggestion
 from leasing.validation.names import check_name
-from tasks.delays import check_limit
-from tasks.exceptions import UnknownTask
+from tasks.bounds import COUNTS, check_between, check_limit
+from tasks.conf import task_settings
+from tasks.exceptions import UnknownQueue, UnknownTask
 from tasks.log import log
-from tasks.parameters import Parameters
+from tasks.payload import Parameters
 from tasks.producer import (
     Function,
     HandlerDecorator,
@@ -208,12 +209,12 @@ def handler(
         check_name(name, "name of the task")
     if compensate is not None:
         check_name(compensate, "name of the compensation")
-    if max_attempts is not None and not 1 <= max_attempts <= 32767:
-        raise ValueError("max_attempts must be a whole number from 1 to 32767.")
-    if concurrency_limit is not None and not concurrency_key:
-        raise ValueError("A concurrency_limit needs a concurrency_key.")
-    if concurrency_limit is not None and not 1 <= concurrency_limit <= 32767:
-        raise ValueError("concurrency_limit must be a whole number from 1 to 32767.")
+    if max_attempts is not None:
+        check_between(max_attempts, *COUNTS, "max_attempts")
+    if concurrency_limit is not None:
+        check_between(concurrency_limit, *COUNTS, "concurrency_limit")
+        if not concurrency_key:
+            raise ValueError("A concurrency_limit needs a concurrency_key.")
 
     def register(function: Function[P, R]) -> HandlerFunction[P, R]:
         called = _own_name(function) if name is _OWN_NAME else name
@@ -293,6 +294,16 @@ def find(name_or_function: str | Callable[..., Any]) -> Handler:
         f"{suggestion(name_or_function, names())} Handlers are looked for in the module tasks.py "
         "of each app in INSTALLED_APPS."
     )
+
+
+def check_queue(queue: str) -> str:
+    """Return ``queue`` if it is one of TASK_QUEUE["QUEUES"]. Raises UnknownQueue."""
+    if queue not in task_settings.QUEUES:
+        raise UnknownQueue(
+            f"Unknown queue {queue!r}: it is not in TASK_QUEUE['QUEUES']. "
+            f"{suggestion(queue, task_settings.QUEUES)}"
+        )
+    return queue
 
 
 def get(name: str) -> Handler | None:

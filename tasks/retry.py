@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
+from tasks.bounds import check_delay
 from tasks.conf import task_settings
-from tasks.delays import check_delay
 from tasks.log import log
 
 

@@ -11,7 +11,7 @@ from leasing.api.keys import HoldersRequest
 from leasing.api.schemas import MAX_REASON
 from leasing.validation.names import MAX_TASKS
 from tasks.api.holders import HasError, HasOutput
-from tasks.delays import LONGEST_DELAY
+from tasks.bounds import LONGEST_DELAY
 
 
 class One(HoldersRequest):

@@ -24,8 +24,8 @@ from tasks.api.acting import perform
 from tasks.api.rows import find, tasks
 from tasks.api.schemas import Given, QueueName, TaskOut
 from tasks.api.visibility import shown
+from tasks.bounds import PRIORITIES
 from tasks.dashboard.operator_actions import ACTIONS, REVOCATION
-from tasks.querysets.base import PRIORITIES
 
 router = Router(tags=["tasks"])
 

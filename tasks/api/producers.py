@@ -27,7 +27,7 @@ from tasks.api.holders import OF_TASK
 from tasks.api.rows import tasks
 from tasks.api.schemas import Given, HandlerName, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_owner
-from tasks.delays import LONGEST_DELAY
+from tasks.bounds import LONGEST_DELAY
 from tasks.models import Task
 
 may_add = Access("leasing_tasks.add_task")

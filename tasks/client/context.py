@@ -8,9 +8,9 @@ from leasing.client.exceptions import ServiceError
 from leasing.exceptions import LeaseLost
 from leasing.runtime.aio import drive, in_thread
 from leasing.runtime.clock import clock
-from tasks.runtime.attempt_context import AttemptContext
 from tasks.client.calls import Claimed, RemoteTask, TaskCalls
 from tasks.client.log import log
+from tasks.runtime.attempt_context import AttemptContext
 
 if TYPE_CHECKING:
     from tasks.client.execution import Execution

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tasks.delays import check_delay
+from tasks.bounds import check_delay
 from tasks.exceptions import UnknownTask
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -15,11 +15,11 @@ from leasing.dashboard.forms import (
     RevokeForm,
 )
 from leasing.validation.values import check_moment
+from tasks.bounds import PRIORITIES
 from tasks.conf import task_settings
 from tasks.dashboard.listing import STATES
 from tasks.dashboard.reconciliation import LISTS
 from tasks.models import Worker
-from tasks.querysets.base import PRIORITIES
 
 _UNKNOWN_STATE = {"invalid_choice": "Unknown state “%(value)s”. Choose one of the tabs."}
 

@@ -24,7 +24,7 @@ from leasing.web.counts import Capped
 from tasks.diagnosis.handlers import HandlerUse, usual
 from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker, WorkerRole, WorkerState
-from tasks.parameters import MISMATCH
+from tasks.payload import MISMATCH
 from tasks.querysets import TaskStatus
 from tasks.querysets.compensation import key_of
 from tasks.querysets.recovery import is_lost_with_worker

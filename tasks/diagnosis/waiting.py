@@ -19,7 +19,7 @@ from tasks.diagnosis.slots import KINDS, Slots, in_words
 from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import diagnosed
 from tasks.models import Queue, Task, Worker, WorkerRole
-from tasks.parameters import MISMATCH, OTHER_RELEASE
+from tasks.payload import MISMATCH, OTHER_RELEASE
 from tasks.registry import UNKNOWN_DELAY
 
 #: Holders of a key, and handlers that occupy slots, that are named.

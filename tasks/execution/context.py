@@ -20,10 +20,10 @@ from django.db import Error, transaction
 from leasing.db.dialects import in_transaction, refuse_transaction
 from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
-from tasks.runtime.attempt_context import AttemptContext
 from tasks.log import log
 from tasks.payload import check_json
 from tasks.querysets.compensation import Compensated, compensated
+from tasks.runtime.attempt_context import AttemptContext
 
 if TYPE_CHECKING:
     from tasks.execution.attempt import Attempt

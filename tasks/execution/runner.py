@@ -27,7 +27,7 @@ from tasks.execution.chaos import Chaos
 from tasks.execution.completer import store_outcomes
 from tasks.execution.context import Context
 from tasks.log import log
-from tasks.parameters import OTHER_RELEASE
+from tasks.payload import OTHER_RELEASE
 from tasks.registry import UNKNOWN_DELAY, Handler, Kind
 from tasks.runtime import forks
 from tasks.runtime.connection import lasting_connection

@@ -21,11 +21,12 @@ from leasing.management.subcommands import add_operator
 from leasing.runtime.shutdown import ExitCode
 from leasing.runtime.terminal import plain
 from tasks import registry
+from tasks.bounds import PRIORITIES, check_between
 from tasks.conf import task_settings
 from tasks.exceptions import TaskError, UnknownQueue, UnknownTask
 from tasks.models import Task
-from tasks.querysets import TaskQuerySet, check_between, check_queue
-from tasks.querysets.base import PRIORITIES
+from tasks.querysets import TaskQuerySet
+from tasks.registry import check_queue
 
 #: Values of --state: the lists of ``Task.objects``.
 STATES = ("ready", "scheduled", "running", "stuck", "succeeded", "failed", "cancelled")

@@ -14,11 +14,11 @@ from leasing.functions import DbNow
 from leasing.humanize import stamp
 from leasing.validation.names import check_name
 from tasks import registry
+from tasks.bounds import PRIORITIES, check_between
 from tasks.exceptions import TaskError
 from tasks.models.task import Task
 from tasks.payload import check_data
-from tasks.querysets import ScheduleQuerySet, SlotQuerySet, check_between, check_queue
-from tasks.querysets.base import PRIORITIES
+from tasks.querysets import ScheduleQuerySet, SlotQuerySet
 from tasks.querysets.producer import new_task
 from tasks.scheduling.declarations import LONGEST_NAME
 from tasks.scheduling.rules import Cron, MissedSlots, Rule, rule_of
@@ -102,7 +102,7 @@ class Schedule(models.Model):
         check("task_data", check_data, self.task_data)
         check("priority", check_between, self.priority, *PRIORITIES, "priority")
         if self.queue:
-            check("queue", check_queue, self.queue)
+            check("queue", registry.check_queue, self.queue)
         if not errors:  # such as the key of a limit, which is made of the data
             check("task_data", new_task, Task.objects.all(), self.task_name, self.task_data)
         check(self._field_of_rule(), lambda: self.rule)

@@ -34,7 +34,7 @@ nobody else has had the task. Rows are locked first and then updated (see
 
 from __future__ import annotations
 
-from tasks.querysets.base import TaskStatus, check_between, check_queue
+from tasks.querysets.base import TaskStatus
 from tasks.querysets.operator import BULK_BATCH
 from tasks.querysets.queues import QueueQuerySet
 from tasks.querysets.recovery import SWEEP_BATCH
@@ -52,6 +52,4 @@ __all__ = [
     "TaskQuerySet",
     "TaskStatus",
     "UniqueFor",
-    "check_between",
-    "check_queue",
 ]

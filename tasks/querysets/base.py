@@ -19,11 +19,8 @@ from leasing.db.sql import in_sql
 from leasing.functions import DbNow, after
 from leasing.querysets import LeasableQuerySet
 from leasing.runtime.events import happened
-from leasing.runtime.terminal import suggestion
 from leasing.store import Reason, Why
 from leasing.validation.terms import Terms
-from tasks.conf import task_settings
-from tasks.exceptions import UnknownQueue
 from tasks.querysets.unique import IS_TO_HAVE_ITS_KEY, key_once_claimed
 from tasks.registry import KINDS, UNKNOWN_DELAY
 
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
     from tasks.models import Task
     from tasks.querysets.slots import Seats
 
-#: The lowest and the highest priority: the bounds of the column.
-PRIORITIES = (-32768, 32767)
 #: The order of claims within a queue, and its columns.
 CLAIM_ORDER = ("-priority", "scheduled_at", "id")
 CLAIM_COLUMNS = ("priority", "scheduled_at", "id")
@@ -280,23 +275,6 @@ class TaskRows(LeasableQuerySet["Task"]):
     def _tell_cancelled(self, task: Task, reason: str = "") -> None:
         by = task.cancel_requested_by
         self._tell("task.cancelled", [task], by=by, reason=reason or task.last_error)
-
-
-def check_queue(queue: str) -> str:
-    """Return ``queue`` if it is one of TASK_QUEUE["QUEUES"]. Raises UnknownQueue."""
-    if queue not in task_settings.QUEUES:
-        raise UnknownQueue(
-            f"Unknown queue {queue!r}: it is not in TASK_QUEUE['QUEUES']. "
-            f"{suggestion(queue, task_settings.QUEUES)}"
-        )
-    return queue
-
-
-def check_between(value: int, lowest: int, highest: int, what: str) -> int:
-    """Return ``value`` if it is a whole number within the bounds. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
-        raise ValueError(f"The {what} must be a whole number from {lowest} to {highest}.")
-    return value
 
 
 def _compensation_key(task: Any, attempts: Any) -> Concat:

@@ -24,19 +24,13 @@ from leasing.db.deletion import delete_batch, delete_up_to, unprotected
 from leasing.db.dialects import atomic, lock
 from leasing.functions import DbNow
 from leasing.validation.values import check_moment
+from tasks.bounds import PRIORITIES, check_between
 from tasks.notifier import notify, notify_holders
-from tasks.querysets.base import (
-    CANCEL_REQUESTED,
-    PRIORITIES,
-    TaskRows,
-    TaskStatus,
-    check_between,
-    check_queue,
-    step_model,
-)
+from tasks.querysets.base import CANCEL_REQUESTED, TaskRows, TaskStatus, step_model
 from tasks.querysets.recovery import REVOKED, take_from_holders
 from tasks.querysets.transitions import cancellation, closing, known_kind, with_parent
 from tasks.querysets.unique import key_once_retried
+from tasks.registry import check_queue
 
 if TYPE_CHECKING:
     from tasks.models import Task

@@ -23,8 +23,8 @@ from leasing.runtime.events import during, happened
 from leasing.validation.names import check_name
 from leasing.validation.values import check_moment
 from tasks import registry
+from tasks.bounds import COUNTS, PRIORITIES, check_between, check_delay, check_limit
 from tasks.conf import task_settings
-from tasks.delays import check_interval, check_limit
 from tasks.notifier import (
     IN_STATEMENT_WINDOW,
     limiter,
@@ -34,17 +34,11 @@ from tasks.notifier import (
 )
 from tasks.payload import as_arguments, check_data, dumped_data
 from tasks.producer import EnqueueOptions, ManyOptions, Parent
-from tasks.querysets.base import (
-    COMPENSATION_KEYS,
-    PRIORITIES,
-    TaskRows,
-    check_between,
-    check_queue,
-)
+from tasks.querysets.base import COMPENSATION_KEYS, TaskRows
 from tasks.querysets.duplicates import store_unless_present
 from tasks.querysets.sql import insert
 from tasks.querysets.unique import OnDuplicate, UniqueFor, lifetime
-from tasks.registry import Handler
+from tasks.registry import Handler, check_queue
 
 if TYPE_CHECKING:
     from tasks.models import Task
@@ -283,7 +277,7 @@ def new_tasks(
         "max_attempts": (
             handler.max_attempts or task_settings.MAX_ATTEMPTS
             if max_attempts is None
-            else check_between(max_attempts, 1, 32767, "max_attempts")
+            else check_between(max_attempts, *COUNTS, "max_attempts")
         ),
         "timeout": handler.timeout if timeout is None else check_limit(timeout, "The timeout"),
         "progress_timeout": (
@@ -296,7 +290,7 @@ def new_tasks(
     if delay is not None:
         if scheduled_at is not None:
             raise ValueError("Give scheduled_at or delay, not both.")
-        intervals["delay"] = check_interval(delay, "The delay")
+        intervals["delay"] = check_delay(delay, "The delay")
     elif scheduled_at is not None:
         columns["scheduled_at"] = check_moment(scheduled_at, "scheduled_at")
     if handler.compensate is not None:
@@ -304,7 +298,7 @@ def new_tasks(
     if parent is not None:
         columns["parent_id"] = _parent_key(rows, parent)
     if concurrency_limit is not None:
-        check_between(concurrency_limit, 1, 32767, "concurrency_limit")
+        check_between(concurrency_limit, *COUNTS, "concurrency_limit")
     limited_by_data = concurrency_key is None and handler.concurrency_key != ""
     if concurrency_key or concurrency_limit is not None and not limited_by_data:
         columns |= _limited(handler, concurrency_key, concurrency_limit)

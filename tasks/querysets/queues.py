@@ -11,7 +11,7 @@ from leasing.db.routing import RoutedQuerySet
 from leasing.functions import DbNow
 from leasing.runtime.events import happened
 from tasks.notifier import notify_queues
-from tasks.querysets.base import check_queue
+from tasks.registry import check_queue
 
 if TYPE_CHECKING:
     from tasks.models import Queue

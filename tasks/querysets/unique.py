@@ -19,7 +19,7 @@ from django.db import models
 from django.db.models import Case, F, Q, Value, When
 
 from leasing.functions import DbNow
-from tasks.delays import check_limit
+from tasks.bounds import check_limit
 
 
 class UniqueFor(models.TextChoices):

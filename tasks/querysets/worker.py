@@ -31,14 +31,14 @@ from tasks.conf import task_settings
 from tasks.exceptions import ClaimAnswered, ClaimUnderWay
 from tasks.payload import check_json
 from tasks.querysets import slots
-from tasks.querysets.base import TaskRows, check_queue, step_model
+from tasks.querysets.base import TaskRows, step_model
 from tasks.querysets.claim_key import ClaimKeyQuerySet
 from tasks.querysets.claimed import ClaimedTask, Taken, keeping
 from tasks.querysets.recovery import RecoveryVerbs
 from tasks.querysets.slots import Seats
 from tasks.querysets.sql import claim as one_statement
 from tasks.querysets.sql.cursors import ClaimCursor
-from tasks.registry import KINDS
+from tasks.registry import KINDS, check_queue
 
 if TYPE_CHECKING:
     from tasks.models import Task, TaskStep

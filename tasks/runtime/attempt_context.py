@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from leasing.runtime.clock import clock
-from tasks.delays import check_delay
+from tasks.bounds import check_delay
 from tasks.exceptions import TaskCancelled
 
 

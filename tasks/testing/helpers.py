@@ -19,7 +19,8 @@ from tasks.conf import task_settings
 from tasks.exceptions import InvalidArguments
 from tasks.models import Task
 from tasks.payload import OUTPUT, check_data, check_json, dumped_data
-from tasks.querysets import TaskStatus, check_queue
+from tasks.querysets import TaskStatus
+from tasks.registry import check_queue
 from tasks.testing.context import FakeContext
 from tasks.testing.runs import bring_forward, run, run_next
 

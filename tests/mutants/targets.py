@@ -17,6 +17,7 @@ FILES = (
     "leasing/db/sql.py",
     "leasing/fencing.py",
     "leasing/functions.py",
+    "tasks/bounds.py",
     "tasks/fleet/hand_back.py",
     *(
         f"tasks/querysets/{name}.py"

@@ -15,7 +15,7 @@ from tasks.exceptions import UnknownQueue
 from tasks.generator import Generator, start_unless_asked
 from tasks.management.greeting import STOP
 from tasks.models import WorkerRole
-from tasks.querysets import check_queue
+from tasks.registry import check_queue
 from tasks.sample import LONGEST, SHORTEST
 from tasks.worker.registration import registered
 

@@ -36,8 +36,7 @@ from tasks.fleet.start import ChildContext
 from tasks.log import log
 from tasks.management import greeting, health
 from tasks.management.task_lines import TaskLines
-from tasks.querysets import check_queue
-from tasks.registry import Kind
+from tasks.registry import Kind, check_queue
 from tasks.runtime.memory import resident_mib
 from tasks.worker.process import Until, WorkerProcess
 

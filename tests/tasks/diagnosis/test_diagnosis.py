@@ -20,7 +20,7 @@ from leasing.humanize import stamp
 from tasks import registry
 from tasks.diagnosis import diagnose, look_around
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker
-from tasks.parameters import OTHER_RELEASE
+from tasks.payload import OTHER_RELEASE
 from tasks.sample import SLEEP
 from tests.factories import claimed, make_task, make_worker
 from tests.tasks.support import lose, make_due, sample_handlers
