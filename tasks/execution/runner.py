@@ -142,7 +142,7 @@ def begin(attempt: Attempt) -> Outcome | None:
             attempt.needs_progress_report = clock() - claimed.sent_at > silence
         happened("attempt.begun", [attempt])
         return None
-    except Exception as error:  # there can be no thread more that would watch its timeout
+    except Exception as error:  # such as data that is no object: it would end this thread
         log.task_not_begun(claimed, error=error, exc_info=True)
         return Outcome(attempt, FAIL, error)
 

@@ -10,11 +10,10 @@ import heapq
 import itertools
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from leasing.runtime.clock import clock
-from leasing.runtime.threads import note_replaced, start_thread
+from leasing.runtime.threads import LastingThread
 from tasks.execution.attempt import Attempt
 
 
@@ -26,7 +25,7 @@ class Timekeeper:
         self._wakes = threading.Condition()
         self._heap: list[tuple[float, int, Attempt]] = []
         self._order = itertools.count()
-        self._thread: threading.Thread | None = None
+        self._thread = LastingThread("timeouts", self._watch)
         self._closed = False
         self._tidy_at = 64
 
@@ -41,22 +40,13 @@ class Timekeeper:
                 heapq.heapify(self._heap)
                 self._tidy_at = max(64, 2 * len(self._heap))
             heapq.heappush(self._heap, (deadline, next(self._order), attempt))
-            self._start()
             self._wakes.notify()
+        self._thread.ensure_running()
 
     def ensure_running(self) -> None:
         """Start its thread again, if that has ended."""
-        with self._wakes, suppress(RuntimeError):  # the next call tries again
-            if self._heap:
-                self._start()
-
-    def _start(self) -> None:
-        thread = self._thread
-        if self._closed or (thread is not None and thread.is_alive()):
-            return
-        self._thread = start_thread("timeouts", self._watch)
-        if thread is not None:
-            note_replaced("timeouts")
+        if self._heap:
+            self._thread.ensure_running()
 
     def close(self) -> None:
         """End the thread."""

@@ -170,7 +170,7 @@ def test_timeouts_are_watched_again_where_nobody_looks_after_their_thread(
     with monkeypatch.context() as patched:
         patched.setattr(timekeeper, "due", lambda: sys.exit())
         timekeeper.watch(attempts[0])
-        wait_for(lambda: not timekeeper._thread.is_alive())  # type: ignore[union-attr]
+        wait_for(lambda: not timekeeper._thread.is_alive())
 
     timekeeper.watch(attempts[1])
 
