@@ -19,8 +19,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from django.db import Error
-from django.db.models import F, sql
-from django.db.models.constants import OnConflict
+from django.db.models import F
 
 from leasing.conf import leasing_settings
 from leasing.exceptions import LeaseError
@@ -73,9 +72,17 @@ def fill(activity: Activity, names: Collection[str]) -> int:
     for number in slots:
         rows += samples(Slot(number), activity, names, is_newest=number == newest)
         if number == newest or len(rows) >= STORED_TOGETHER:
-            _store(rows, leasing_settings.DATABASE)
+            store(rows)
             rows = []
     return len(slots)
+
+
+def store(rows: list[Sample]) -> None:
+    """Write ``rows``, or over those of their slot and queue."""
+    unique = ("slot", "queue")
+    Sample.objects.bulk_create(
+        rows, update_conflicts=True, update_fields=COLUMNS, unique_fields=unique
+    )
 
 
 def queues() -> set[str]:
@@ -199,19 +206,3 @@ class Sampler:
                 Lease.objects.home().release(term)
         except (Error, LeaseError) as reason:
             log.sampling_left_to_its_end(reason=reason)
-
-
-def _store(rows: list[Sample], using: str) -> None:
-    """Write ``rows``, or over those of their slot and queue; in autocommit, unlike ``bulk_create``,
-    which begins a transaction for each."""
-    field = Sample._meta.get_field
-    query: Any = sql.InsertQuery(
-        Sample,
-        on_conflict=OnConflict.UPDATE,
-        update_fields=[field(name) for name in COLUMNS],
-        unique_fields=[field("slot"), field("queue")],
-    )
-    query.insert_values(
-        [each for each in Sample._meta.concrete_fields if not each.primary_key], rows
-    )
-    query.get_compiler(using).execute_sql()

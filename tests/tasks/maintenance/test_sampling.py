@@ -360,7 +360,7 @@ def test_writing_a_slot_again_changes_nothing_and_keeps_what_workers_added(
 
     for _ in range(2):
         rows = sampling.samples(slot, Activity.of_now(), ["default"], is_newest=True)
-        sampling._store(rows, "default")
+        sampling.store(rows)
 
     assert Sample.objects.get(slot=slot.number, queue="").renewals == 4
     assert Sample.objects.get(slot=slot.number, queue="default").completed == 1
