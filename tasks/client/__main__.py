@@ -9,6 +9,7 @@ import logging
 import ssl
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -20,24 +21,12 @@ from tasks.client.handlers import handlers
 from tasks.client.worker import Worker
 
 
-class TokenFile:
-    """A token in a file, which is read again when it has changed."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        self._read_at: float | None = None
-        self._token = ""
-
-    def __call__(self) -> str:
-        """Return the token. Raises OSError, ValueError."""
-        changed_at = self._path.stat().st_mtime
-        if changed_at != self._read_at:
-            token = self._path.read_text().strip()
-            try:
-                self._token, self._read_at = checked_token(token), changed_at
-            except ValueError as error:
-                raise ValueError(f"{self._path} contains no token. {error}") from None
-        return self._token
+def token_in(path: Path) -> str:
+    """Return the token in a file, which may change at any time. Raises OSError, ValueError."""
+    try:
+        return checked_token(path.read_text().strip())
+    except ValueError as error:
+        raise ValueError(f"{path} contains no token. {error}") from None
 
 
 def load(name: str) -> ModuleType:
@@ -72,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     add = options.add_argument
     add("handlers", nargs="+", help="Files or modules with @tasks.client.handler functions.")
     add("--url", required=True, help="Address of the API: https://tasks.example.com/api.")
-    add("--token-file", help="File with the token. It is read again when it has changed.")
+    add("--token-file", type=Path, help="File with the token. It is read for each request.")
     add(
         "--queue",
         action="append",
@@ -100,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("httpx", "httpcore"):  # a line for each request
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        token = None if given.token_file is None else TokenFile(given.token_file)
+        token = None if given.token_file is None else partial(token_in, given.token_file)
         if token is not None:
             token()
         for name in given.handlers:

@@ -62,15 +62,13 @@ class Execution:
         self.handler = handler
         self.hold = hold = claimed.term
         hold.store, hold.is_prompt = store, True
-        hold.on_lost, hold.on_yield, hold.proof = self._lost, self._asked, self._goes_on
+        hold.on_lost, hold.on_yield = self._lost, self._asked
         self.stopping = stopping
         self.context = Context(self, calls)
         #: Set once there is something to hear of: it ends the pauses of the handler.
         self.notified = threading.Event()
         #: Cancels its coroutine, from any thread.
         self.interrupt: Callable[[], object] | None = None
-        #: Returns False once what runs it has ended, or hangs.
-        self.proof: Callable[[], bool] = lambda: True
         self._completer = completer
         self._lock = threading.Lock()
         #: True once its handler is called, or may be.
@@ -213,9 +211,6 @@ class Execution:
         if interrupt is not None:
             interrupt()
 
-    def _goes_on(self) -> bool:
-        return self.proof()
-
 
 def _storable(text: str, length: int) -> str:
     """Return ``text`` without what no database stores, and no JSON carries."""
@@ -333,8 +328,8 @@ class Loop:
             self._ticked_at = clock()
             self._thread = threading.Thread(target=self._run, name="task-loop", daemon=True)
             self._thread.start()
-        ttl = execution.hold.ttl
-        execution.proof = lambda: clock() - self._ticked_at < ttl
+        hold = execution.hold
+        hold.proof = lambda: clock() - self._ticked_at < hold.ttl
         self._loop.call_soon_threadsafe(self._begin, execution)
 
     def _run(self) -> None:

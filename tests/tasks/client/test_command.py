@@ -8,7 +8,7 @@ from pathlib import Path
 import certifi
 import pytest
 
-from tasks.client.__main__ import TokenFile, trust
+from tasks.client.__main__ import token_in, trust
 
 END = "-----END CERTIFICATE-----\n"
 
@@ -31,12 +31,10 @@ def test_a_file_of_certificates_is_trusted_besides_the_system(
 def test_a_token_file_is_read_again_and_must_contain_a_token(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("leasing_first\n")
-    token = TokenFile(str(path))
-    assert token() == "leasing_first"
+    assert token_in(path) == "leasing_first"
     path.write_text("my secret\n")
-    token._read_at = 0.0
 
     with pytest.raises(ValueError, match="token contains no token") as refusal:
-        token()
+        token_in(path)
 
     assert "secret" not in str(refusal.value)
