@@ -46,7 +46,7 @@ class StateFilter(PageFilter):
 
 
 class KeyFilter(StateFilter):
-    """Choose keys by what a reconciliation finds of them, or one key."""
+    """Choose keys by the finding of the reconciliation, or one key."""
 
     STATES = tuple((name, name.replace("_", " ").capitalize()) for name in LISTS)
 
@@ -54,7 +54,7 @@ class KeyFilter(StateFilter):
 
 
 class MomentField(forms.DateTimeField):
-    """A moment in the current time zone, as the browser's own field for it has it."""
+    """A moment in the current time zone, in the format of the browser's own field."""
 
     widget = forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
 
@@ -72,7 +72,7 @@ class MomentField(forms.DateTimeField):
 
 
 class DataField(JSONField):
-    """Keyword arguments as JSON: none where nothing is typed."""
+    """Keyword arguments as JSON; none if the field is empty."""
 
     def to_python(self, value: Any) -> Any:
         data = super().to_python(value)
@@ -91,12 +91,12 @@ class TaskSearch(PageFilter):
     until = MomentField(required=False, label="Enqueued before")
 
     def clean(self) -> dict[str, Any]:
-        """Add ``holders``, the names that ``holder`` means: for each of a list's tabs alike."""
-        wanted = self.cleaned_data
-        named: list[str] = []
-        if name := wanted.get("holder"):
-            named = [name, *Worker.objects.home().called(name).values_list("name", flat=True)]
-        return {**wanted, "holders": named}
+        """Add ``holders``, the names that ``holder`` means, which every tab of a list uses."""
+        filters = self.cleaned_data
+        holders: list[str] = []
+        if name := filters.get("holder"):
+            holders = [name, *Worker.objects.home().called(name).values_list("name", flat=True)]
+        return {**filters, "holders": holders}
 
 
 class TaskFilter(StateFilter, TaskSearch):
@@ -130,7 +130,7 @@ class OverviewForm(forms.Form):
 
 
 class PauseForm(RevokeForm):
-    """Pause a queue: none of its tasks is claimed."""
+    """Pause a queue, so that none of its tasks is claimed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -138,7 +138,7 @@ class PauseForm(RevokeForm):
 
 
 class QueueForm(forms.Form):
-    """Name a queue, as it is: nothing is stripped from it."""
+    """Name a queue; nothing is stripped from the name."""
 
     queue = forms.CharField(max_length=200, strip=False, widget=forms.HiddenInput)
 
@@ -180,10 +180,10 @@ class RescheduleForm(ReasonForm):
         self.fields["scheduled_at"].help_text = f"Time zone: {zone}."
 
     def clean(self) -> dict[str, Any]:
-        said = super().clean() or {}
-        if said.get("at_once") and said.get("scheduled_at"):
+        fields = super().clean() or {}
+        if fields.get("at_once") and fields.get("scheduled_at"):
             raise forms.ValidationError("Choose a time or “as soon as possible”, not both.")
-        wanted = [said.get(name) for name in ("queue", "scheduled_at", "at_once")]
-        if not (self.errors or any(wanted) or said["priority"] is not None):
+        is_moved = any(fields.get(name) for name in ("queue", "scheduled_at", "at_once"))
+        if not (self.errors or is_moved or fields["priority"] is not None):
             raise forms.ValidationError("Choose a queue, a time, or a priority.")
-        return said
+        return fields

@@ -1,4 +1,4 @@
-"""The lists of tasks: which there are, in what order, and what a search in them finds."""
+"""The lists of tasks: their states, their order, their filters and counts."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ PAYLOAD_START: Final = Left(Cast("task_data", TextField()), PAYLOAD_READ + 1)
 #: Children that the page of a task lists.
 CHILDREN_SHOWN: Final = 10
 #: Filters of a list, by their names in its address; ``q`` is an id, or the beginning of a name
-#: or a part of the payload. ``TaskSearch`` adds "holders", the names of workers that are called so.
+#: or a part of the payload. ``TaskSearch`` adds "holders", the names of the workers that "holder"
+#: means.
 FILTERS: Final = ("q", "name", "queue", "key", "holder", "since", "until")
-NOTHING_WANTED: Final = {**dict.fromkeys(FILTERS, ""), "holders": ()}
+NO_FILTERS: Final = {**dict.fromkeys(FILTERS, ""), "holders": ()}
 
 SOONEST_FIRST: Final = Order("scheduled_at", descending=False)
 LATEST_ENDED_FIRST: Final = Order("processed_at")
@@ -113,7 +114,8 @@ def find(rows: Any, pk: int) -> Task:
     task: Task | None = rows.filter(pk=pk).first()
     if task is None:
         raise Http404(
-            f"There is no task:{pk}. It ended and was deleted, or it never existed. {_kept()}"
+            f"There is no task:{pk}. It ended and was deleted, or it never existed. "
+            f"{_retention_sentence()}"
         )
     return task
 
@@ -124,19 +126,19 @@ def children_of(task: Task) -> list[Task]:
     return list(rows[: CHILDREN_SHOWN + 1])
 
 
-def _kept() -> str:
+def _retention_sentence() -> str:
     states: dict[timedelta | None, list[str]] = {}
     for state, age in retention().items():
         states.setdefault(age, []).append(state)
-    kept = [
+    parts = [
         f"{' and '.join(names)} tasks are kept {f'for {span(age)}' if age else 'without limit'}"
         for age, names in states.items()
     ]
-    return f"{', '.join(kept).capitalize()}."
+    return f"{', '.join(parts).capitalize()}."
 
 
 def in_state(state: str, rows: Any = None) -> Any:
-    """The tasks of the list ``state``, among ``rows`` where they are given."""
+    """Return the tasks of the list ``state``: those of ``rows``, or of all tasks."""
     rows = tasks() if rows is None else rows
     match state:
         case "all":
@@ -144,20 +146,21 @@ def in_state(state: str, rows: Any = None) -> Any:
         case "stuck":
             return rows.lapsed()
         case "retrying":
-            # Also after a holder that was gone; what was given back has spent no attempt.
-            # That it has begun is implied, but the index is of rows that have.
+            # Also after a holder that was gone; a task given back has spent no attempt.
+            # ``started_at`` is implied, but the index has only rows that have it.
             return rows.filter(status=TaskStatus.READY, started_at__isnull=False, attempts__gt=0)
         case "succeeded" | "failed" | "cancelled":
-            # Implied, but the index is of rows that have it.
+            # ``processed_at`` is implied, but the index has only rows that have it.
             return rows.filter(status=state, processed_at__isnull=False)
         case _:
             return getattr(rows, state)()
 
 
-def listed(state: str, wanted: Mapping[str, Any], *, sees_payload: bool = False) -> Any:
-    """The tasks of the list ``state`` with what a list shows, and no more; the one with the id
-    that is ``wanted``, where it is. The payload is not even read for users who may not see it."""
-    rows = _by_id(in_state(state), wanted).only(*SHOWN)
+def listed(state: str, filters: Mapping[str, Any], *, sees_payload: bool = False) -> Any:
+    """Return the tasks of the list ``state`` with the columns that it shows; only the one with the
+    id that the filters name, if they name one. The payload is not even read for users who may not
+    see it."""
+    rows = _by_id(in_state(state), filters).only(*SHOWN)
     if sees_payload:
         rows = rows.annotate(payload_start=PAYLOAD_START)
     if state in ("failed", "retrying"):
@@ -165,42 +168,41 @@ def listed(state: str, wanted: Mapping[str, Any], *, sees_payload: bool = False)
     return rows
 
 
-def diagnosed(wanted: Mapping[str, Any]) -> Any:
-    """Return the stuck tasks that are ``wanted``, with what a diagnosis reads of them."""
-    return _by_id(in_state("stuck"), wanted).defer(*LARGE)
+def diagnosed(filters: Mapping[str, Any]) -> Any:
+    """Return the stuck tasks, or the one that the filters name, with the columns of a diagnosis."""
+    return _by_id(in_state("stuck"), filters).defer(*LARGE)
 
 
-def exported(state: str, wanted: Mapping[str, Any], user: Any) -> Any:
+def exported(state: str, filters: Mapping[str, Any], user: Any) -> Any:
     """Return the tasks of a list, for an export.
 
     Args:
         state: The name of the list.
-        wanted: The cleaned fields of the page's filter form.
+        filters: The cleaned fields of the page's filter form.
         user: The user, who gets the columns that this user may see.
     """
-    return readable(_by_id(in_state(state), wanted), user)
+    return readable(_by_id(in_state(state), filters), user)
 
 
-def search_of(wanted: Mapping[str, Any], *, sees_payload: bool = False) -> Search | None:
-    """Return what a list is searched for by the ``wanted`` FILTERS except the id; None when there
-    is none.
+def search_of(filters: Mapping[str, Any], *, sees_payload: bool = False) -> Search | None:
+    """Return the search of a list by the FILTERS except the id; None if none is set.
 
     Args:
-        wanted: The cleaned fields of the page's filter form.
+        filters: The cleaned fields of the page's filter form.
         sees_payload: True if ``q`` is searched for in the payloads too: as the user sees them,
-            who would else spell out a masked secret letter by letter. SQL cannot mask, so the
-            payloads among which a page looks are read.
+            who could otherwise spell out a masked secret letter by letter. SQL cannot mask, so
+            the payloads in reach of the page are read.
     """
-    text = wanted["q"] if id_of(wanted) is None else ""
+    text = filters["q"] if id_of(filters) is None else ""
     if not (text and sees_payload):
-        return columns_search(wanted)
-    others = columns_search({**wanted, "q": ""}) or Q()
+        return columns_search(filters)
+    others = columns_search({**filters, "q": ""}) or Q()
 
     def search(rows: Any) -> Q:
-        sought = text.casefold()
+        folded = text.casefold()
         payloads = rows.values_list("pk", PAYLOAD_START)
-        found = [pk for pk, start in payloads if sought in short_payload(start).casefold()]
-        return others & (Q(name__startswith=text) | Q(pk__in=found))
+        matching = [pk for pk, start in payloads if folded in short_payload(start).casefold()]
+        return others & (Q(name__startswith=text) | Q(pk__in=matching))
 
     return search
 
@@ -224,50 +226,50 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def columns_search(wanted: Mapping[str, Any], of_task: str = "") -> Q | None:
-    """Return the condition of the ``wanted`` FILTERS except the id; None when there is none.
+def columns_search(filters: Mapping[str, Any], of_task: str = "") -> Q | None:
+    """Return the condition of the FILTERS except the id; None if none is set.
 
     ``of_task`` is put before the columns of a task, for rows that have a task and a holder.
     """
-    looked_for = {
-        "name__startswith": wanted["q"] if id_of(wanted) is None else "",
-        "name__in": registry.all_names(wanted["name"]) if wanted["name"] else (),
-        "queue": wanted["queue"],
-        "concurrency_key": wanted["key"],
-        "created_at__gte": wanted["since"],
-        "created_at__lt": wanted["until"],
+    lookups = {
+        "name__startswith": filters["q"] if id_of(filters) is None else "",
+        "name__in": registry.all_names(filters["name"]) if filters["name"] else (),
+        "queue": filters["queue"],
+        "concurrency_key": filters["key"],
+        "created_at__gte": filters["since"],
+        "created_at__lt": filters["until"],
     }
-    demands = [Q(**{of_task + name: value}) for name, value in looked_for.items() if value]
-    if wanted["holders"]:
-        demands.append(Q(holder__in=wanted["holders"]))
-    return Q(*demands) if demands else None
+    conditions = [Q(**{of_task + name: value}) for name, value in lookups.items() if value]
+    if filters["holders"]:
+        conditions.append(Q(holder__in=filters["holders"]))
+    return Q(*conditions) if conditions else None
 
 
-def counts(wanted: Mapping[str, Any], *, sees_payload: bool = False) -> dict[str, Capped]:
-    """Count the tasks of each of STATES that are ``wanted``: one statement, and one for each whose
-    payloads are searched."""
-    tallies = {name: tally(name, wanted, sees_payload=sees_payload) for name in STATES}
-    found = count_together(tallies)
-    return {state: counts["found"] for state, counts in found.items()}
+def counts(filters: Mapping[str, Any], *, sees_payload: bool = False) -> dict[str, Capped]:
+    """Count the tasks of each of STATES that match the filters: one statement, and one for each
+    state whose payloads are searched."""
+    tallies = {name: tally(name, filters, sees_payload=sees_payload) for name in STATES}
+    counted = count_together(tallies)
+    return {state: counts["matching"] for state, counts in counted.items()}
 
 
 def tally(
-    state: str, wanted: Mapping[str, Any] = NOTHING_WANTED, *, sees_payload: bool = False
+    state: str, filters: Mapping[str, Any] = NO_FILTERS, *, sees_payload: bool = False
 ) -> Tally:
-    """Return what counts the tasks of the list ``state`` that are ``wanted``, as "found"."""
-    rows = _by_id(in_state(state), wanted).order_by(*STATES[state].order.by)
-    search = search_of(wanted, sees_payload=sees_payload)
+    """Return the tally of the tasks in the list ``state`` that match the filters ("matching")."""
+    rows = _by_id(in_state(state), filters).order_by(*STATES[state].order.by)
+    search = search_of(filters, sees_payload=sees_payload)
     cap = COUNT_CAP if search is None else SEARCH_CAP
-    return Tally(rows, {"found": condition_of(search, rows, cap + 1) or Q()}, cap)
+    return Tally(rows, {"matching": condition_of(search, rows, cap + 1) or Q()}, cap)
 
 
 def count_of(*states: str, fresh: bool) -> Capped:
-    """Return the number of tasks in the lists ``states``, by one statement. Unless ``fresh``, one
-    that stopped at its cap may be what another poll counted within the last minute."""
+    """Return the number of tasks in the lists ``states``, by one statement. Unless ``fresh``, a
+    count that stopped at its cap may be one that another poll made within the last minute."""
 
     def count() -> Capped:
-        found = count_together({state: tally(state) for state in states})
-        return sum((each["found"] for each in found.values()), Capped(0))
+        counted = count_together({state: tally(state) for state in states})
+        return sum((counts["matching"] for counts in counted.values()), Capped(0))
 
     return shared(
         ("count", states),
@@ -277,12 +279,12 @@ def count_of(*states: str, fresh: bool) -> Capped:
     )
 
 
-def _by_id(rows: Any, wanted: Mapping[str, Any]) -> Any:
-    key = id_of(wanted)
+def _by_id(rows: Any, filters: Mapping[str, Any]) -> Any:
+    key = id_of(filters)
     return rows if key is None else rows.filter(pk=key)
 
 
-def id_of(wanted: Mapping[str, Any]) -> int | None:
-    """Return the id that was searched for: "17" or "task:17"."""
-    number = wanted["q"].removeprefix("task:").removeprefix("#")
+def id_of(filters: Mapping[str, Any]) -> int | None:
+    """Return the id that the filter ``q`` names: "17" or "task:17"; None if it names none."""
+    number = filters["q"].removeprefix("task:").removeprefix("#")
     return int(number) if number.isascii() and number.isdigit() and len(number) < 20 else None

@@ -1,4 +1,4 @@
-"""Select the tasks of a bulk action: those that were ticked, or all that match a filter."""
+"""Select the tasks of a bulk action: the ticked ones, or all that match a filter."""
 
 from __future__ import annotations
 
@@ -17,65 +17,72 @@ from tasks.dashboard import listing
 from tasks.dashboard.forms import TaskFilter
 from tasks.models import Task
 
-#: Parts of a list that a search for them looks through.
-STRETCHES = 4
+#: Pages of a list that a selection by filter reads at most.
+MAX_PAGES = 4
 
 
 @dataclass(frozen=True)
-class Picked(Selection):
-    """Tasks, and where they were picked."""
+class TaskSelection(Selection):
+    """Tasks, and how they were selected."""
 
-    #: The filter that picked them; None for those that were ticked.
-    wanted: Mapping[str, str] | None = None
-    #: The list that they were ticked in.
-    back: Mapping[str, str] = field(default_factory=dict)
+    #: The filter that selected them; None: they were ticked.
+    by_filter: Mapping[str, str] | None = None
+    #: The filter of the list in which they were ticked.
+    ticked_in: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def address(self) -> str:
-        """The filter or the list, for another hidden field."""
-        return urlencode(self.back if self.wanted is None else self.wanted)
+    def list_query(self) -> str:
+        """The query string of the list, for another hidden field."""
+        return urlencode(self.ticked_in if self.by_filter is None else self.by_filter)
 
 
-def pick(asked: QueryDict, *, sees_payload: bool = False) -> Picked:
+def select(parameters: QueryDict, *, sees_payload: bool = False) -> TaskSelection:
     """Return the tasks that were ticked in a list or, with ``scope=all``, those that match its
-    filter, as the list shows them to a user who ``sees_payload``."""
-    form = TaskFilter(asked)
-    back = asked_for(asked)
-    if asked.get("scope") == "all":
+    filter.
+
+    Args:
+        parameters: The query of the request.
+        sees_payload: True if the user may search payloads, as in the list.
+    """
+    form = TaskFilter(parameters)
+    list_filter = filter_parameters(parameters)
+    if parameters.get("scope") == "all":
         if not form.is_valid():
-            return Picked({}, back=back)
-        keys, more = _let_by(form.cleaned_data, sees_payload)
-        return Picked(_granted(keys), more, wanted=back)
-    ticked = [int(key) for key in asked.getlist("task") if _is_key(key)][:MAX_SELECTED]
-    return Picked(_granted(ticked), back=back)
+            return TaskSelection({}, ticked_in=list_filter)
+        keys, more = _matching_keys(form.cleaned_data, sees_payload)
+        return TaskSelection(_with_grants(keys), more, by_filter=list_filter)
+    ticked = [int(key) for key in parameters.getlist("task") if _is_key(key)][:MAX_SELECTED]
+    return TaskSelection(_with_grants(ticked), ticked_in=list_filter)
 
 
-def picked_before(sent: QueryDict) -> Picked:
-    """Return the selection of ``pick``, as the page that asks sends it; nothing where it is
-    forged."""
+def confirmed(form_data: QueryDict) -> TaskSelection:
+    """Return the selection that the confirmation page sends back; an empty one if it is forged."""
     keys: Keys = {}
     with suppress(ValueError):
-        keys = keys_of(Task, sent.get("picked", ""))
-    asked = asked_for(QueryDict(sent.get("asked", "")))
-    return Picked(keys, wanted=asked) if sent.get("scope") == "all" else Picked(keys, back=asked)
+        keys = keys_of(Task, form_data.get("picked", ""))
+    list_filter = filter_parameters(QueryDict(form_data.get("asked", "")))
+    if form_data.get("scope") == "all":
+        return TaskSelection(keys, by_filter=list_filter)
+    return TaskSelection(keys, ticked_in=list_filter)
 
 
-def asked_for(
-    given: Mapping[str, Any], names: Sequence[str] = ("state", *listing.FILTERS)
+def filter_parameters(
+    parameters: Mapping[str, Any], names: Sequence[str] = ("state", *listing.FILTERS)
 ) -> dict[str, str]:
-    """Return the filter of a list, as in its address; without the cursor."""
-    asked = {name: str(given.get(name, "")) for name in names}
-    return {name: text for name, text in asked.items() if text.strip()}
+    """Return the filter of a list as in its address, without the cursor."""
+    texts = {name: str(parameters.get(name, "")) for name in names}
+    return {name: text for name, text in texts.items() if text.strip()}
 
 
-def _let_by(wanted: Mapping[str, Any], sees_payload: bool) -> tuple[list[int], bool]:
-    """Keys of up to MAX_SELECTED tasks from the top of the list, and whether there may be more."""
-    state = listing.STATES[wanted["state"]]
-    search = listing.search_of(wanted, sees_payload=sees_payload)
-    rows = listing.listed(state.name, wanted).only("pk", *filter(None, [state.order.column]))
+def _matching_keys(filters: Mapping[str, Any], sees_payload: bool) -> tuple[list[int], bool]:
+    """Return the keys of up to MAX_SELECTED tasks from the top of the list, and True if there may
+    be more."""
+    state = listing.STATES[filters["state"]]
+    search = listing.search_of(filters, sees_payload=sees_payload)
+    rows = listing.listed(state.name, filters).only("pk", *filter(None, [state.order.column]))
     keys: list[int] = []
     cursor = None
-    for _ in range(STRETCHES):
+    for _ in range(MAX_PAGES):
         shown = page_of(rows, cursor, MAX_SELECTED - len(keys), state.order, search)
         keys += [task.pk for task in shown.rows]
         if not shown.older:
@@ -86,9 +93,9 @@ def _let_by(wanted: Mapping[str, Any], sees_payload: bool) -> tuple[list[int], b
     return keys, True
 
 
-def _granted(keys: list[int]) -> dict[int, int | None]:
-    found = dict(listing.tasks().filter(pk__in=keys).values_list("pk", "grants"))
-    return {key: found.get(key) for key in keys}
+def _with_grants(keys: list[int]) -> dict[int, int | None]:
+    grants = dict(listing.tasks().filter(pk__in=keys).values_list("pk", "grants"))
+    return {key: grants.get(key) for key in keys}
 
 
 def _is_key(text: str) -> bool:

@@ -1,7 +1,7 @@
 """Act on tasks: on one from its page, on many from a list.
 
-To many in two steps: a page that states what would happen to how many, and the deed, which is
-sent from there. What was picked is fixed by the first.
+An action on many has two steps: a confirmation page that says what would happen to how many, and
+the action, which is sent from there. The first step fixes the selection.
 """
 
 from __future__ import annotations
@@ -40,77 +40,78 @@ def act(request: HttpRequest, pk: int, name: str) -> HttpResponseBase:
         pk: The key of the task.
         name: The name of the action.
     """
-    chosen = _action(name)
+    action = _action(name)
 
     def do(request: HttpRequest) -> HttpResponse:
         task = listing.find(listing.tasks(), pk)
-        form = chosen.form_for(listing.tasks(), {pk: None}, request.POST)
+        form = action.form_for(listing.tasks(), {pk: None}, request.POST)
         if not form.is_valid():
             check_may_see(request, VIEW, form)
-            return detail(request, pk, {chosen.name: form}, status=400)
+            return detail(request, pk, {action.name: form}, status=400)
         keys = {task.pk: seen_grants(request)}
-        outcome = chosen.perform(
+        outcome = action.perform(
             listing.tasks(), keys, form.cleaned_data, user=request.user, via="page"
         )
         why = next(iter(outcome.skipped), "changed meanwhile")
-        report(request, outcome.changed, f"{chosen.done}.", f"Nothing changed: {why}.")
-        if chosen.name == "discard" and outcome.changed:
+        report(request, outcome.changed, f"{action.done}.", f"Nothing changed: {why}.")
+        if action.name == "discard" and outcome.changed:
             return redirect("leasing_tasks:list")
         return redirect("leasing_tasks:detail", task.pk)
 
-    return verb(chosen.permission)(do)(request)
+    return verb(action.permission)(do)(request)
 
 
 def bulk(request: HttpRequest, name: str) -> HttpResponseBase:
-    """Ask whether to do something to many tasks (GET), and do it (POST)."""
-    chosen = _action(name)
+    """Show the confirmation page of an action on many tasks (GET), and do the action (POST)."""
+    action = _action(name)
 
     def ask(request: HttpRequest) -> HttpResponse:
-        if not may(request, chosen.permission):
+        if not may(request, action.permission):
             raise PermissionDenied(READ_ONLY)
-        picked = selection.pick(request.GET, sees_payload=request.user.has_perm(VIEW_PAYLOAD))
-        return _ask(request, chosen, picked, chosen.form_for(listing.tasks(), {}))
+        sees_payload = request.user.has_perm(VIEW_PAYLOAD)
+        selected = selection.select(request.GET, sees_payload=sees_payload)
+        return _confirmation(request, action, selected, action.form_for(listing.tasks(), {}))
 
     def do(request: HttpRequest) -> HttpResponse:
-        picked = selection.picked_before(request.POST)
-        form = chosen.form_for(listing.tasks(), picked.keys, request.POST)
+        selected = selection.confirmed(request.POST)
+        form = action.form_for(listing.tasks(), selected.keys, request.POST)
         if not form.is_valid():
-            return _ask(request, chosen, picked, form, status=400)
-        outcome = chosen.perform(
+            return _confirmation(request, action, selected, form, status=400)
+        outcome = action.perform(
             listing.tasks(),
-            picked.keys,
+            selected.keys,
             form.cleaned_data,
             user=request.user,
             via="page",
-            by_filter=picked.wanted,
+            by_filter=selected.by_filter,
         )
-        said = chosen.report(Task, outcome)
-        report(request, not outcome.skipped, said, said)
-        return redirect(_list(picked.wanted or picked.back))
+        message = action.report(Task, outcome)
+        report(request, not outcome.skipped, message, message)
+        return redirect(_list(selected.by_filter or selected.ticked_in))
 
     guard = verb if request.method == "POST" else page
-    return guard(chosen.permission)(do if request.method == "POST" else ask)(request)
+    return guard(action.permission)(do if request.method == "POST" else ask)(request)
 
 
-def _ask(
+def _confirmation(
     request: HttpRequest,
-    chosen: TaskAction,
-    picked: selection.Picked,
+    action: TaskAction,
+    selected: selection.TaskSelection,
     form: forms.Form,
     status: int = 200,
 ) -> HttpResponse:
     check_may_see(request, VIEW, form)
-    view = chosen.outlook(listing.tasks(), picked.keys, {})
-    named = listing.tasks().filter(pk__in=view.fitting[:NAMED]).order_by("pk")
+    preview = action.outlook(listing.tasks(), selected.keys, {})
+    named = listing.tasks().filter(pk__in=preview.fitting[:NAMED]).order_by("pk")
     context = {
-        "verb": chosen,
+        "verb": action,
         "form": form,
-        "picked": picked,
-        "count": len(view.fitting),
-        "view": view,
-        "named": named.only("name") if view.fitting else [],
-        "more": max(0, len(view.fitting) - NAMED),
-        "back": _list(picked.wanted or picked.back),
+        "selection": selected,
+        "count": len(preview.fitting),
+        "preview": preview,
+        "named": named.only("name") if preview.fitting else [],
+        "more": max(0, len(preview.fitting) - NAMED),
+        "back": _list(selected.by_filter or selected.ticked_in),
         "most": MAX_SELECTED,
     }
     return render(request, "leasing_tasks/confirm.html", context, status=status)
@@ -123,6 +124,6 @@ def _action(name: str) -> TaskAction:
         raise Http404("There is no such action.") from error
 
 
-def _list(asked: Mapping[str, str]) -> str:
-    query = urlencode(asked)
+def _list(list_filter: Mapping[str, str]) -> str:
+    query = urlencode(list_filter)
     return reverse("leasing_tasks:list") + (f"?{query}" if query else "")

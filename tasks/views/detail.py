@@ -32,7 +32,7 @@ VIEW_AUDIT, VIEW_WORKER = "leasing.view_auditentry", "leasing_tasks.view_worker"
 #: The newest rows of each table of which the page shows the events.
 TRACED = 50
 
-#: Facts of a diagnosis that the page tells by itself, with times that tick.
+#: Facts of a diagnosis that the page shows by itself, with times that tick.
 ON_PAGE = {
     "Held by",
     "Since",
@@ -53,7 +53,7 @@ UNSEEN = ("task_data", "task_output", "checkpoint")
 
 @page(VIEW)
 def task_detail(request: HttpRequest, pk: int) -> HttpResponse:
-    """One task: its diagnosis, its attempts, what it was given and what it gave back."""
+    """One task: its diagnosis, its attempts, its arguments and its result."""
     return detail(request, pk, {})
 
 
@@ -65,7 +65,7 @@ def detail(
     Args:
         request: The user's request.
         pk: The key of the task.
-        forms: Forms that were filled in wrongly, by the names of their actions.
+        forms: Invalid forms, by the names of their actions.
         status: The HTTP status.
     """
     sees_payload, sees_audit, sees_workers = sees = [
@@ -112,24 +112,24 @@ def detail(
 
 def _diagnosed(task: Task, now: datetime, *, fresh: bool) -> dict[str, Any]:
     """Return the diagnosis of ``task``."""
-    found = explain(task, now, fresh=fresh)
+    diagnosis = explain(task, now, fresh=fresh)
     return {
-        "diagnosis": found,
+        "diagnosis": diagnosis,
         # The page of a task that waits is the only one that shows these words.
-        "until": found.until if task.status == TaskStatus.READY else "",
-        "severity": SEVERITY_BADGES[found.severity],
-        "facts": [fact for fact in found.facts if fact[0] not in ON_PAGE],
+        "until": diagnosis.until if task.status == TaskStatus.READY else "",
+        "severity": SEVERITY_BADGES[diagnosis.severity],
+        "facts": [fact for fact in diagnosis.facts if fact[0] not in ON_PAGE],
     }
 
 
 def _verbs(
     task: Task, forms: Mapping[str, forms.Form], context: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the actions on the task, with those that the user may do, and why its state allows
-    others that would change nothing."""
-    fitting = [each for each in ACTIONS.values() if each.fits(task)]
+    """Return the actions that would change the task and that the user may do, and those that its
+    state allows but that would change nothing, with the reason."""
+    applicable = [each for each in ACTIONS.values() if each.fits(task)]
     refusing = [each for each in ACTIONS.values() if task.status in each.statuses]
-    allowed = [verb for verb in fitting if verb.name in context["allowed"]]
+    allowed = [verb for verb in applicable if verb.name in context["allowed"]]
     is_held = task.status == TaskStatus.RUNNING
     may_revoke = is_held and context["may_revoke"]
     return {
@@ -139,5 +139,5 @@ def _verbs(
         "refused": [(each.label, why) for each in refusing if (why := each.idle(task, {}))],
         "may_revoke": may_revoke,
         "revoke_form": ForceReleaseForm(task.lease_resource),
-        "has_forbidden": len(allowed) < len(fitting) or is_held and not may_revoke,
+        "has_forbidden": len(allowed) < len(applicable) or is_held and not may_revoke,
     }

@@ -22,29 +22,29 @@ TEMPLATE = "leasing_tasks/keys.html"
 
 @page(VIEW)
 def key_list(request: HttpRequest) -> HttpResponse:
-    """Keys that are open or perhaps done twice, or all, the newest first."""
+    """Keys that are open or perhaps done twice, or all keys, the newest first."""
     form = KeyFilter(request.GET)
 
     def read(now: datetime) -> dict[str, Any]:
-        wanted = form.cleaned_data
-        search = reconciliation.LISTS[wanted["state"]] or None
+        filters = form.cleaned_data
+        search = reconciliation.LISTS[filters["state"]] or None
         sections = []
-        for title, rows in _sources(request, wanted["q"]).items():
-            found = page_of(rows, wanted["at"], search=search)
-            marked = [(row, reconciliation.BADGES.get(row.finding)) for row in found.rows]
-            sections.append((title, found, marked))
-        address = urlencode({"state": wanted["state"], "q": wanted["q"]})
-        return {"filter": wanted, "address": address, "sections": sections}
+        for title, rows in _sources(request, filters["q"]).items():
+            keys = page_of(rows, filters["at"], search=search)
+            badged = [(row, reconciliation.BADGES.get(row.finding)) for row in keys.rows]
+            sections.append((title, keys, badged))
+        address = urlencode({"state": filters["state"], "q": filters["q"]})
+        return {"filter": filters, "address": address, "sections": sections}
 
     def count() -> dict[str, Any]:
-        wanted = form.cleaned_data
-        counts = reconciliation.counts(_sources(request, wanted["q"]).values())
+        filters = form.cleaned_data
+        counts = reconciliation.counts(_sources(request, filters["q"]).values())
         tabs = [
             {
                 "state": name,
                 "label": label,
                 "count": counts[name],
-                "is_current": name == wanted["state"],
+                "is_current": name == filters["state"],
             }
             for name, label in KeyFilter.STATES
         ]
@@ -57,14 +57,14 @@ def key_list(request: HttpRequest) -> HttpResponse:
 @page(VIEW)
 def key_export(request: HttpRequest, form: str) -> HttpResponseBase:
     """The keys of the list as a file, by the same filter."""
-    asked = KeyFilter(request.GET)
-    if not asked.is_valid():
-        return answer(request, TEMPLATE, {"form": asked})
-    wanted = asked.cleaned_data
-    search = reconciliation.LISTS[wanted["state"]] or None
-    sources = _sources(request, wanted["q"]).values()
+    filter_form = KeyFilter(request.GET)
+    if not filter_form.is_valid():
+        return answer(request, TEMPLATE, {"form": filter_form})
+    filters = filter_form.cleaned_data
+    search = reconciliation.LISTS[filters["state"]] or None
+    sources = _sources(request, filters["q"]).values()
     chunks = chain.from_iterable(chunks_of(rows, search=search) for rows in sources)
-    return export(request, chunks, reconciliation.KEYS, form, f"keys-{wanted['state']}")
+    return export(request, chunks, reconciliation.KEYS, form, f"keys-{filters['state']}")
 
 
 def _sources(request: HttpRequest, key: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tasks.dashboard import listing, recovered
 from tasks.dashboard.exports import RECOVERED, TASKS, VIEW_PAYLOAD
 from tasks.dashboard.forms import TaskFilter, TaskSearch
 from tasks.dashboard.operator_actions import bulk_actions
-from tasks.dashboard.selection import asked_for
+from tasks.dashboard.selection import filter_parameters
 from tasks.diagnosis import diagnose, look_around
 
 VIEW = "leasing_tasks.view_task"
@@ -32,17 +32,17 @@ def task_list(request: HttpRequest) -> HttpResponse:
         form.fields["q"].label = "ID, start of name, or argument"
 
     def read(now: datetime) -> dict[str, Any]:
-        wanted, asked = form.cleaned_data, asked_for(form.data)
-        state = listing.STATES[wanted["state"]]
-        rows = listing.listed(state.name, wanted, sees_payload=sees_payload)
-        search = listing.search_of(wanted, sees_payload=sees_payload)
+        filters, parameters = form.cleaned_data, filter_parameters(form.data)
+        state = listing.STATES[filters["state"]]
+        rows = listing.listed(state.name, filters, sees_payload=sees_payload)
+        search = listing.search_of(filters, sees_payload=sees_payload)
         return {
             "state": state,
-            "filters": _filters(form, ("state", *listing.FILTERS)),
-            "address": urlencode(asked),
-            "asked": asked,
+            "filters": _filter_chips(form, ("state", *listing.FILTERS)),
+            "address": urlencode(parameters),
+            "parameters": parameters,
             "most": MAX_SELECTED,
-            "page": page_of(rows, wanted["at"], order=state.order, search=search),
+            "page": page_of(rows, filters["at"], order=state.order, search=search),
         }
 
     def count() -> dict[str, Any]:
@@ -57,13 +57,13 @@ def task_list(request: HttpRequest) -> HttpResponse:
 @page(VIEW)
 def task_export(request: HttpRequest, form: str) -> HttpResponseBase:
     """The tasks of a list as a file, by the same filter and in the same order."""
-    asked = TaskFilter(request.GET)
-    if not asked.is_valid():
-        return answer(request, "leasing_tasks/list.html", {"form": asked})
-    wanted = asked.cleaned_data
-    state = listing.STATES[wanted["state"]]
-    rows = listing.exported(state.name, wanted, request.user)
-    search = listing.search_of(wanted, sees_payload=request.user.has_perm(VIEW_PAYLOAD))
+    filter_form = TaskFilter(request.GET)
+    if not filter_form.is_valid():
+        return answer(request, "leasing_tasks/list.html", {"form": filter_form})
+    filters = filter_form.cleaned_data
+    state = listing.STATES[filters["state"]]
+    rows = listing.exported(state.name, filters, request.user)
+    search = listing.search_of(filters, sees_payload=request.user.has_perm(VIEW_PAYLOAD))
     chunks = chunks_of(rows, state.order, search)
     return export(request, chunks, TASKS, form, f"tasks-{state.name}")
 
@@ -75,21 +75,24 @@ def stuck(request: HttpRequest) -> HttpResponse:
     form = TaskSearch(request.GET)
 
     def read(now: datetime) -> dict[str, Any]:
-        wanted, asked = form.cleaned_data, asked_for(form.data, listing.FILTERS)
-        search = listing.columns_search(wanted)
-        rows = page_of(listing.diagnosed(wanted), wanted["at"], search=search)
-        taken = page_of(recovered.listed(wanted), wanted["at"], search=recovered.search_of(wanted))
-        around = look_around(rows.rows, now, fresh=not is_live(request))
-        diagnosed = [(task, diagnose(task, now, around)) for task in rows.rows]
+        filters = form.cleaned_data
+        parameters = filter_parameters(form.data, listing.FILTERS)
+        search = listing.columns_search(filters)
+        stuck_page = page_of(listing.diagnosed(filters), filters["at"], search=search)
+        recovered_page = page_of(
+            recovered.listed(filters), filters["at"], search=recovered.search_of(filters)
+        )
+        around = look_around(stuck_page.rows, now, fresh=not is_live(request))
+        diagnosed = [(task, diagnose(task, now, around)) for task in stuck_page.rows]
         return {
-            "filters": _filters(form, listing.FILTERS),
-            "address": urlencode(asked),
-            "asked": asked,
-            "page": rows,
+            "filters": _filter_chips(form, listing.FILTERS),
+            "address": urlencode(parameters),
+            "parameters": parameters,
+            "page": stuck_page,
             "diagnosed": diagnosed,
-            "recovered_page": taken,
+            "recovered_page": recovered_page,
             # Each with its task, for the fingerprint: it does not look behind foreign keys.
-            "recoveries": [(each, each.task, recovered.why(each)) for each in taken.rows],
+            "recoveries": [(each, each.task, recovered.why(each)) for each in recovered_page.rows],
         }
 
     return answer(
@@ -100,17 +103,17 @@ def stuck(request: HttpRequest) -> HttpResponse:
 @page(VIEW)
 def recovered_export(request: HttpRequest, form: str) -> HttpResponseBase:
     """The recoveries as a file, by the same filter and in the same order."""
-    asked = TaskSearch(request.GET)
-    if not asked.is_valid():
-        return answer(request, "leasing_tasks/stuck.html", {"form": asked})
-    rows = recovered.exported(asked.cleaned_data)
-    chunks = chunks_of(rows, search=recovered.search_of(asked.cleaned_data))
+    filter_form = TaskSearch(request.GET)
+    if not filter_form.is_valid():
+        return answer(request, "leasing_tasks/stuck.html", {"form": filter_form})
+    filters = filter_form.cleaned_data
+    chunks = chunks_of(recovered.exported(filters), search=recovered.search_of(filters))
     return export(request, chunks, RECOVERED, form, "recovered")
 
 
-def _tabs(wanted: dict[str, Any], sees_payload: bool) -> list[dict[str, Any]]:
-    counts = listing.counts(wanted, sees_payload=sees_payload)
-    current = listing.STATES[wanted["state"]]
+def _tabs(filters: dict[str, Any], sees_payload: bool) -> list[dict[str, Any]]:
+    counts = listing.counts(filters, sees_payload=sees_payload)
+    current = listing.STATES[filters["state"]]
     return [
         {
             "state": None if state.name == "all" else state.name,
@@ -122,17 +125,17 @@ def _tabs(wanted: dict[str, Any], sees_payload: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _filters(form: TaskSearch, kept: Sequence[str]) -> list[dict[str, str]]:
-    """Return the filters of the list but its state: a label, the value, and the address without
-    it, which keeps the others of ``kept``."""
-    asked = asked_for(form.data, kept)
+def _filter_chips(form: TaskSearch, names: Sequence[str]) -> list[dict[str, str]]:
+    """Return the filters of the list but its state: a label, the value, and the address with the
+    parameters ``names`` except this one."""
+    parameters = filter_parameters(form.data, names)
     labels = {name: form.fields[name].label or name.capitalize() for name in listing.FILTERS}
     return [
         {
             "label": str(labels[name]),
-            "value": asked[name].replace("T", " ") if name in ("since", "until") else asked[name],
-            "without": urlencode({k: v for k, v in asked.items() if k != name}),
+            "value": text.replace("T", " ") if name in ("since", "until") else text,
+            "without": urlencode({k: v for k, v in parameters.items() if k != name}),
         }
         for name in listing.FILTERS
-        if name in asked
+        if (text := parameters.get(name))
     ]
