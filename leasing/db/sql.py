@@ -300,7 +300,7 @@ class Statements:
         expired; None if it cannot be sent. Raises LeaseInTransaction.
 
         Args:
-            terms: The terms of the grants.
+            terms: The terms of the grants, with a request for ONE alone.
             chosen: ONE: the row whose ``column`` is ``value``; ALL: those whose ``column`` is in
                 ``value``, in the order of these, or none; FIRST: up to ``value``, in their order.
             column: The name of a field, or "pk".
@@ -313,7 +313,7 @@ class Statements:
         refuse_transaction(connection)
         filters: dict[str, Any] = {}
         if rows is None:
-            if chosen is ONE and terms.request_id is not None:
+            if terms.request_id is not None:
                 chosen = ONE_BY_REQUEST
                 filters["lowest"], filters["highest"] = terms.grants_of_request
             statement = self._grants.get((chosen, column)) or self._grant(chosen, column, terms)
@@ -446,7 +446,7 @@ def _not_read(
         field, term = by_column[column], _TERM.fullmatch(text)
         if field.get_db_converters(connections[using]):
             continue
-        if text == "NULL" or (text in _WRITTEN and type(field) in _KEPT_AS_SENT):
+        if text in _WRITTEN:
             known[field.attname] = None, _WRITTEN[text]
         elif term and type(getattr(terms, term[1])) is _KEPT_AS_SENT.get(type(field)):
             known[field.attname] = term[1], None

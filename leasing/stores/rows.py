@@ -305,7 +305,7 @@ class RowStore:
         if self.kind.tells_waiters:
             for row in rows:
                 notify(self.using, row.lease_resource)
-        if rows and self.kind.is_told:
+        if self.kind.is_told:
             happened("lease.released", rows)
 
     def term(self, row: Any) -> Term:
