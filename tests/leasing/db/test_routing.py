@@ -193,7 +193,12 @@ def test_a_router_is_believed_and_a_named_database_before_it(order: Order) -> No
     """As Django's save() believes it: one that knows no shards has no rows in them."""
     with routed(Fixed()):
         assert Order.objects.acquire(order)._state.db == "default"
-        assert Order.objects.using("shard").acquire(order)._state.db == "shard"
+        there = Order.objects.using("shard")
+        held = there.acquire(order)
+        assert held._state.db == "shard"
+        there.release(held)
+        with there.hold(order):
+            assert there.active().exists()
 
 
 @with_shard

@@ -21,7 +21,7 @@ from leasing.models import Lease
 from leasing.querysets import LeasableQuerySet
 from leasing.testing.keeper import manual_keeper
 from leasing.validation.terms import Terms
-from tests.leasing.support import events, expire, stored
+from tests.leasing.support import events, expire, grants, stored
 from tests.shop.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -68,6 +68,32 @@ def test_what_was_compiled_once_is_not_compiled_again(monkeypatch: pytest.Monkey
     Lease.objects.release(Lease.objects.renew(Lease.objects.acquire("d")))
     Lease.objects.acquire_many(["a", "b"]).give_back()
     Order.objects.renew(Order.objects.acquire(order()))
+
+
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_statement_is_made_once() -> None:
+    """A cursor knows the statement again that it has sent before by its text."""
+    Lease.objects.create(resource="a")
+
+    def sent() -> list[str]:
+        texts: list[str] = []
+
+        def note(execute: Any, sql: str, *rest: Any) -> Any:
+            if "SKIP LOCKED" in sql:
+                texts.append(sql)
+            return execute(sql, *rest)
+
+        with connection.execute_wrapper(note):
+            lease = Lease.objects.renew(Lease.objects.acquire("a"))
+            Lease.objects.renew_many(grants(lease))
+            Lease.objects.release(lease)
+            Lease.objects.acquire_many(["a"]).give_back()
+        return texts
+
+    first, second = sent(), sent()
+
+    assert [id(text) for text in first] == [id(text) for text in second]
+    assert len(first) == 6
 
 
 @pytest.mark.usefixtures("on_postgresql")
@@ -236,6 +262,15 @@ def test_a_granted_row_stands_as_it_is_read() -> None:
         }
         assert (row._state.db, row._state.adding) == (read._state.db, read._state.adding)
         assert row.expires_at.tzinfo is read.expires_at.tzinfo
+
+
+def test_a_holder_is_read_as_text_whatever_kind_of_text_it_was() -> None:
+    class Name(str):
+        __slots__ = ()
+
+    lease = Lease.objects.acquire("a", holder=Name("ann"))
+
+    assert type(lease.holder) is str
 
 
 def test_what_is_granted_without_metadata_shares_none() -> None:

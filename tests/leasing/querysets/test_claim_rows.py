@@ -249,7 +249,9 @@ def test_a_claim_takes_only_rows_of_the_queryset() -> None:
     orders(1, packed=True)
     (unpacked,) = orders(1)
 
-    assert Order.objects.filter(packed=False).claim(5) == [unpacked]
+    # Without the order of the model too.
+    assert Order.objects.filter(packed=False).order_by().claim(5) == [unpacked]
+    assert Order.objects.filter(packed=False).claim(5) == []
     assert active() == [unpacked.pk]
 
 

@@ -21,7 +21,7 @@ from leasing.stores import portable
 from leasing.testing.keeper import ManualKeeper
 from tests.factories import make_lease
 from tests.leasing.stopped import Waits
-from tests.leasing.support import PATIENCE, events, expire, stored, usurp
+from tests.leasing.support import PATIENCE, events, expire, grants, stored, usurp
 
 pytestmark = pytest.mark.django_db
 
@@ -182,6 +182,16 @@ def test_a_hold_ends_with_its_longest_time_and_says_so(clocks: ManualKeeper) -> 
         assert row().expires_at > clocks.now - seconds(0.001)  # told before others get it
 
     assert reported == [hold.term]
+
+
+def test_the_renewal_that_reaches_the_longest_time_is_the_last(clocks: ManualKeeper) -> None:
+    lease = Lease.objects.acquire("crane:1", ttl=10, max_hold=25)
+    last = []
+    for _ in range(2):
+        clocks.advance(9)
+        last.append(Lease.objects.renew_many(grants(lease)).renewed[lease.pk].is_last)
+
+    assert last == [False, True]
 
 
 def test_without_a_longest_hold_a_lease_is_renewed_for_ever(clocks: ManualKeeper) -> None:

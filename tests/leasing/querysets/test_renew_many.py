@@ -16,7 +16,14 @@ from leasing.store import Renewal
 from leasing.stores import portable
 from tests.factories import grant_id_of, make_lease, make_leases
 from tests.leasing.conftest import DatabaseClock
-from tests.leasing.support import events, expire, grants, stored, usurp
+from tests.leasing.support import (
+    events,
+    expire,
+    grants,
+    revoke_ahead_of_the_clock,
+    stored,
+    usurp,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -77,10 +84,11 @@ def test_of_many_the_one_at_its_deadline_comes_too_late(database_clock: Database
 
 @pytest.mark.usefixtures("form")
 def test_what_was_lost_is_told_with_the_reason_and_the_rest_is_renewed() -> None:
-    fine, expired, taken, released, gone = leases = make_leases(5)
+    fine, expired, taken, released, revoked, gone = leases = make_leases(6)
     expire(expired)
     usurp(taken)
     Lease.objects.release(released)
+    revoke_ahead_of_the_clock(revoked)
     Lease.objects.filter(resource=gone.resource).delete()
 
     answer = Lease.objects.renew_many(grants(*leases))
@@ -90,6 +98,7 @@ def test_what_was_lost_is_told_with_the_reason_and_the_rest_is_renewed() -> None
         expired.pk: "it expired at ",
         taken.pk: "thief has held it since ",
         released.pk: "it was revoked",
+        revoked.pk: "it was revoked",
         gone.pk: "its row is gone",
     }
     assert answer.lost.keys() == begins.keys()

@@ -12,6 +12,7 @@ from leasing.db.dialects import durable, in_transaction, refuse_transaction
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.holding.keeper import Keeper
 from leasing.models import Lease
+from leasing.stores.rows import write_apart
 from tests.factories import make_lease
 from tests.leasing.support import events, grants, row_hold, stored, usurp
 
@@ -133,6 +134,24 @@ def test_a_refusal_is_noted_although_the_caller_rolls_back(notes: Keeper) -> Non
     notes.write_notes()
 
     assert events("crane:1") == ["acquired", "refused"]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("on_postgresql")
+def test_a_note_waits_for_no_lock_for_long(notes: Keeper) -> None:
+    """The thread that writes it has renewals to do."""
+    limits: list[Any] = []
+
+    def note() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting('lock_timeout')")
+            limits.extend(cursor.fetchone())
+
+    with transaction.atomic():
+        write_apart("default", note)
+    notes.write_notes()
+
+    assert limits == ["1s"]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -21,7 +21,7 @@ from leasing.checks.deploy import check_enabled
 from leasing.checks.settings import check_settings
 from leasing.exceptions import LeaseHeld, LeaseInTransaction, LeaseLost
 from leasing.functions import EPOCH
-from leasing.models import Lease
+from leasing.models import Lease, LeaseEvent
 from leasing.stores import memory
 from leasing.stores.memory import MemoryStore
 from leasing.testing import assert_free, assert_held, events_of, expire, in_memory
@@ -139,6 +139,7 @@ def test_the_signals_are_those_of_the_database(sent: Sent, clocks: ManualKeeper)
     assert sent[2][2]["reason"].startswith("next has held it since")
 
 
+@pytest.mark.django_db
 def test_a_late_release_is_refused_and_told(sent: Sent) -> None:
     grant = memory.memory.acquire_row(Lease(resource="berth:1"), Terms.check(holder="me"))
     expire("berth:1")
@@ -148,6 +149,7 @@ def test_a_late_release_is_refused_and_told(sent: Sent) -> None:
     assert sent[-1][0] == "refused"
     assert sent[-1][2]["verb"] == "release"
     assert events_of("berth:1")[-1].reason.startswith("release: it expired")
+    assert not LeaseEvent.objects.exists(), "the database has none of it"
 
 
 def test_the_ledger_forgets_the_oldest_events() -> None:
