@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import DataError, IntegrityError, transaction
@@ -32,7 +33,7 @@ from tasks.payload import OUTPUT, check_json, dumped_json
 from tasks.querysets import compensation
 from tasks.querysets.base import TaskRows, TaskStatus, attempt_model
 from tasks.querysets.claimed import ClaimedTask
-from tasks.querysets.failure import Failure, storable
+from tasks.querysets.failure import described, pause_after, storable
 from tasks.querysets.sql import ends as one_statement
 from tasks.querysets.transitions import ByKey, cancellation, ending, over, traced
 from tasks.querysets.unique import key_in_retry
@@ -40,7 +41,7 @@ from tasks.querysets.unique import key_in_retry
 if TYPE_CHECKING:
     from tasks.models import Task, TaskAttempt
 
-#: Outputs of more characters than this go to the database one by one.
+#: Characters of all outputs that the one statement takes.
 LARGEST = 16_000_000
 
 Refused = list[tuple["Task", Exception]]
@@ -208,19 +209,17 @@ def only(result: EndResult) -> Task:
 def _complete(
     rows: TaskRows, results: list[tuple[Task, Any]], *, unexpired: bool = False
 ) -> EndResult:
-    def columns(row: Task) -> dict[str, Any]:
-        return {"status": TaskStatus.SUCCEEDED, **ending()}
-
     endings: list[Ending] = []
-    unfit: dict[int, Exception] = {}
+    unfit: Refused = []
     for task, output in results:
         try:
-            check_json(output, OUTPUT)
+            own = {"task_output": check_json(output, OUTPUT)}
         except NotSerializable as error:
-            unfit[id(task)] = error
-        own = {"task_output": output}
-        endings.append(Ending(task, columns, event="task.completed", own=own))
-    return _end(rows, endings, "complete", unexpired, unfit)
+            unfit.append((task, error))
+        else:
+            endings.append(Ending(task, _succeeded, event="task.completed", own=own))
+    completed, refused = _end(rows, endings, "complete", unexpired)
+    return completed, [*unfit, *refused]
 
 
 def _fail(
@@ -229,28 +228,17 @@ def _fail(
     *,
     unexpired: bool = False,
 ) -> EndResult:
-    def failure(task: Task, error: BaseException | str) -> Ending:
+    endings = []
+    for task, error in failures:
         # The policy is asked before the transaction begins, which on SQLite is a lock already.
-        found = Failure.of(task, error)
-
-        def columns(row: Task) -> dict[str, Any]:
-            told = {"last_error": found.text, **traced(task), **_kind_of(task)}
-            if row.cancel_requested_at is not None:
-                return {"status": TaskStatus.CANCELLED, **told, **ending()}
-            if found.delay is None or row.attempts >= row.max_attempts:
-                return {"status": TaskStatus.FAILED, **told, **ending()}
-            return {**_waiting(found.delay), "unique_key": key_in_retry(), **told}
-
-        return Ending(
-            task,
-            columns,
-            found.attempt,
-            event="task.attempt_failed",
-            reason=found.text,
-            raised=found.raised,
-        )
-
-    return _end(rows, [failure(*each) for each in failures], "fail", unexpired)
+        delay, (text, *trace) = pause_after(task, error), described(error)
+        said = {"last_error": text, **traced(task), **_kind_of(task)}
+        columns = partial(_unsuccessful, said=said, delay=delay, spent=True)
+        attempt = attempt_model().of(task, "failed", text, *trace)
+        raised = error if isinstance(error, BaseException) else None
+        event = "task.attempt_failed"
+        endings.append(Ending(task, columns, attempt, event=event, reason=text, raised=raised))
+    return _end(rows, endings, "fail", unexpired)
 
 
 def _give_back(
@@ -280,24 +268,34 @@ def _refund(
     """Set the tasks ready in ``delay`` with their attempts uncounted. Each record takes the place
     of those ``like`` it; None: there is to be none."""
     event = "task.snoozed" if verb == "snooze" else "task.returned"
-
-    def refund(task: Task, attempt: TaskAttempt) -> Ending:
-        def columns(row: Task) -> dict[str, Any]:
-            told = {"attempts": F("attempts") - 1, **traced(task), **_kind_of(task)}
-            if row.cancel_requested_at is not None:
-                return {"status": TaskStatus.CANCELLED, **told, **ending()}
-            return {**_waiting(delay), **told}
-
+    endings = []
+    for task, attempt in attempts:
+        said = {"attempts": F("attempts") - 1, **traced(task), **_kind_of(task)}
+        columns = partial(_unsuccessful, said=said, delay=delay)
         record = attempt if like else None
-        return Ending(task, columns, record, like, event=event, reason=attempt.error)
+        endings.append(Ending(task, columns, record, like, event=event, reason=attempt.error))
+    return _end(rows, endings, verb)
 
-    return _end(rows, [refund(*each) for each in attempts], verb)
+
+# Columns of a row, as it is locked
 
 
-def _waiting(delay: timedelta) -> dict[str, Any]:
-    """The columns of a task that waits for ``delay``."""
+def _succeeded(row: Task) -> dict[str, Any]:
+    return {"status": TaskStatus.SUCCEEDED, **ending()}
+
+
+def _unsuccessful(
+    row: Task, said: dict[str, Any], delay: timedelta | None, *, spent: bool = False
+) -> dict[str, Any]:
+    """The columns of a task that is tried again in ``delay``, unless it is asked to stop, or this
+    attempt is ``spent`` and was the last."""
+    if row.cancel_requested_at is not None:
+        return {"status": TaskStatus.CANCELLED, **said, **ending()}
+    if delay is None or spent and row.attempts >= row.max_attempts:
+        return {"status": TaskStatus.FAILED, **said, **ending()}
     moved = {"scheduled_at": after(delay)} if delay else {}
-    return {"status": TaskStatus.READY, **moved, **over()}
+    freed = {"unique_key": key_in_retry()} if spent else {}
+    return {"status": TaskStatus.READY, **moved, **freed, **over(), **said}
 
 
 def _kind_of(task: Task | ClaimedTask) -> dict[str, int]:
@@ -318,12 +316,8 @@ def _end(
     endings: list[Ending],
     verb: str,
     unexpired: bool = False,
-    unfit: dict[int, Exception] | None = None,
 ) -> EndResult:
-    """Store the ``endings``, but of tasks that are ``unfit``: their errors, by ``id()``."""
-    refused = dict(unfit or {})
-    fit = [each for each in endings if id(each.task) not in refused]
-    refused |= _end_together(rows, fit, verb, unexpired)
+    refused = _end_together(rows, endings, verb, unexpired)
     tasks = [each.task for each in endings]
     return (
         [task for task in tasks if id(task) not in refused],
@@ -430,39 +424,24 @@ def _tell(rows: TaskRows, ended: Ending) -> None:
 
 
 def _complete_at_once(rows: TaskRows, results: list[tuple[ClaimedTask, Any]]) -> list[ClaimedTask]:
-    """Complete the tasks for which this is possible, and return them."""
+    """Complete the tasks whose grants hold, and return them: none if an output is refused, or all
+    are too large for one statement."""
     asked: dict[int, tuple[ClaimedTask, Any]] = {}
     for result in results:
         asked.setdefault(result[0].id, result)
     asked = {key: asked[key] for key in sorted(asked)}
-    # Together they take half as long as one by one, and are seldom refused.
-    text = _as_json([output for _, output in asked.values()])
-    if text is None or len(text) > LARGEST:
-        texts: dict[int, str] = {}
-        room = LARGEST
-        for key, (_, output) in asked.items():
-            each = _as_json(output)
-            if each is not None and len(each) <= room:
-                texts[key] = each
-                room -= len(each)
-        asked, text = {key: asked[key] for key in texts}, f"[{','.join(texts.values())}]"
-    if not asked:
-        return []
+    outputs = [output for _, output in asked.values()]
     try:
+        # Together they take half as long as one by one, and are seldom refused.
+        text = dumped_json(outputs, OUTPUT)
+        if len(text) > LARGEST:
+            return []
         # Within a transaction an error of it is to harm nothing else.
         with transaction.atomic(rows.db) if in_transaction(rows.db) else nullcontext():
             done = one_statement.complete(rows.db, [each for each, _ in asked.values()], text)
-    except (DataError, IntegrityError):
+    except (NotSerializable, DataError, IntegrityError):
         return []
     for key, at in done.items():
         claimed, output = asked[key]
         claimed.ended_with = output, at
     return [asked[key][0] for key in done]
-
-
-def _as_json(output: Any) -> str | None:
-    """``output`` as text, if it may be stored."""
-    try:
-        return dumped_json(output, OUTPUT)
-    except NotSerializable:
-        return None

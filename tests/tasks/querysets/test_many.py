@@ -130,10 +130,7 @@ def test_what_cannot_be_taken_sinks_no_neighbour(reported: Reported) -> None:
     )
 
     assert done == [good, other]
-    assert [(task, type(error)) for task, error in refused] == [
-        (sold, LeaseLost),
-        (bad, InvalidOutput),
-    ]
+    assert {task: type(error) for task, error in refused} == {sold: LeaseLost, bad: InvalidOutput}
     assert outputs([good, other, bad, sold]) == ["well", "well", None, None]
     assert row_of(bad)["status"] == TaskStatus.RUNNING
     assert [name for name, _, _ in reported] == ["completed", "completed", "refused"]
