@@ -141,13 +141,13 @@ class WorkerVerbs(RecoveryVerbs):
         """
         rows, taken = self.home(), Taken()
         terms, names = _asked(rows, holder, queues, ttl)
-        seats, are_keyed = Seats(rows, limit, free), limit > 0
-        if are_keyed and one_statement.serves(rows):
+        seats, are_keyed = Seats(rows, limit, free), True
+        if one_statement.serves(rows):
             claimed, are_keyed = one_statement.take(
                 rows, terms, names, kinds, seats, cursor or ClaimCursor()
             )
             taken += claimed
-        if are_keyed and seats.room > 0:
+        if are_keyed and seats.room:
             with keeping(taken):
                 with durable(rows.db):
                     more = [
@@ -321,7 +321,7 @@ def _claim(rows: TaskRows, terms: Terms, queues: Sequence[str], seats: Seats) ->
     has_more = True
     if one_statement.serves(rows):
         tasks, has_more = one_statement.claim(rows, terms, queues, seats)
-    if has_more and seats.room > 0:
+    if has_more:
         with keeping(tasks):
             with atomic(rows.db):
                 more = _claim_portably(rows, terms, queues, seats)
@@ -335,7 +335,7 @@ def _claim_portably(
     claimed: list[Task] = []
     for queue in queues:
         kinds, passed = list(KINDS), False
-        while kinds and seats.room > 0 and not passed:
+        while kinds and not passed:
             first = rows.to_claim_next(queue, seats.room, "kind", kinds=kinds)
             shares, passed = Counter(kind for *_, kind in first), True
             for kind, share in shares.items():
@@ -349,7 +349,7 @@ def _claim_portably(
 
 
 def _grant(ready: TaskRows, terms: Terms, seats: Seats, limit: int) -> list[Task]:
-    if limit <= 0:
+    if not limit:
         return []
     ready.seats = seats
     granted = portable.grant(ready, terms, limit)

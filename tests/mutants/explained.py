@@ -28,7 +28,7 @@ EXPLAINED: dict[str, str] = {
     " without the lock of unprotected(rows).order_by('pk')": (
         "Where no other table refers to messages, Django deletes by the condition itself."
     ),
-    "tasks.querysets.worker.WorkerVerbs.take: are_keyed for are_keyed and seats.room > 0": (
+    "tasks.querysets.worker.WorkerVerbs.take: are_keyed for are_keyed and seats.room": (
         "A transaction in vain: where there is no room nothing is granted."
     ),
     "tasks.querysets.relay.RelayVerbs.window: full for full and found.is_full": (
@@ -145,5 +145,21 @@ EXPLAINED: dict[str, str] = {
     "tasks.querysets.worker.WorkerVerbs.checkpoint:"
     " mine.exists() for number is not None and mine.exists()": (
         "Without a number the update asks for nothing but the grant: this saves a look at the row."
+    ),
+    "tasks.querysets.base.TaskRows.stopped: processed_at__gt=after(-STOPPED_WITHIN)"
+    " for processed_at__gte=after(-STOPPED_WITHIN)": (
+        "A child stops with a parent that was cancelled a microsecond less than a day ago."
+    ),
+    "tasks.querysets.base.TaskRows.is_bound_by_compensation:"
+    " without pk=OuterRef('parent') in .filter": (
+        "The key of a compensation names the parent too: the parent's own key is for the index."
+    ),
+    "tasks.querysets.producer.new_tasks: concurrency_key is None"
+    " for concurrency_key is None and handler.concurrency_key != ''": (
+        "An empty template makes no key of any data: this saves formatting it for each task."
+    ),
+    "tasks.querysets.producer.new_tasks: not limited_by_data"
+    " for concurrency_limit is not None and (not limited_by_data)": (
+        "Without a key and a limit no columns are added: this saves the call."
     ),
 }

@@ -212,6 +212,8 @@ def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
     for name, value in ast.iter_fields(tree):
         if isinstance(tree, ast.FunctionDef) and name != "body":
             continue  # defaults, decorators and annotations are no conditions
+        if isinstance(tree, ast.Expr) and isinstance(value, ast.Constant):
+            continue  # a docstring
         children = enumerate(value) if isinstance(value, list) else [(None, value)]
         for index, child in children:
             if isinstance(child, ast.AST):
