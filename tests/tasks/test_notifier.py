@@ -235,6 +235,7 @@ def test_a_task_that_is_due_soon_is_not_slept_over(database_clock: Any) -> None:
     make_task(scheduled_at=database_clock.now + timedelta(seconds=9))
     make_task(scheduled_at=database_clock.now + timedelta(seconds=3))
     make_task(scheduled_at=database_clock.now + timedelta(seconds=4))
+    make_task(scheduled_at=database_clock.now + timedelta(seconds=2), state="cancelled")
     make_task()
 
     assert rows.next_due_in(5) == rows.next_due_in(3) == pytest.approx(3)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from tasks import handler, registry
 from tasks.dashboard.operator_actions import ACTIONS
@@ -172,6 +172,13 @@ def test_a_failed_task_is_not_deleted_before_it_is_undone_nor_the_compensation_b
     assert deleted(undo) == 1
 
 
+@pytest.mark.parametrize("delete", ["prune", "discard"])
+def test_a_child_that_compensates_nothing_is_deleted_before_its_parent(delete: str) -> None:
+    child = rows(make_task(parent=make_task(), state="succeeded"))
+
+    assert (child.prune(NOW) if delete == "prune" else child.discard("ann")) == 1
+
+
 # Enqueued with the failure
 
 
@@ -330,16 +337,44 @@ def test_a_retry_after_the_compensation_does_all_steps_again_and_can_be_undone_a
 
 @pytest.mark.usefixtures("on_postgresql")
 @pytest.mark.django_db(transaction=True)
-def test_a_retry_waits_for_nobody_who_has_locked_another_child_of_the_task(
-    shop: Shop, other_session: OtherSession
+@pytest.mark.parametrize("whose", ["another child of the task", "the compensation of another"])
+def test_a_retry_waits_for_nobody_who_has_locked(
+    whose: str, shop: Shop, other_session: OtherSession
 ) -> None:
     task = failed(shop)
     settle(undo_of(task), "succeeded")
-    other_session.lock(make_task(parent=task))
+    is_child = whose == "another child of the task"
+    other_session.lock(make_task(parent=task) if is_child else undo_of(failed(shop)))
 
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL lock_timeout = '5s'")
         assert rows(task).retry("ann") == 1
+
+
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_retry_waits_for_whoever_has_locked_the_compensation_of_the_task(
+    shop: Shop, other_session: OtherSession
+) -> None:
+    """Or that one could retry it at the same time."""
+    task = failed(shop)
+    settle(undo_of(task), "cancelled")
+    other_session.lock(undo_of(task))
+
+    with pytest.raises(OperationalError, match="lock timeout"), transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '50ms'")
+        rows(task).retry("ann")
+
+
+def test_a_retry_forgets_the_steps_of_no_other_task_that_was_undone(shop: Shop) -> None:
+    task, other = failed(shop), failed(shop)
+    for each in (task, other):
+        settle(undo_of(each), "succeeded")
+
+    rows(task).retry("ann")
+
+    assert [each.step_set.count() for each in (task, other)] == [0, 3]
 
 
 def test_a_retry_after_a_cancelled_compensation_keeps_the_steps(shop: Shop) -> None:
@@ -366,15 +401,17 @@ def test_a_retry_of_a_later_life_that_was_cancelled_keeps_its_steps(shop: Shop) 
     assert list(TaskStep.objects.values_list("output", flat=True)) == ["flight 8"]
 
 
-@pytest.mark.parametrize("is_retried", [False, True])
-def test_a_compensation_is_retried_unless_its_task_was(shop: Shop, is_retried: bool) -> None:
+@pytest.mark.parametrize("after", ["nothing", "a retry", "a retry that failed too"])
+def test_a_compensation_is_retried_unless_its_task_was(shop: Shop, after: str) -> None:
     task = failed(shop)
     undo = undo_of(task)
     settle(undo, "cancelled")
-    if is_retried:
+    if after != "nothing":
         rows(task).retry("ann")
+    if after == "a retry that failed too":
+        run(task)
 
-    assert rows(undo).retry("ann") == (not is_retried)
+    assert rows(undo).retry("ann") == (after == "nothing")
 
 
 def test_a_compensation_that_opens_just_before_the_retry_of_its_task_stops_it(shop: Shop) -> None:

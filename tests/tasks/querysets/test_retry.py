@@ -110,6 +110,14 @@ def test_one_that_waits_without_its_key_is_retried_beside_who_has_it(
     assert rows(task).retry() == 1
 
 
+def test_no_other_task_is_retried() -> None:
+    task, other = failed(None), failed(None)
+
+    assert rows(task).retry() == 1
+
+    assert [row_of(each)["status"] for each in (task, other)] == ["ready", "failed"]
+
+
 def test_of_several_of_one_key_one_is_retried() -> None:
     first = failed()
     second, third = failed(), failed("another")
