@@ -222,21 +222,22 @@ def _spared(rows: TaskRows, taking: dict[int, Task], why: Callable[[Task], str])
     # The newest of every loss, by their index: rarer ones might be searched for in all of them.
     newest = attempts.filter(outcome="lost").order_by("-pk")
     before = newest.values_list("task", "holder", "ended_at", "error")[:SUSPECTS_READ]
-    holders = {task.holder for task in doomed}
-    held = rows._everything().running().filter(holder__in=holders)
+    held = rows._everything().running().filter(holder__in={task.holder for task in doomed})
     # What is held is being lost now, and has no record of that.
-    beside = [each for *each, error in before if is_lost_with_worker(error)]
-    beside += held.values_list("pk", "holder", DbNow())
+    lost = [each for *each, error in before if is_lost_with_worker(error)]
+    lost += held.values_list("pk", "holder", DbNow())
+    lost_with = {
+        task.pk: {
+            key for key, holder, at in lost if holder == task.holder and at >= task.acquired_at
+        }
+        for task in doomed
+    }
     times = Counter(held.values_list("pk", flat=True))
-    keys = {key for key, holder, _ in beside if holder in holders}
-    lost = attempts.filter(LOST_WITH_WORKER, task__in=keys)
-    times.update(lost.values_list("task", flat=True))
+    earlier = attempts.filter(LOST_WITH_WORKER, task__in=set().union(*lost_with.values()))
+    times.update(earlier.values_list("task", flat=True))
     found: dict[int, str] = {}
     for task in doomed:
-        with_it = {
-            key for key, holder, at in beside if holder == task.holder and at >= task.acquired_at
-        }
-        suspect = max(with_it - {task.pk}, key=lambda key: times[key], default=task.pk)
+        suspect = max(lost_with[task.pk] - {task.pk}, key=lambda key: times[key], default=task.pk)
         mine, most = times[task.pk], times[suspect]
         if suspect != task.pk and SUSPECTED_FROM <= most >= mine < 2 * task.max_attempts:
             found[task.pk] = f", with task:{suspect}, which may be the cause: not counted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,7 @@ from leasing.functions import after
 from tasks.models import Task, TaskStatus
 from tasks.querysets.recovery import is_lost_with_worker
 from tests.factories import claimed, make_task
-from tests.leasing.support import expire
+from tests.leasing.support import OtherSession, expire
 from tests.limits import Limits
 from tests.tasks.support import make_due
 
@@ -86,8 +87,11 @@ def fails(*, losses: int = 2, others: int = 2, attempts: int = 3, apart: bool = 
     it was lost with ``others``, and may be so many ``attempts``."""
     killer, task = suspect(losses), victim(others, max_attempts=attempts)
     if apart:
+        make_due(task)
+        mine = claimed(task, "ann")
         lost_with("bob", killer)
-        lost_with("ann", task)
+        expire(mine)
+        Task.objects.recover()
     else:
         lost_with("ann", killer, task)
     return task
@@ -120,16 +124,73 @@ def test_what_an_earlier_process_of_that_name_lost_is_not_beside_it() -> None:
     assert state(task) == (TaskStatus.FAILED, 3)
 
 
+def stall(task: Task) -> None:
+    """Take the running task from a holder that is well."""
+    Task.objects.filter(pk=task.pk).update(
+        progress_timeout=timedelta(seconds=1), progressed_at=after(-timedelta(seconds=9))
+    )
+    Task.objects.recover_stalled()
+
+
 def test_a_task_that_stalls_beside_a_suspect_counts() -> None:
     killer, task = suspect(), victim()
     for each in (killer, task):
         make_due(each)
         claimed(each, "ann")
-    Task.objects.filter(pk=task.pk).update(
-        progress_timeout=timedelta(seconds=1), progressed_at=after(-timedelta(seconds=9))
-    )
 
-    Task.objects.recover_stalled()
+    stall(task)
+
+    assert state(task) == (TaskStatus.FAILED, 3)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [stall, lambda task: Task.objects.fail(task, "its worker has no paper")],
+    ids=["stalled", "failed"],
+)
+def test_a_suspect_that_left_the_worker_before_is_not_beside_what_it_loses(
+    leave: Callable[[Task], object],
+) -> None:
+    killer, task = suspect(3), victim()
+    for each in (killer, task):
+        make_due(each)
+    mine = claimed(task, "ann")
+    leave(claimed(killer, "ann"))
+
+    expire(mine)
+    Task.objects.recover()
+
+    assert state(task) == (TaskStatus.FAILED, 3)
+
+
+def test_the_running_of_a_suspect_with_a_worker_that_is_well_is_no_loss() -> None:
+    killer, task = suspect(1), victim()
+    make_due(task)
+    mine = claimed(task, "ann")
+    lost_with("ann", killer)
+    make_due(killer)
+    claimed(killer, "bob")
+
+    expire(mine)
+    Task.objects.recover()
+
+    assert state(task) == (TaskStatus.FAILED, 3)
+
+
+@pytest.mark.usefixtures("on_postgresql")
+@pytest.mark.django_db(transaction=True)
+def test_a_task_whose_row_was_locked_is_not_lost_with_its_worker(
+    other_session: OtherSession,
+) -> None:
+    killer, task = suspect(), victim()
+    for each in (killer, task):
+        make_due(each)
+        expire(claimed(each, "ann"))
+    other_session.lock(task)
+    assert [Task.objects.recover() for _ in range(2)] == [1, 0]
+    other_session.commit()
+
+    Task.objects.recover()
 
     assert state(task) == (TaskStatus.FAILED, 3)
 
