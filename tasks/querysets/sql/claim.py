@@ -289,7 +289,7 @@ def _read(
     tasks: list[tuple[Any, ...]],
     passed: int,
 ) -> list[ClaimedTask]:
-    seats.passed_over = seats.passed_over or passed >= 2
+    seats.passed_over = passed >= 2
     if not tasks:
         return []
     seats.take(len(tasks))

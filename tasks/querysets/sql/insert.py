@@ -79,7 +79,7 @@ WHERE NOT EXISTS (SELECT 1 FROM leasing_tasks_task WHERE unique_key = %(unique_k
 ON CONFLICT DO NOTHING
 RETURNING id, created_at, scheduled_at, unique_until
 """
-#: Keys and limits are null where the columns are the same for all.
+#: There are no keys and limits where the columns are the same for all.
 MANY = """
 WITH new AS (
     INSERT INTO leasing_tasks_task ({columns})
@@ -159,8 +159,8 @@ def many(
                     **new.columns,
                     **new.intervals,
                     "task_data": text,
-                    "keys": [each.get("concurrency_key", "") for each in limits] or None,
-                    "limits": [each.get("concurrency_limit") for each in limits] or None,
+                    "keys": [each.get("concurrency_key", "") for each in limits],
+                    "limits": [each.get("concurrency_limit") for each in limits],
                 },
             )
             moments = {"created_at": created_at, "scheduled_at": scheduled_at}
@@ -245,5 +245,4 @@ def _blank(model: type[Task]) -> dict[str, Any]:
 @cache
 def _nothing(model: type[Task]) -> dict[str, Any]:
     """The values of a statement for which nothing is given."""
-    defaults = {name: each for name, each in _blank(model).items() if name in COLUMNS}
-    return {**defaults, "scheduled_at": None, "delay": "0", "window": None}
+    return {**_blank(model), "scheduled_at": None, "delay": "0", "window": None}

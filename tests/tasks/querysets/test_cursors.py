@@ -14,11 +14,12 @@ import pytest
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from tasks.models import Task
+from tasks.models import Queue, Task
 from tasks.querysets import worker
 from tasks.querysets.sql import claim as postgres
 from tasks.querysets.sql import cursors, plans
 from tasks.querysets.sql.cursors import ClaimCursor
+from tasks.registry import Kind
 from tests.factories import make_tasks
 from tests.leasing.conftest import DatabaseClock
 from tests.leasing.support import FakeClock
@@ -176,6 +177,27 @@ def test_claims_of_a_part_of_the_tasks_have_a_place_of_their_own(take: Take) -> 
 
     part = Task.objects.exclude(name="jobs.other")
     assert [each.id for each in part.take("ann", limit=1)] == tasks[:1]
+
+
+@pytest.mark.usefixtures("queues")
+def test_further_on_a_claim_keeps_to_its_queue_and_its_kind(take: Take) -> None:
+    mails = enqueue(3, queue="mail")
+    enqueue(1, queue="reports")
+    enqueue(1, queue="mail", kind=Kind.COROUTINE.number)
+    options = {"queues": ["mail"], "kinds": [Kind.THREAD.number]}
+
+    assert take(1, **options) == mails[:1]
+    assert take(9, **options) == mails[1:]
+
+
+@pytest.mark.usefixtures("queues")
+def test_further_on_nothing_of_a_paused_queue_is_claimed(take: Take) -> None:
+    mails = enqueue(2, queue="mail")
+    assert take(1, queues=["mail"]) == mails[:1]
+
+    Queue.objects.pause("mail")
+
+    assert take(1, queues=["mail"]) == []
 
 
 def test_tasks_with_a_key_are_seated_before_others_further_on(take: Take) -> None:
@@ -405,7 +427,7 @@ def test_psycopg_parses_a_claim_once(take: Take) -> None:
 
 
 def test_a_claim_has_one_text_for_sizes_alike(take: Take) -> None:
-    sizes = (1, 17, 300)
+    sizes = (16, 17, 300)
     enqueue(3 * sum(sizes))
 
     with claims_sent() as statements:
