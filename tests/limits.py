@@ -56,6 +56,7 @@ BOUNDS: dict[str, list[tuple[Any, str]]] = {
     "fewest": [(suggested_ttl, "FEWEST"), (diagnosis_ttl, "FEWEST")],
     "hangs_after": [(threads, "HANGS_AFTER")],
     "insert_batch": [(insert, "BATCH_ROWS"), (producer, "INSERT_BATCH")],
+    "insert_text": [(insert, "BATCH_TEXT")],
     "kept": [(connection, "KEPT")],
     "largest": [(ends, "LARGEST")],
     "lateness": [(chaos, "LATENESS")],

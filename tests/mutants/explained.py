@@ -82,6 +82,16 @@ EXPLAINED: dict[str, str] = {
     "tasks.querysets.duplicates._replace: not waiting.update(**_replacing(task, "
     "keep_time)) for present is None or not waiting.update(**_replacing(task, "
     "keep_time))": ("Where none waits, none is updated: it saves the statement."),
+    "tasks.querysets.ends._store: without pk__in=keys in .filter": (
+        "A grant is of one row: the keys are for the index."
+    ),
+    "tasks.querysets.recovery._spared: at > task.acquired_at for at >= task.acquired_at": (
+        "Another is lost in the microsecond of the claim, with the process before of that name."
+    ),
+    "tasks.querysets.recovery._spared:"
+    " without task__in=set().union(*lost_with.values()) in .filter": (
+        "Of all that is counted, the tasks in question are looked up."
+    ),
     "tasks.querysets.operator._gone: without pk__in=[task.pk for task in tasks] in .filter": (
         "Of all that is read, the tasks in question are looked up."
     ),

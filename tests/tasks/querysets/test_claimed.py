@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DataError, connection
+from django.db import DataError, OperationalError, connection
+from django.test.utils import CaptureQueriesContext
 
 from leasing.exceptions import LeaseInTransaction, LeaseLost
 from leasing.functions import EPOCH
@@ -222,6 +223,35 @@ def test_each_output_is_stored_with_its_task(database_clock: DatabaseClock) -> N
 
 
 @pytest.mark.usefixtures("unheard")
+def test_a_late_completion_leaves_the_deadline_that_has_passed(
+    database_clock: DatabaseClock,
+) -> None:
+    make_task()
+    (late,) = take(ttl=7)
+    database_clock.advance(9)
+
+    assert Task.objects.complete_claimed([(late, 1)]) == []
+
+    row = row_of(late.task)
+    assert row["expires_at"] == database_clock.now - timedelta(seconds=2)
+    assert row["processed_at"] == row["released_at"] == database_clock.now
+
+
+@pytest.mark.usefixtures("unheard")
+@pytest.mark.parametrize("left", [0.000001, 0])
+def test_a_completed_task_keeps_its_key_until_the_window_of_that_is_over(
+    left: float, database_clock: DatabaseClock
+) -> None:
+    make_task(unique_key="k", unique_for=60)
+    (claimed,) = take()
+    database_clock.advance(60 - left)
+
+    assert Task.objects.complete_claimed([(claimed, None)]) == []
+
+    assert row_of(claimed.task)["unique_key"] == ("k" if left else None)
+
+
+@pytest.mark.usefixtures("unheard")
 @pytest.mark.parametrize("broken", [take_over, end_by_another, take_back])
 def test_whose_term_is_over_is_refused_alone(broken: Any) -> None:
     make_tasks(2)
@@ -314,12 +344,34 @@ def test_outputs_too_large_for_one_statement_are_stored_all_the_same(
     limits: Limits,
 ) -> None:
     outputs = ["x" * 10, "y" * 30, "z" * 10]
-    limits(largest=len(json.dumps(outputs[0])) * 2)
+    largest = len(json.dumps(outputs[0])) * 2
+    limits(largest=largest)
     make_tasks(3)
     claimed = take()
 
-    assert Task.objects.complete_claimed(zip(claimed, outputs, strict=True)) == []
+    def refuses(sql: str, params: Any) -> bool:
+        return isinstance(params, dict) and len(params.get("outputs", "")) > largest + len("[,]")
+
+    with refusing(OperationalError("too large a list"), refuses):
+        assert Task.objects.complete_claimed(zip(claimed, outputs, strict=True)) == []
     assert [output_of(each) for each in claimed] == outputs
+
+
+@pytest.mark.usefixtures("unheard")
+def test_outputs_that_just_fit_into_one_statement_are_stored_by_one(
+    request: pytest.FixtureRequest, limits: Limits
+) -> None:
+    if "portable" in request.fixturenames or connection.vendor != "postgresql":
+        pytest.skip("the portable form has several")
+    outputs = ["x" * 10, "y" * 10]
+    limits(largest=len(json.dumps(outputs)))
+    make_tasks(2)
+    claimed = take()
+
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.complete_claimed(zip(claimed, outputs, strict=True)) == []
+
+    assert len(queries) == 1
 
 
 def test_nothing_taken_is_nothing_completed() -> None:

@@ -56,6 +56,7 @@ def test_no_result_waits_for_whoever_has_taken_the_task_of_another_result() -> N
         Task.objects.select_for_update().get(pk=late.id)
         storing.start()
         storing.join(PATIENCE)
+        assert not storing.is_alive()
         assert states() == ["running", "succeeded"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -12,6 +13,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.models.signals import pre_save
+from django.test.utils import CaptureQueriesContext
 from django.utils.translation import gettext_lazy
 from pytest_django import Settings
 
@@ -603,6 +605,23 @@ def test_many_ride_few_statements(django_assert_max_num_queries: Any) -> None:
         Task.objects.enqueue_many(SLEEP, [DATA] * 1000)
 
     assert Task.objects.count() == 1000
+
+
+@pytest.mark.parametrize(("in_one", "statements"), [(4, 1), (2, 2), (1, 4), (0, 4)])
+@pytest.mark.usefixtures("on_postgresql")
+def test_many_are_stored_by_as_few_statements_as_carry_their_text(
+    in_one: int, statements: int, limits: Limits
+) -> None:
+    """A single one is stored, however long it is."""
+    data = [{"text": f"{number} long"} for number in range(4)]
+    limits(insert_text=len(json.dumps(data[:in_one])))
+
+    with CaptureQueriesContext(connection) as queries:
+        Task.objects.enqueue_many("jobs.echo", data)
+
+    in_transaction = 2 if statements > 1 else 0
+    assert len(queries) == statements + in_transaction
+    assert list(Task.objects.order_by("pk").values_list("task_data", flat=True)) == data
 
 
 async def awaited(called: Any) -> None:

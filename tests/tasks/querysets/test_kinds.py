@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from tasks.models import Task
+from tasks.models import Queue, Task
 from tasks.querysets.claimed import ClaimedTask, Taken
 from tasks.querysets.sql.cursors import ClaimCursor
 from tasks.registry import Kind
@@ -206,6 +206,17 @@ def test_a_claim_takes_others_for_those_that_somebody_has_locked(
     other_session.commit()
 
 
+@pytest.mark.usefixtures("on_postgresql", "queues")
+def test_a_claim_of_fewer_tasks_than_it_has_room_for_is_one_statement_beside_other_queues() -> None:
+    mine = in_order(COROUTINE, THREAD, queue="mail")
+    in_order(COROUTINE, THREAD, queue="reports", priority=9)
+
+    with CaptureQueriesContext(connection) as queries:
+        claimed = Task.objects.claim("ann", queues=["mail"], limit=3)
+
+    assert ([task.pk for task in claimed], len(queries)) == (mine, 1)
+
+
 # Claims for slots of a kind
 
 
@@ -343,3 +354,16 @@ def test_by_its_key_one_task_is_taken_and_no_other() -> None:
 
     assert taken is not None and taken.id == one
     assert row_of(Task.objects.get(pk=first))["status"] == "ready"
+
+
+@pytest.mark.usefixtures("form", "queues")
+def test_by_its_key_a_task_is_taken_of_its_own_queue_unless_that_is_paused() -> None:
+    (one,) = in_order(THREAD, queue="mail")
+
+    assert Task.objects.take_one(one, "ann", queue="reports") is None
+
+    Queue.objects.pause("mail")
+    assert Task.objects.take_one(one, "ann", queue="mail") is None
+
+    Queue.objects.resume("mail")
+    assert Task.objects.take_one(one, "ann", queue="mail") is not None

@@ -136,6 +136,20 @@ def test_what_cannot_be_taken_sinks_no_neighbour(reported: Reported) -> None:
     assert [name for name, _, _ in reported] == ["completed", "completed", "refused"]
 
 
+@pytest.mark.usefixtures("on_postgresql")
+def test_what_is_refused_of_many_is_not_tried_again() -> None:
+    tasks = running(2)
+    for task in tasks:
+        take_over(copy_of(task))
+
+    with CaptureQueriesContext(connection) as queries:
+        _, refused = Task.objects.complete_many([(task, None) for task in tasks])
+
+    assert [task for task, _ in refused] == tasks
+    locks = [each["sql"] for each in queries if "FOR NO KEY UPDATE" in each["sql"]]
+    assert sum("last_error" in lock for lock in locks) == 1
+
+
 def test_an_output_that_only_the_database_refuses_sinks_no_neighbour() -> None:
     good, bad = running(2)
 

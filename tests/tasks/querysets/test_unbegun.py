@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -76,6 +77,21 @@ def test_each_is_afterwards_as_an_instance_would_be(
         assert same == {column: expected[column] for column in same}
         assert bool(row["unique_key"]) == bool(expected["unique_key"])
         assert attempts(each.task) == []
+
+
+@pytest.mark.usefixtures("unheard")
+def test_what_is_given_back_late_leaves_the_deadline_that_has_passed(
+    database_clock: DatabaseClock,
+) -> None:
+    make_task()
+    (late,) = Task.objects.take("ann", ttl=7)
+    database_clock.advance(9)
+
+    assert Task.objects.release_unstarted([late], WHY) == []
+
+    row = row_of(late.task)
+    assert row["expires_at"] == database_clock.now - timedelta(seconds=2)
+    assert row["released_at"] == database_clock.now
 
 
 @pytest.mark.usefixtures("unheard")
