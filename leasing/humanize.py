@@ -118,7 +118,7 @@ class Sentence(str):
         parts: Its words and moments.
     """
 
-    told_by = "constant"
+    fingerprint_field = "constant"
 
     def __new__(cls, now: datetime, *parts: str | Moment) -> Sentence:
         words = (part if isinstance(part, str) else part.words(now) for part in parts)

@@ -181,7 +181,7 @@ def test_no_form_of_the_admin_is_a_fault(client: Client, model: type[Model]) -> 
     url, site = list_of(model)
     for act in site.acts[:1]:
         said = {"action": act.name, "confirmed": "yes", "reason": "x", "typed": "x"}
-        bodies = [said | {"_selected_action": "1", "picked": picked} for picked in PICKED]
+        bodies = [said | {"_selected_action": "1", "selection": text} for text in PICKED]
         bodies += [{"action": act.name, "_selected_action": key} for key in WRONG_KEYS]
         bodies += [{"action": key, "_selected_action": "1"} for key in WRONG_KEYS]
         assert not faults(client, (("post", url, body) for body in bodies))

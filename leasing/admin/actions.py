@@ -1,4 +1,4 @@
-"""Operator actions in Django's admin: it asks first, and states the consequence and counts."""
+"""Operator actions in Django's admin: a confirmation page states the consequence and the counts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from leasing.dashboard.operator_actions import (
+    MAX_NAMED,
     MAX_SELECTED,
-    NAMED,
+    FormData,
     OperatorAction,
-    Said,
     Selection,
     keys_of,
 )
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from leasing.admin.base import ReadOnlyAdmin
 
 
-def ask_or_do(
+def confirm_or_perform(
     action: OperatorAction, site: ReadOnlyAdmin, request: HttpRequest, rows: QuerySet[Any]
 ) -> HttpResponse | None:
-    """Ask the operator to confirm an action, or do it when the confirmation was sent.
+    """Ask the operator to confirm an action, or perform it once the confirmation was sent.
 
     Args:
         action: The action that the operator has chosen.
@@ -38,70 +38,74 @@ def ask_or_do(
         request: The operator's request.
         rows: The rows that the operator has selected; a confirmation names its own.
     """
-    is_answer = "confirmed" in request.POST
-    sent = is_answer and "picked" in request.POST
-    picked = _sent(site, request.POST["picked"]) if sent else Selection.of(rows)
-    form = action.form_for(site.rows(), picked.keys, request.POST if is_answer else None)
+    is_confirmed = "confirmed" in request.POST
+    is_fixed = is_confirmed and "selection" in request.POST
+    selection = _sent_selection(site, request.POST["selection"]) if is_fixed else Selection.of(rows)
+    form = action.form_for(site.rows(), selection.keys, request.POST if is_confirmed else None)
     if form.is_bound and form.is_valid():
-        return _do(action, site, request, picked, form.cleaned_data)
-    return _ask(action, site, request, picked, form)
+        return _perform(action, site, request, selection, form.cleaned_data)
+    return _confirmation(action, site, request, selection, form)
 
 
-def _ask(
+def _confirmation(
     action: OperatorAction,
     site: ReadOnlyAdmin,
     request: HttpRequest,
-    picked: Selection,
+    selection: Selection,
     form: forms.Form,
 ) -> HttpResponse:
-    view = action.outlook(site.rows(), picked.keys, {})
+    preview = action.preview(site.rows(), selection.keys, {})
     context = {
         **site.admin_site.each_context(request),
         "title": action.question,
         "opts": site.model._meta,
         "act": action,
         "form": form,
-        "picked": picked,
-        "first": next(iter(picked.keys), ""),
+        "selection": selection,
+        "first": next(iter(selection.keys), ""),
         "across": request.POST.get("select_across") == "1" or "across" in request.POST,
-        "view": view,
-        "named": list(site.rows().filter(pk__in=view.fitting[:NAMED]).order_by("pk")),
-        "unnamed": max(0, len(view.fitting) - NAMED),
+        "preview": preview,
+        "named": list(site.rows().filter(pk__in=preview.applicable[:MAX_NAMED]).order_by("pk")),
+        "unnamed": max(0, len(preview.applicable) - MAX_NAMED),
         "most": MAX_SELECTED,
-        "back": _row_url(site, picked) if "from_row" in request.POST else None,
+        "back": _row_url(site, selection) if "from_row" in request.POST else None,
         "media": site.media,
     }
     return TemplateResponse(request, "leasing/admin_confirm.html", context)
 
 
-def _do(
-    action: OperatorAction, site: ReadOnlyAdmin, request: HttpRequest, picked: Selection, said: Said
+def _perform(
+    action: OperatorAction,
+    site: ReadOnlyAdmin,
+    request: HttpRequest,
+    selection: Selection,
+    form_data: FormData,
 ) -> HttpResponse | None:
-    view = action.outlook(site.rows(), picked.keys, said)
-    # Before they are changed: some actions delete.
-    logged = list(site.rows().filter(pk__in=view.fitting))
+    preview = action.preview(site.rows(), selection.keys, form_data)
+    # Read before the action: some actions delete.
+    logged = list(site.rows().filter(pk__in=preview.applicable))
     by_filter = request.GET.dict() if "across" in request.POST else None
     user: Any = request.user
     try:
         outcome = action.perform(
-            site.rows(), picked.keys, said, user=user, via="admin", by_filter=by_filter
+            site.rows(), selection.keys, form_data, user=user, via="admin", by_filter=by_filter
         )
     except action.refusals as error:
         site.message_user(request, f"Not completed: {error}", messages.ERROR)
         return None
-    reason = said.get("reason", "")
+    reason = form_data.get("reason", "")
     if outcome.changed:
         message = f"{action.done}: {reason}" if reason else action.done
         flag = DELETION if action.deletes else CHANGE
         LogEntry.objects.log_actions(user.pk, logged, flag, message)
     level = messages.WARNING if outcome.skipped else messages.SUCCESS
     site.message_user(request, action.report(site.model, outcome), level)
-    back = _row_url(site, picked) if "from_row" in request.POST else None
+    back = _row_url(site, selection) if "from_row" in request.POST else None
     return HttpResponseRedirect(back) if back else None
 
 
-def _sent(site: ReadOnlyAdmin, text: str) -> Selection:
-    """Return the earlier selection, as the page that asks sends it."""
+def _sent_selection(site: ReadOnlyAdmin, text: str) -> Selection:
+    """Return the earlier selection, as the confirmation page sends it."""
     try:
         return Selection(keys_of(site.model, text))
     except ValueError as error:
@@ -110,10 +114,10 @@ def _sent(site: ReadOnlyAdmin, text: str) -> Selection:
         ) from error
 
 
-def _row_url(site: ReadOnlyAdmin, picked: Selection) -> str | None:
-    """The form of the row that was picked, while there is one."""
+def _row_url(site: ReadOnlyAdmin, selection: Selection) -> str | None:
+    """Return the URL of the form of the selected row, while there is one."""
     meta = site.model._meta
-    rows: list[Model] = list(site.rows().filter(pk__in=list(picked.keys)).only("pk")[:2])
+    rows: list[Model] = list(site.rows().filter(pk__in=list(selection.keys)).only("pk")[:2])
     if len(rows) != 1:
         return None
     return reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[quote(rows[0].pk)])

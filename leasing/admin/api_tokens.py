@@ -49,8 +49,8 @@ REVOKE_TOKENS = OperatorAction(
     "stays held until it expires or is revoked.",
     "leasing.revoke_apitoken",
     ReasonForm,
-    lambda rows, said, by: rows.revoke(),
-    lambda row, said: "" if row.revoked_at is None else "revoked",
+    lambda rows, form_data, by: rows.revoke(),
+    lambda row, form_data: "" if row.revoked_at is None else "revoked",
     of_one="Revoke token",
 )
 

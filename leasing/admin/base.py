@@ -21,7 +21,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
-from leasing.admin.actions import ask_or_do
+from leasing.admin.actions import confirm_or_perform
 from leasing.admin.changelist import BoundedChangeList, CappedPaginator, floor_of
 from leasing.admin.columns import NOTHING, column_of
 from leasing.admin.filters import is_limited_choice, offered_lookups
@@ -122,7 +122,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if is_read_only() or getattr(action_location, "name", "CHANGE_LIST") != "CHANGE_LIST":
             return {}
         return {
-            act.name: (partial(ask_or_do, act), act.name, f"{act.label}…")
+            act.name: (partial(confirm_or_perform, act), act.name, f"{act.label}…")
             for act in self._allowed(request)
         }
 
@@ -140,16 +140,16 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         if request.method == "POST":
-            self._check_asked(request)
+            self._check_action(request)
         context = {"operators_list": site_url(self.list_page), "cap": COUNT_CAP}
         return super().changelist_view(request, context | (extra_context or {}))
 
-    def _check_asked(self, request: HttpRequest) -> None:
+    def _check_action(self, request: HttpRequest) -> None:
         """Django says "no action selected" of an action that the user may not do."""
         if is_read_only():
             raise PermissionDenied(READ_ONLY)
-        asked = {name for name in request.POST.getlist("action") if name}
-        if asked - self.get_actions(request).keys():
+        requested = {name for name in request.POST.getlist("action") if name}
+        if requested - self.get_actions(request).keys():
             raise PermissionDenied("You do not have the permission for this action.")
         if not all(map(self._is_key, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             raise PermissionDenied(
@@ -309,7 +309,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                 [
                     act
                     for act in self._allowed(request)
-                    if act.outlook(self.rows(), {obj.pk: None}, {}).fitting
+                    if act.preview(self.rows(), {obj.pk: None}, {}).applicable
                 ],
             )
         return super().render_change_form(request, context, add, change, form_url, obj)

@@ -1,4 +1,4 @@
-"""Leases and what is done once in Django's admin."""
+"""Leases and keys of ``once`` in Django's admin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leasing.admin.links import badge_column, column, json_column, related, shor
 from leasing.conf import leasing_settings
 from leasing.dashboard.forms import ForceReleaseForm
 from leasing.dashboard.lease_lists import other_stores
-from leasing.dashboard.operator_actions import Keys, OperatorAction, Said, counted
+from leasing.dashboard.operator_actions import FormData, Keys, OperatorAction, count_text
 from leasing.dashboard.settlement import SETTLE
 from leasing.diagnosis.base import Diagnosis
 from leasing.diagnosis.lease import explain
@@ -30,23 +30,23 @@ REVOKE = "leasing.revoke_lease"
 
 
 class ForceReleaseManyForm(ForceReleaseForm):
-    """The same of many: how many they are has to be typed."""
+    """Take several leases from their holders. The operator types their number."""
 
     mismatch = "This is not the number of rows."
 
 
 class RevokeAction(OperatorAction):
-    """Take rows from their holders: the name of the one has to be typed, or how many they are."""
+    """Take rows from their holders. The operator types the name of the one, or their number."""
 
     def form_for(self, rows: QuerySet[Any], keys: Keys, sent: Any = None) -> forms.Form:
         names = [row.lease_resource for row in rows.filter(pk__in=list(keys)[:2])]
         if len(names) == 1:
             return ForceReleaseForm(names[0], sent)
-        return ForceReleaseManyForm(counted(rows.model, len(keys)), sent)
+        return ForceReleaseManyForm(count_text(rows.model, len(keys)), sent)
 
 
-def is_nobodys(row: Any, said: Said) -> str:
-    """Why there is nothing to take from a holder."""
+def _unheld_reason(row: Any, form_data: FormData) -> str:
+    """Return why no holder can lose ``row``; "" if one can."""
     states = {LeaseState.FREE: "never held", LeaseState.RELEASED: "released"}
     return states.get(row.lease_state(row.now), "")
 
@@ -60,8 +60,8 @@ REVOKE_LEASES = RevokeAction(
     "already done elsewhere is not undone, and others may start while they are still running.",
     REVOKE,
     ForceReleaseForm,
-    lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
-    is_nobodys,
+    lambda rows, form_data, by: rows.revoke(reason=form_data["reason"], by=by),
+    _unheld_reason,
     of_one="Revoke lease",
 )
 
@@ -96,7 +96,7 @@ class LeasableAdmin(ReadOnlyAdmin):
         return super().view_on_site(row) or site_url("leasing:detail", row.lease_id)
 
     held_by = short_column("holder")
-    # What nobody has ever held has a deadline in 1970.
+    # A lease that was never held has a deadline in 1970.
     ends = column("expires", lambda row: stamped(row.expires_at) if row.grants else NOTHING)
     badge = badge_column(lambda row: badge_of_lease(row, row.now))
 

@@ -22,7 +22,7 @@ from leasing.stores import InvalidStore, stores
 from leasing.stores.rows import RowStore
 from leasing.web.counts import Capped, Tally, count_together
 from leasing.web.cursors import Cursor, Order
-from leasing.web.fingerprint import LEASE_READ
+from leasing.web.fingerprint import LEASE_COLUMNS
 from leasing.web.paging import PAGE_SIZE, Page, chunks_of, page_of
 
 ALL: Final = "all"
@@ -151,7 +151,7 @@ def _columns(model: type[Leasable]) -> tuple[str, ...]:
     """Return the columns that a list of leases of ``model`` shows or derives the state from."""
     if (named_by := model.listing.named_by) is None:
         return tuple(field.name for field in model._meta.concrete_fields if not is_large(field))
-    return tuple(sorted({model._meta.pk.name, "holder", "acquired_at", *LEASE_READ, *named_by}))
+    return tuple(sorted({model._meta.pk.name, "holder", "acquired_at", *LEASE_COLUMNS, *named_by}))
 
 
 def _rows(model: type[Leasable], wanted: Mapping[str, Any]) -> Any:

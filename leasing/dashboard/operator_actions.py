@@ -1,8 +1,8 @@
-"""Act on rows as an operator, on one or many: the pages and the admin ask and report, this module
-acts.
+"""Act on rows as an operator, on one or many. The pages and the admin confirm and report; this
+module acts.
 
-An action only says beforehand, and in words, what a verb of the queryset will decide; that decides
-by its own conditions, in the statement that changes the rows.
+An action only predicts, in words, what a verb of the queryset will decide. The verb decides by its
+own conditions, in the statement that changes the rows.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from leasing.humanize import plural
 from leasing.models import Leasable
 from leasing.validation.values import key_of
 
-#: Rows that an action takes at most.
+#: The number of rows that one action changes, at most.
 MAX_SELECTED = 1_000
-#: Rows that the page that asks names at most.
-NAMED = 20
+#: The number of rows that the confirmation page names, at most.
+MAX_NAMED = 20
 
-Said = Mapping[str, Any]
-#: Keys, each with how often the row had been granted when it was picked, where that is known: what
-#: was granted since is in other hands.
+FormData = Mapping[str, Any]
+#: Keys, each with the number of the row's grants when it was selected, where that is known: a row
+#: that was granted since is left alone.
 Keys = Mapping[Any, int | None]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows that an action is about, fixed by the page that asks."""
+    """The rows that an action is about, fixed by the confirmation page."""
 
     keys: Keys
-    #: True if there are more rows than an action takes.
-    more: bool = False
+    #: True if more rows match than one action changes.
+    truncated: bool = False
 
     @classmethod
     def of(cls, rows: QuerySet[Any]) -> Selection:
         """Select up to MAX_SELECTED of ``rows``, in their order."""
         columns = ("pk", "grants") if issubclass(rows.model, Leasable) else ("pk",)
-        found = list(rows.values_list(*columns)[: MAX_SELECTED + 1])
+        selected = list(rows.values_list(*columns)[: MAX_SELECTED + 1])
         return cls(
-            {key: grants[0] if grants else None for key, *grants in found[:MAX_SELECTED]},
-            more=len(found) > MAX_SELECTED,
+            {key: grants[0] if grants else None for key, *grants in selected[:MAX_SELECTED]},
+            truncated=len(selected) > MAX_SELECTED,
         )
 
     @property
@@ -71,36 +71,37 @@ def keys_of(model: type[Model], text: str) -> dict[Any, int | None]:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Preview:
     """The preview of an action. A reason to skip a row follows a number: "3 running"."""
 
-    fitting: list[Any]
+    #: The keys of the rows that would be changed.
+    applicable: list[Any]
     skipped: Counter[str]
 
     @property
-    def staying(self) -> int:
+    def unchanged_count(self) -> int:
         return self.skipped.total()
 
     @property
     def reasons(self) -> str:
         """ "3 running, 1 gone": the most first."""
-        return ", ".join(f"{count:,} {why}" for why, count in self.skipped.most_common())
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.most_common())
 
 
 @dataclass(frozen=True)
-class Outcome(Outlook):
-    """The result of an action; ``fitting`` has the rows that it tried to change."""
+class ActionOutcome(Preview):
+    """The result of an action; ``applicable`` are the rows that it tried to change."""
 
-    asked: int
+    selected: int
     changed: int
 
 
 @dataclass(frozen=True)
 class OperatorAction:
-    """Something that can be done to rows of one model."""
+    """An action of operators on rows of one model."""
 
     #: See ``leasing.web.fingerprint``.
-    told_by: ClassVar = "name"
+    fingerprint_field: ClassVar = "name"
 
     name: str
     #: The label on buttons.
@@ -112,11 +113,14 @@ class OperatorAction:
     consequence: str
     permission: str
     form: type[forms.Form] = field(repr=False)
-    #: Gets the rows that fit, the cleaned form and the user's name; returns how many changed.
-    apply: Callable[[Any, Said, str], int] = field(repr=False)
-    #: Why it would change nothing of a row that is ``judged``, "" when it would.
-    idle: Callable[[Any, Said], str] = field(repr=False, default=lambda row, said: "")
-    #: Why ``apply`` left a row as it was that was to change.
+    #: Changes rows. Its arguments are the applicable rows, the cleaned form and the user's name; it
+    #: returns the number of rows that changed.
+    apply: Callable[[Any, FormData, str], int] = field(repr=False)
+    #: Returns why the action would not change an ``annotated`` row; "" if it would.
+    blocked_by: Callable[[Any, FormData], str] = field(
+        repr=False, default=lambda row, form_data: ""
+    )
+    #: The reason for an applicable row that ``apply`` did not change.
     unchanged: str = "changed meanwhile"
     #: The name in the audit; ``name`` unless set.
     audited: str = ""
@@ -124,72 +128,73 @@ class OperatorAction:
     refusals: tuple[type[Exception], ...] = ()
     #: True if the rows are gone afterwards.
     deletes: bool = False
-    #: The label of the button on the page of one row, where ``label`` is about several.
+    #: The label of the button on the page of one row, where ``label`` names several.
     of_one: str = ""
 
     def form_for(self, rows: QuerySet[Any], keys: Keys, sent: Any = None) -> forms.Form:
-        """Return the form that asks about some rows. One page may have several forms.
+        """Return the form that confirms the action on some rows. One page may have several forms.
 
         Args:
             rows: The rows that the operator may see.
-            keys: The keys of those that were selected.
+            keys: The keys of the selected rows.
             sent: The fields that were sent; None: an empty form.
         """
         return self.form(sent, auto_id=f"{self.name}_%s")
 
-    def judged(self, rows: Any) -> Any:
-        """Return ``rows`` with what ``idle`` reads of them."""
+    def annotated(self, rows: Any) -> Any:
+        """Return ``rows`` with the annotations that ``blocked_by`` reads."""
         return rows.with_state() if hasattr(rows, "with_state") else rows
 
-    def why_not(self, row: Any, said: Said) -> str:
-        """Return why it would change nothing of ``row``, "" when it would."""
-        return self.idle(row, said)
+    def skip_reason(self, row: Any, form_data: FormData) -> str:
+        """Return why the action would not change ``row``; "" if it would."""
+        return self.blocked_by(row, form_data)
 
-    def fits(self, row: Any) -> bool:
-        """Return True if it would change something of ``row``."""
-        return not self.why_not(row, {})
+    def is_applicable(self, row: Any) -> bool:
+        """Return True if the action would change ``row``."""
+        return not self.skip_reason(row, {})
 
-    def outlook(self, rows: QuerySet[Any], keys: Keys, said: Said) -> Outlook:
+    def preview(self, rows: QuerySet[Any], keys: Keys, form_data: FormData) -> Preview:
         """Return the preview of this action.
 
         Args:
             rows: The rows that the operator may see.
-            keys: The keys of those that were selected, each with the number of its grants; None in
-                place of the number: any.
-            said: The fields of the form, as far as they are known.
+            keys: The keys of the selected rows, each with the number of its grants; None in place
+                of the number: any.
+            form_data: The fields of the form, as far as they are known.
         """
-        found = {row.pk: row for row in self.judged(rows).filter(pk__in=list(keys))}
-        fitting, skipped = [], Counter[str]()
+        rows_by_key = {row.pk: row for row in self.annotated(rows).filter(pk__in=list(keys))}
+        applicable, skipped = [], Counter[str]()
         for key, grants in keys.items():
-            row = found.get(key)
+            row = rows_by_key.get(key)
             if row is None:
-                why = "gone"
+                reason = "gone"
             elif grants is not None and grants != row.grants:
-                why = "granted again meanwhile"
+                reason = "granted again meanwhile"
             else:
-                why = self.why_not(row, said)
-            if why:
-                skipped[why] += 1
+                reason = self.skip_reason(row, form_data)
+            if reason:
+                skipped[reason] += 1
             else:
-                fitting.append(key)
-        return Outlook(fitting, skipped)
+                applicable.append(key)
+        return Preview(applicable, skipped)
 
     def perform(
         self,
         rows: QuerySet[Any],
         keys: Keys,
-        said: Said,
+        form_data: FormData,
         *,
         user: Any,
         via: str,
         by_filter: Any = None,
-    ) -> Outcome:
-        """Do it, and record it in the audit. The other arguments are those of ``outlook``.
+    ) -> ActionOutcome:
+        """Perform the action, and record it in the audit. The other arguments are those of
+        ``preview``.
 
         Args:
-            said: The fields of the cleaned form.
+            form_data: The fields of the cleaned form.
             user: The operator.
-            via: The way by which it was sent: "page", "admin" or "command".
+            via: The source of the request: "page", "admin" or "command".
             by_filter: The filter that selected the rows; None if they were selected one by one.
         """
         with audit.recording(
@@ -198,24 +203,24 @@ class OperatorAction:
             rows.model,
             keys=list(keys),
             filter=by_filter,
-            reason=said.get("reason", ""),
+            reason=form_data.get("reason", ""),
             via=via,
         ) as act:
-            view = self.outlook(rows, keys, said)
-            chosen = rows.filter(pk__in=view.fitting)
-            act.changed = self.apply(chosen, said, act.by) if view.fitting else 0
-            if act.changed < len(view.fitting):
-                view.skipped[self.unchanged] += len(view.fitting) - act.changed
-            act.skipped = dict(view.skipped)
-        return Outcome(view.fitting, view.skipped, len(keys), act.changed)
+            preview = self.preview(rows, keys, form_data)
+            chosen = rows.filter(pk__in=preview.applicable)
+            act.changed = self.apply(chosen, form_data, act.by) if preview.applicable else 0
+            if act.changed < len(preview.applicable):
+                preview.skipped[self.unchanged] += len(preview.applicable) - act.changed
+            act.skipped = dict(preview.skipped)
+        return ActionOutcome(preview.applicable, preview.skipped, len(keys), act.changed)
 
-    def report(self, model: type[Model], outcome: Outcome) -> str:
-        """Return what is said of its ``outcome`` for several rows."""
-        text = f"{self.done}: {outcome.changed:,} of {counted(model, outcome.asked)}."
+    def report(self, model: type[Model], outcome: ActionOutcome) -> str:
+        """Return the message about an outcome for several rows."""
+        text = f"{self.done}: {outcome.changed:,} of {count_text(model, outcome.selected)}."
         return f"{text} Not changed: {outcome.reasons}." if outcome.skipped else text
 
 
-def counted(model: type[Model], count: int) -> str:
-    """Return ``count`` with what the rows are called: "3 tasks"."""
+def count_text(model: type[Model], count: int) -> str:
+    """Return ``count`` with the name of the model's rows: "3 tasks"."""
     names = model._meta
     return plural(count, str(names.verbose_name), str(names.verbose_name_plural))

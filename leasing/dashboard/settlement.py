@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from leasing.dashboard.forms import SettleForm
-from leasing.dashboard.operator_actions import OperatorAction, Said
+from leasing.dashboard.operator_actions import FormData, OperatorAction
 from leasing.models import LeaseState
 
 
-def _why_not(row: Any, said: Said) -> str:
-    """Return why no work was left at ``row``: "" if some was."""
+def _unsettleable_reason(row: Any, form_data: FormData) -> str:
+    """Return why the key of ``row`` cannot be settled: "" if work was begun and left."""
     if row.finished_at is not None:
         return "already finished"
     states = {LeaseState.FREE: "never begun", LeaseState.ACTIVE: "held"}
@@ -26,8 +26,8 @@ SETTLE: Final = OperatorAction(
     "of the run that left it is refused.",
     "leasing.settle_oncekey",
     SettleForm,
-    lambda rows, said, by: rows.settle(said["result"], by),
-    _why_not,
+    lambda rows, form_data, by: rows.settle(form_data["result"], by),
+    _unsettleable_reason,
     refusals=(ValueError,),
     of_one="Settle key",
 )

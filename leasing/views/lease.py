@@ -48,7 +48,7 @@ def event_export(request: HttpRequest, lease_id: str, form: str) -> HttpResponse
         lease_id: The id of the lease, as pages and the API have it.
         form: The format of the file: one of ``FORMATS``.
     """
-    row = _found(lease_id)
+    row = _row_or_404(lease_id)
     if form not in FORMATS:
         raise Http404(f"There is no export format {form}.")
     return export(request, _events(row), EVENTS, form, f"lease-{row.pk}-events")
@@ -57,7 +57,7 @@ def event_export(request: HttpRequest, lease_id: str, form: str) -> HttpResponse
 @verb(REVOKE)
 def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
     """Take a lease from its holder."""
-    row = _found(lease_id)
+    row = _row_or_404(lease_id)
     form = ForceReleaseForm(row.lease_resource, request.POST)
     if not form.is_valid():
         check_may_see(request, VIEW, form)
@@ -72,9 +72,9 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
         if seen is not None:
             held = held.filter(grants=seen)
         act.changed = held.revoke(reason=reason, by=act.by)
-    said = f"Lease revoked from {row.holder}."
+    message = f"Lease revoked from {row.holder}."
     otherwise = "Nothing changed: the lease is not held, or it was granted again meanwhile."
-    report(request, act.changed, said, otherwise)
+    report(request, act.changed, message, otherwise)
     back = request.POST.get("next", "")
     if url_has_allowed_host_and_scheme(back, {request.get_host()}, request.is_secure()):
         return redirect(back)
@@ -84,7 +84,7 @@ def revoke(request: HttpRequest, lease_id: str) -> HttpResponse:
 @verb(SETTLE.permission)
 def settle(request: HttpRequest, lease_id: str) -> HttpResponse:
     """Give a key of ``once`` a result in place of work that was left."""
-    row = _found(lease_id)
+    row = _row_or_404(lease_id)
     if not isinstance(row, OnceKey):
         raise Http404("Only a key of once is settled.")
     rows = rows_of(OnceKey)
@@ -92,9 +92,9 @@ def settle(request: HttpRequest, lease_id: str) -> HttpResponse:
     if not form.is_valid():
         check_may_see(request, VIEW, form)
         return _detail(request, lease_id, settle_form=form, status=400)
-    keys, said = {row.pk: seen_grants(request)}, form.cleaned_data
+    keys, form_data = {row.pk: seen_grants(request)}, form.cleaned_data
     try:
-        outcome = SETTLE.perform(rows, keys, said, user=request.user, via="page")
+        outcome = SETTLE.perform(rows, keys, form_data, user=request.user, via="page")
         changed, otherwise = outcome.changed, f"Nothing changed: {outcome.reasons}."
     except SETTLE.refusals as error:
         changed, otherwise = 0, f"Nothing changed: {error}"
@@ -112,7 +112,7 @@ def _detail(
     form = EventsFilter(request.GET)
 
     def read(now: datetime, cursor: Cursor | None) -> dict[str, Any]:
-        row = _found(lease_id)
+        row = _row_or_404(lease_id)
         events = page_of(_events(row), cursor)
         history = timeline(row, now, events.rows, has_more=bool(events.older))
         return {
@@ -126,7 +126,7 @@ def _detail(
             "marked": [(event, badge_of_event(event.kind)) for event in events.rows],
             "explanation": explain(row, now, events=() if events.moved else events.rows),
             "drawing": None if events.moved else drawing_of(row, history),
-            "is_settleable": isinstance(row, OnceKey) and SETTLE.fits(row),
+            "is_settleable": isinstance(row, OnceKey) and SETTLE.is_applicable(row),
             "is_revocable": rows_of(type(row)).filter(pk=row.pk).holding().exists(),
         }
 
@@ -147,7 +147,7 @@ def _detail(
     return answer(request, "leasing/detail.html", context, reading, status, rest)
 
 
-def _found(lease_id: str) -> Leasable:
+def _row_or_404(lease_id: str) -> Leasable:
     try:
         return find_row(lease_id)
     except Http404 as error:

@@ -1,9 +1,9 @@
 """Fingerprints of what pages show, made of what was read and not of what would be rendered.
 
 Two things change a page without a row being written, and are in its fingerprint as well: whether a
-moment has passed, and how a lease stands. Times that tick are not: the browser counts them on. A
+moment has passed, and the state of a lease. Times that tick are not: the browser counts them on. A
 field of a dataclass that tells one is declared with ``compare=False``. Where one attribute tells
-all, its name is ``told_by``.
+all, its name is ``fingerprint_field``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from leasing.web.badges import badge_of_lease
 NOW = "now"
 
 #: Columns that have to be loaded of a row to derive its state: a fingerprint runs no query.
-LEASE_READ = {"expires_at", "released_at", "ttl", "grants", "renewals"}
-PROGRESS_READ = {"status", "progress_timeout", "progressed_at"}
+LEASE_COLUMNS = {"expires_at", "released_at", "ttl", "grants", "renewals"}
+PROGRESS_COLUMNS = {"status", "progress_timeout", "progressed_at"}
 
 #: Values of which ``repr`` tells all.
 PLAIN = frozenset({NoneType, bool, int, float, str, timedelta, UUID})
@@ -67,7 +67,7 @@ class Digest:
             self._feed_all(value)
         elif isinstance(value, BaseForm):
             self._feed_all([dict(value.data), value.errors.get_json_data()])
-        elif (name := getattr(value, "told_by", None)) is not None:
+        elif (name := getattr(value, "fingerprint_field", None)) is not None:
             self._add(getattr(value, name))
         elif is_dataclass(value):
             self._feed_all([getattr(value, each.name) for each in fields(value) if each.compare])
@@ -110,8 +110,8 @@ class Digest:
             else:
                 self._add(key)
                 self.feed(item)
-        if isinstance(row, Leasable) and vars(row).keys() >= LEASE_READ:
+        if isinstance(row, Leasable) and vars(row).keys() >= LEASE_COLUMNS:
             shown.append(badge_of_lease(row, self._now).word)
-        if hasattr(row, "stalled_for") and vars(row).keys() >= PROGRESS_READ:
+        if hasattr(row, "stalled_for") and vars(row).keys() >= PROGRESS_COLUMNS:
             shown.append(row.stalled_for(self._now) is not None)
         self._add(repr(shown))

@@ -13,7 +13,7 @@ from leasing.admin.base import ReadOnlyAdmin
 from leasing.admin.filters import StateFilter
 from leasing.admin.links import badge_column, column, json_column, related, short, short_column
 from leasing.dashboard.forms import ReasonForm
-from leasing.dashboard.operator_actions import OperatorAction, Said
+from leasing.dashboard.operator_actions import FormData, OperatorAction
 from leasing.models import Lease
 from tasks.admin.attempts import VIEW_PAYLOAD
 from tasks.dashboard.badges import badge_of_message
@@ -31,11 +31,11 @@ class MessageStateFilter(StateFilter):
     }
 
 
-def _is_published(message: OutboxMessage, said: Said) -> str:
+def _is_published(message: OutboxMessage, said: FormData) -> str:
     return "published" if message.published_at else ""
 
 
-def _does_not_wait(message: OutboxMessage, said: Said) -> str:
+def _does_not_wait(message: OutboxMessage, said: FormData) -> str:
     return _is_published(message, said) or ("" if message.due_at else "not postponed")
 
 

@@ -8,12 +8,12 @@ from django.http import HttpRequest
 from ninja.errors import HttpError
 
 from leasing.api.access import caller
-from leasing.dashboard.operator_actions import OperatorAction, Outcome, Said
+from leasing.dashboard.operator_actions import ActionOutcome, FormData, OperatorAction
 
 
 def perform(
-    request: HttpRequest, action: OperatorAction, rows: Any, key: Any, said: Said
-) -> Outcome:
+    request: HttpRequest, action: OperatorAction, rows: Any, key: Any, said: FormData
+) -> ActionOutcome:
     """Do an action to one row, and record it in the audit. Raises HttpError 409 with the reason
     where it changes nothing.
 

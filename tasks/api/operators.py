@@ -18,7 +18,7 @@ from leasing.api.bodies import WHOLE, Request, Text, Words
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.principals import principal_of
 from leasing.dashboard.forms import REASON_LENGTH
-from leasing.dashboard.operator_actions import OperatorAction, Said
+from leasing.dashboard.operator_actions import FormData, OperatorAction
 from leasing.validation.names import check_name
 from tasks.api.acting import perform
 from tasks.api.rows import find, tasks
@@ -93,7 +93,7 @@ def revoke_task(request: HttpRequest, task_id: str, body: Reason) -> TaskOut:
     return _act(request, task_id, REVOCATION, {"reason": body.reason})
 
 
-def _act(request: HttpRequest, task_id: str, action: OperatorAction, said: Said) -> TaskOut:
+def _act(request: HttpRequest, task_id: str, action: OperatorAction, said: FormData) -> TaskOut:
     """Do an action to one task, and return the task. Raises Http404; HttpError 409 where it would
     change nothing."""
     perform(request, action, tasks(), find(request, task_id).pk, said)

@@ -12,7 +12,7 @@ from leasing.api.access import Access
 from leasing.api.bodies import Moment
 from leasing.api.errors import BAD_BODY, answers
 from leasing.api.principals import principal_of
-from leasing.dashboard.operator_actions import Said
+from leasing.dashboard.operator_actions import FormData
 from tasks.api.acting import perform
 from tasks.api.operators import Reason, Reasoned
 from tasks.conf import task_settings
@@ -94,7 +94,7 @@ def resume_queue(request: HttpRequest, name: str, body: Reasoned) -> QueueOut:
     return _act(request, name, "resume", {"reason": body.reason})
 
 
-def _act(request: HttpRequest, name: str, verb: str, said: Said) -> QueueOut:
+def _act(request: HttpRequest, name: str, verb: str, said: FormData) -> QueueOut:
     """Do an action to the queue of that name, and return the queue. Raises Http404."""
     principal_of(request).check_queue(name)
     rows = Queue.objects.home()

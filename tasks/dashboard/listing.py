@@ -23,7 +23,7 @@ from leasing.web.counts import (
     count_together,
 )
 from leasing.web.cursors import NEWEST_FIRST, Order
-from leasing.web.fingerprint import LEASE_READ
+from leasing.web.fingerprint import LEASE_COLUMNS
 from leasing.web.masking import masked
 from leasing.web.paging import Search, condition_of
 from tasks import registry
@@ -37,7 +37,7 @@ LARGE: Final = ("task_data", "task_output", "last_error", "progress", "checkpoin
 SHOWN: Final = (
     *("id", "name", "queue", "status", "scheduled_at", "processed_at", "attempts", "max_attempts"),
     *("holder", "acquired_at", "progressed_at", "progress_timeout", "compensation"),
-    *sorted(LEASE_READ),
+    *sorted(LEASE_COLUMNS),
 )
 #: Characters of an error that a list shows.
 ERROR_SHOWN: Final = 200

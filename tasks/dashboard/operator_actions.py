@@ -11,7 +11,7 @@ from django import forms
 from django.http import HttpRequest
 
 from leasing.dashboard.forms import ForceReleaseForm, ReasonForm
-from leasing.dashboard.operator_actions import OperatorAction, Said
+from leasing.dashboard.operator_actions import FormData, OperatorAction
 from leasing.db.deletion import is_protected
 from leasing.functions import database_now
 from leasing.web.access import may
@@ -47,13 +47,13 @@ class TaskAction(OperatorAction):
     lists: frozenset[str]
     is_grave: bool = False
 
-    def judged(self, rows: Any) -> Any:
+    def annotated(self, rows: Any) -> Any:
         return with_bonds(rows.only(*STANDING).with_state())
 
-    def why_not(self, row: Task, said: Said) -> str:
+    def skip_reason(self, row: Task, said: FormData) -> str:
         if row.status not in self.statuses:
             return _IS[TaskStatus(row.status)]
-        return self.idle(row, said)
+        return self.blocked_by(row, said)
 
 
 def with_bonds(rows: Any) -> Any:
@@ -66,24 +66,24 @@ def with_bonds(rows: Any) -> Any:
     )
 
 
-def _is_asked(task: Task, said: Said) -> str:
+def _is_asked(task: Task, said: FormData) -> str:
     return "already asked to stop" if task.cancel_requested_at else ""
 
 
-def _is_bound(task: Any, said: Said) -> str:
+def _is_bound(task: Any, said: FormData) -> str:
     if task.is_bound:
         void = "the task that it undoes was retried or deleted"
         return void if task.compensation == "" else "its compensation has not succeeded"
     return "unique key taken by another task" if task.is_without_its_key else ""
 
 
-def _is_protected(task: Any, said: Said) -> str:
+def _is_protected(task: Any, said: FormData) -> str:
     if task.is_needed:
         return f"it is {'undone by' if task.compensation else 'the undoing of'} another task"
     return "protected by a row that refers to it" if task.is_protected else ""
 
 
-def _is_there(task: Any, said: Said) -> str:
+def _is_there(task: Any, said: FormData) -> str:
     start = said.get("scheduled_at")
     if said.get("at_once"):
         is_timed = task.scheduled_at <= task.now
@@ -94,7 +94,7 @@ def _is_there(task: Any, said: Said) -> str:
     return "already there" if said and is_timed and is_placed and is_ranked else ""
 
 
-def _reschedule(rows: Any, said: Said, by: str) -> int:
+def _reschedule(rows: Any, said: FormData, by: str) -> int:
     start = database_now(rows.db) if said["at_once"] else said["scheduled_at"]
     queue, priority = said["queue"] or None, said["priority"]
     changed: int = rows.reschedule(queue=queue, scheduled_at=start, priority=priority, by=by)

@@ -7,17 +7,17 @@ from typing import Any, Final
 
 from django import forms
 
-from leasing.dashboard.operator_actions import OperatorAction, Said
+from leasing.dashboard.operator_actions import FormData, OperatorAction
 from tasks.dashboard.forms import PauseForm
 from tasks.diagnosis import RESUME
 from tasks.exceptions import UnknownQueue
 
 
-def _pause(rows: Any, said: Said, by: str) -> int:
+def _pause(rows: Any, said: FormData, by: str) -> int:
     return sum(rows.pause(queue.name, by=by, reason=said["reason"]) for queue in rows)
 
 
-def _resume(rows: Any, said: Said, by: str) -> int:
+def _resume(rows: Any, said: FormData, by: str) -> int:
     return sum(rows.resume(queue.name, by=by) for queue in rows)
 
 

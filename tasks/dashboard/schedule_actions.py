@@ -8,7 +8,7 @@ from typing import Final
 from django import forms
 
 from leasing.dashboard.forms import ReasonForm
-from leasing.dashboard.operator_actions import OperatorAction, Said
+from leasing.dashboard.operator_actions import FormData, OperatorAction
 from tasks import registry
 from tasks.exceptions import TaskError
 from tasks.models import Schedule
@@ -16,7 +16,7 @@ from tasks.models import Schedule
 CHANGE: Final = "leasing_tasks.change_schedule"
 
 
-def _no_handler(schedule: Schedule, said: Said) -> str:
+def _no_handler(schedule: Schedule, said: FormData) -> str:
     return "" if schedule.task_name in registry.names() else "without a handler here"
 
 

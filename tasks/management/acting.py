@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from leasing.dashboard.operator_actions import OperatorAction, Outcome, Said
+from leasing.dashboard.operator_actions import ActionOutcome, FormData, OperatorAction
 from leasing.humanize import plural
 from leasing.management.subcommands import operator
 from leasing.runtime.terminal import plain
@@ -19,8 +19,8 @@ def perform(
     rows: Any,
     keys: Iterable[Any],
     options: Mapping[str, Any],
-    said: Said | None = None,
-) -> Outcome:
+    said: FormData | None = None,
+) -> ActionOutcome:
     """Do ``action`` to those of ``rows`` with these ``keys``.
 
     Args:
@@ -48,7 +48,7 @@ def why_paused(row: Queue | Schedule) -> str:
     return plain(": ".join(part for part in (by, row.reason) if part))
 
 
-def report(outcome: Outcome, noun: str, past: str) -> tuple[dict[str, Any], str]:
+def report(outcome: ActionOutcome, noun: str, past: str) -> tuple[dict[str, Any], str]:
     """Return the outcome of an action as JSON and as text: "1 queue paused. Not changed: 1 already
     paused".
 

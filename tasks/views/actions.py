@@ -15,7 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 
-from leasing.dashboard.operator_actions import MAX_SELECTED, NAMED
+from leasing.dashboard.operator_actions import MAX_NAMED, MAX_SELECTED
 from leasing.web.access import (
     READ_ONLY,
     check_may_see,
@@ -101,16 +101,16 @@ def _confirmation(
     status: int = 200,
 ) -> HttpResponse:
     check_may_see(request, VIEW, form)
-    preview = action.outlook(listing.tasks(), selected.keys, {})
-    named = listing.tasks().filter(pk__in=preview.fitting[:NAMED]).order_by("pk")
+    preview = action.preview(listing.tasks(), selected.keys, {})
+    named = listing.tasks().filter(pk__in=preview.applicable[:MAX_NAMED]).order_by("pk")
     context = {
         "verb": action,
         "form": form,
         "selection": selected,
-        "count": len(preview.fitting),
+        "count": len(preview.applicable),
         "preview": preview,
-        "named": named.only("name") if preview.fitting else [],
-        "more": max(0, len(preview.fitting) - NAMED),
+        "named": named.only("name") if preview.applicable else [],
+        "more": max(0, len(preview.applicable) - MAX_NAMED),
         "back": _list(selected.by_filter or selected.ticked_in),
         "most": MAX_SELECTED,
     }

@@ -127,7 +127,7 @@ def _verbs(
 ) -> dict[str, Any]:
     """Return the actions that would change the task and that the user may do, and those that its
     state allows but that would change nothing, with the reason."""
-    applicable = [each for each in ACTIONS.values() if each.fits(task)]
+    applicable = [each for each in ACTIONS.values() if each.is_applicable(task)]
     refusing = [each for each in ACTIONS.values() if task.status in each.statuses]
     allowed = [verb for verb in applicable if verb.name in context["allowed"]]
     is_held = task.status == TaskStatus.RUNNING
@@ -136,7 +136,7 @@ def _verbs(
         "verbs": [
             (verb, forms.get(verb.name) or verb.form_for(listing.tasks(), {})) for verb in allowed
         ],
-        "refused": [(each.label, why) for each in refusing if (why := each.idle(task, {}))],
+        "refused": [(each.label, why) for each in refusing if (why := each.blocked_by(task, {}))],
         "may_revoke": may_revoke,
         "revoke_form": ForceReleaseForm(task.lease_resource),
         "has_forbidden": len(allowed) < len(applicable) or is_held and not may_revoke,

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from leasing.dashboard.operator_actions import Outcome
+from leasing.dashboard.operator_actions import ActionOutcome
 from leasing.functions import database_now
 from leasing.humanize import ago, until
 from leasing.management.subcommands import (
@@ -57,14 +57,14 @@ class Command(SubcommandsCommand):
 
     def _run(self, options: dict[str, Any]) -> None:
         rows, outcome = self._act("run_now", options)
-        enqueued = rows.filter(pk__in=outcome.fitting if outcome.changed else ())
+        enqueued = rows.filter(pk__in=outcome.applicable if outcome.changed else ())
         latest = enqueued.with_last().filter(last_task__isnull=False).order_by("name")
         tasks = dict(latest.values_list("name", "last_task"))
         facts, text = report(outcome, "task", "enqueued")
         lines = [text, *(f"{plain(name)}: task:{pk}" for name, pk in tasks.items())]
         self.print_result(options, facts | {"tasks": tasks}, "\n".join(lines))
 
-    def _act(self, name: str, options: dict[str, Any]) -> tuple[Any, Outcome]:
+    def _act(self, name: str, options: dict[str, Any]) -> tuple[Any, ActionOutcome]:
         """Do the action ``name`` to the named schedules. Returns them, and its outcome."""
         rows: Any = Schedule.objects.home().filter(name__in=options["names"])
         keys = dict(rows.values_list("name", "pk"))

@@ -229,9 +229,9 @@ def test_everything_chosen_is_fixed_to_what_was_asked_about(operator: Client) ->
 
 def test_what_no_page_has_sent_is_refused(operator: Client) -> None:
     lease = make_lease()
-    for picked in ("", "[", "[1]", '[["x", 1]]', "{}x", '[[1, "x"]]'):
-        said = {"confirmed": "yes", "picked": picked, "reason": "x", "typed": lease.resource}
-        assert act(operator, [lease], **said).status_code == 403, picked
+    for selection in ("", "[", "[1]", '[["x", 1]]', "{}x", '[[1, "x"]]'):
+        said = {"confirmed": "yes", "selection": selection, "reason": "x", "typed": lease.resource}
+        assert act(operator, [lease], **said).status_code == 403, selection
 
 
 def test_hostile_names_are_inert(operator: Client) -> None:

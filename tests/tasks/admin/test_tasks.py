@@ -318,7 +318,7 @@ def test_a_task_is_diagnosed_in_the_words_of_its_page(operator: Client, state: s
     fitting = {
         action.name
         for action in ACTIONS.values()
-        if action.outlook(Task.objects.all(), keys, {}).fitting
+        if action.preview(Task.objects.all(), keys, {}).applicable
     }
     expected = fitting | ({"revoke"} if task.status == "running" else set())
     assert {each["value"] for each in panel.all("button[name=action]")} == expected
@@ -350,7 +350,7 @@ def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Cli
     failed, done = make_task(state="failed"), make_task(state="succeeded")
     page = act(operator, "retry", [failed, done])
     assert ACTIONS["retry"].consequence in page.text
-    assert page.one("[data-outlook]").numbers == [1, 2, 1]
+    assert page.one("[data-preview]").numbers == [1, 2, 1]
     assert row_of(failed)["status"] == "failed"
     page = act(operator, "retry", [failed, done], confirmed="yes")
     assert (page.notice.tone, page.notice.numbers) == ("warn", [1, 2, 1])
@@ -364,7 +364,7 @@ def test_an_act_asks_first_and_then_calls_the_service_of_the_pages(operator: Cli
 
 def test_what_none_fits_cannot_be_confirmed(operator: Client) -> None:
     page = act(operator, "retry", [make_task()])
-    assert page.one("[data-outlook]").numbers == [0, 1, 1]  # the one that was chosen stays
+    assert page.one("[data-preview]").numbers == [0, 1, 1]  # the one that was chosen stays
     assert not page.all("input[type=submit]")
 
 

@@ -94,8 +94,8 @@ def settle(undo: Task, how: str) -> None:
 def skipped(action: str, task: Task) -> str:
     """Why the action leaves the task alone."""
     found = ACTIONS[action]
-    (row,) = found.judged(rows(task))
-    return found.why_not(row, {})
+    (row,) = found.annotated(rows(task))
+    return found.skip_reason(row, {})
 
 
 # The four deaths

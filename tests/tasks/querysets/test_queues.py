@@ -137,7 +137,7 @@ def test_an_operator_pauses_with_a_reason_and_resumes() -> None:
     Queue.objects.declare(["default", "mail"])
     assert "● open" in get(client, QUEUES).text
 
-    assert act(client, "pause", "mail").all("[data-outlook]")
+    assert act(client, "pause", "mail").all("[data-preview]")
     assert "Give a reason" in act(client, "pause", "mail", confirmed="yes", reason=" ").text
     assert not Queue.objects.paused().exists()
     page = act(client, "pause", "mail", confirmed="yes", reason="the server is down")

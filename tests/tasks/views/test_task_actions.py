@@ -46,9 +46,9 @@ def bulk_actions(page: Page) -> list[str]:
     return [each["formaction"] for each in page.all("button[formaction]")]
 
 
-def outlook(page: Page) -> list[float]:
+def preview(page: Page) -> list[float]:
     """The number of rows that would change, of how many, that would stay, and by reason."""
-    return page.one("[data-outlook]").numbers
+    return page.one("[data-preview]").numbers
 
 
 def act(client: Client, task: Task, verb: str, **said: str) -> Page:
@@ -80,7 +80,7 @@ def test_a_selection_is_asked_about_and_the_outcome_is_reported(operator: Client
     ticked = [failed.pk, cancelled.pk, running.pk, done.pk]
     url = bulk("retry", task=ticked, state="all")
     asked = get(operator, url)
-    assert asked.one("h1").numbers == [2] and outlook(asked) == [2, 4, 2, 1, 1]
+    assert asked.one("h1").numbers == [2] and preview(asked) == [2, 4, 2, 1, 1]
     assert ACTIONS["retry"].consequence in asked.text
     assert (
         ACTIONS["retry"].consequence_of_one in get(operator, bulk("retry", task=[failed.pk])).text
@@ -156,7 +156,7 @@ def test_a_made_up_selection_changes_nothing(operator: Client) -> None:
 def test_nothing_ticked_is_told(operator: Client) -> None:
     for asked in ({}, {"task": "x"}, {"scope": "all", "state": "bogus"}):
         page = get(operator, bulk("retry", **asked))
-        assert page.status == 200 and not page.all("[data-outlook]")
+        assert page.status == 200 and not page.all("[data-preview]")
         assert page.forms == ["/ops/logout/"]
 
 
@@ -170,7 +170,7 @@ def test_a_deletion_says_that_a_row_protects_the_task(operator: Client) -> None:
     assert act(operator, task, "discard", **REASON).notice.tone == "warn"
 
     assert AuditEntry.objects.get().skipped == {"protected by a row that refers to it": 1}
-    assert outlook(get(operator, bulk("discard", task=task.pk))) == [0, 1, 1, 1]
+    assert preview(get(operator, bulk("discard", task=task.pk))) == [0, 1, 1, 1]
 
 
 def test_a_retry_says_that_another_task_has_the_key(operator: Client) -> None:
@@ -182,7 +182,7 @@ def test_a_retry_says_that_another_task_has_the_key(operator: Client) -> None:
 
     assert row_of(task)["status"] == "failed"
     assert AuditEntry.objects.get().skipped == {why: 1}
-    assert outlook(get(operator, bulk("retry", task=task.pk))) == [0, 1, 1, 1]
+    assert preview(get(operator, bulk("retry", task=task.pk))) == [0, 1, 1, 1]
 
 
 def test_a_waiting_task_is_cancelled_and_a_running_one_is_asked(operator: Client) -> None:
