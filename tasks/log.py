@@ -6,6 +6,7 @@ task's own fields come first, and the keywords are the other fields.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import Any, Final
@@ -39,7 +40,19 @@ def queue_fields(queue: str) -> dict[str, Any]:
     return {"queue": queue}
 
 
+class ErrorEvent(Event):
+    """An event of attempts that failed: each record has the error and its traceback, if this
+    process has it: not where only the text is known, as of a task that was recovered."""
+
+    __slots__ = ()
+
+    def each(self, rows: Sequence[Any], **details: Any) -> None:
+        for row in rows:
+            super().each([row], exc_info=row.raised, **details)
+
+
 _task = partial(Event, "tasks", about=task_fields)
+_task_error = partial(ErrorEvent, "tasks", about=task_fields)
 _queue = partial(Event, "tasks", about=queue_fields)
 _attempt = partial(Event, "tasks.runner", about=task_fields)
 _chaos = partial(Event, "tasks.chaos")
@@ -67,12 +80,12 @@ class Log:
         "task:%(task_id)s completed by %(holder)s: %(task_name)s, "
         "attempt %(attempt)s of %(max_attempts)s",
     )
-    task_attempt_failed = _task(
+    task_attempt_failed = _task_error(
         WARNING,
         "task:%(task_id)s failed in attempt %(attempt)s of %(max_attempts)s; "
         "next attempt at %(scheduled_at)s: %(error)s",
     )
-    task_failed = _task(
+    task_failed = _task_error(
         ERROR,
         "task:%(task_id)s failed for good after attempt %(attempt)s of %(max_attempts)s: %(error)s",
     )

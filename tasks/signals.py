@@ -69,17 +69,6 @@ paused = Signal()
 resumed = Signal()
 
 
-def _with_error(line: Event) -> Subscriber:
-    """Return a subscriber that logs attempts that failed, each with its error and traceback, if
-    this process has it: not where only the text is known, as of a task that was recovered."""
-
-    def each(rows: Sequence[Any], **details: Any) -> None:
-        for row in rows:
-            line.each([row], exc_info=row.raised, **details)
-
-    return each
-
-
 def _report_ends(rows: Sequence[Any], **details: Any) -> None:
     """Call the ``on_end`` of what has ended, and notify those who wait for it."""
     for row in rows:
@@ -101,50 +90,33 @@ def _send_of_queue(signal: Signal) -> Subscriber:
     return send
 
 
-_SIGNALS = {
-    "enqueued": enqueued,
-    "claimed": claimed,
-    "completed": completed,
-    "attempt_failed": attempt_failed,
-    "failed": failed,
-    "recovered": recovered,
-    "returned": returned,
-    "snoozed": snoozed,
-    "cancelled": cancelled,
-    "retried": retried,
-    "duplicate": duplicate,
-    "rescheduled": rescheduled,
-    "discarded": discarded,
-    "repaired": repaired,
-    "suspected": suspected,
-    "replaced": replaced,
+#: The signals of the events of tasks, each with the line of the log about it.
+SIGNALS: dict[str, tuple[Signal, Event | None]] = {
+    "task.enqueued": (enqueued, log.task_enqueued),
+    "task.claimed": (claimed, log.task_claimed),
+    "task.completed": (completed, log.task_completed),
+    "task.attempt_failed": (attempt_failed, log.task_attempt_failed),
+    "task.failed": (failed, log.task_failed),
+    "task.recovered": (recovered, log.task_recovered),
+    "task.returned": (returned, log.task_returned),
+    "task.snoozed": (snoozed, log.task_snoozed),
+    "task.cancelled": (cancelled, log.task_cancelled),
+    "task.retried": (retried, log.task_retried),
+    "task.duplicate": (duplicate, log.task_duplicate),
+    "task.rescheduled": (rescheduled, log.task_rescheduled),
+    "task.discarded": (discarded, log.task_discarded),
+    "task.repaired": (repaired, log.task_repaired),
+    "task.replaced": (replaced, log.task_replaced),
+    "task.suspected": (suspected, None),
 }
-#: What writes the lines of tasks, by the names of events.
-LINES: dict[str, Subscriber] = {
-    "task.enqueued": log.task_enqueued.each,
-    "task.claimed": log.task_claimed.each,
-    "task.completed": log.task_completed.each,
-    "task.attempt_failed": _with_error(log.task_attempt_failed),
-    "task.failed": _with_error(log.task_failed),
-    "task.recovered": log.task_recovered.each,
-    "task.returned": log.task_returned.each,
-    "task.snoozed": log.task_snoozed.each,
-    "task.cancelled": log.task_cancelled.each,
-    "task.retried": log.task_retried.each,
-    "task.duplicate": log.task_duplicate.each,
-    "task.rescheduled": log.task_rescheduled.each,
-    "task.discarded": log.task_discarded.each,
-    "task.repaired": log.task_repaired.each,
-    "task.replaced": log.task_replaced.each,
-    "queue.paused": log.queue_paused.each,
-    "queue.resumed": log.queue_resumed.each,
+#: What writes these lines and sends these signals.
+SENDERS = {
+    name: sending(signal, "task", instance_of, line) for name, (signal, line) in SIGNALS.items()
 }
 _failed = leasing_log.log_failed
 subscribe({f"task.{end}": _report_ends for end in ("completed", "failed", "cancelled")}, _failed)
-subscribe(
-    {f"task.{name}": sending(each, "task", instance_of) for name, each in _SIGNALS.items()}, _failed
-)
+subscribe(SENDERS, _failed)
 subscribe(
     {"queue.paused": _send_of_queue(paused), "queue.resumed": _send_of_queue(resumed)}, _failed
 )
-subscribe(LINES, _failed)
+subscribe({"queue.paused": log.queue_paused.each, "queue.resumed": log.queue_resumed.each}, _failed)

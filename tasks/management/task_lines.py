@@ -17,8 +17,10 @@ from typing import Any, Final
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log as leasing_log
 from leasing.runtime.events import Subscriber, subscribe, unsubscribe
+from leasing.signals import sending
 from tasks.log import log
-from tasks.signals import LINES
+from tasks.querysets.claimed import instance_of
+from tasks.signals import SENDERS, SIGNALS
 
 #: Ends in a second from which on they are counted.
 MANY: Final = 100
@@ -61,15 +63,18 @@ class TaskLines:
     @contextmanager
     def choosing(self) -> Iterator[None]:
         """Choose the lines of this process during the block."""
-        usual = {event: LINES[event] for event in ("task.claimed", *ENDS.values())}
+        usual = {event: SENDERS[event] for event in ("task.claimed", *ENDS.values())}
+        without_line = {event: sending(SIGNALS[event][0], "task", instance_of) for event in usual}
         chosen: dict[str, Subscriber] = {"task.claimed": self._claims}
         chosen |= {event: partial(self._ends, outcome) for outcome, event in ENDS.items()}
         unsubscribe(usual)
+        subscribe(without_line, leasing_log.log_failed)
         subscribe(chosen, leasing_log.log_failed)
         try:
             yield
         finally:
             unsubscribe(chosen)
+            unsubscribe(without_line)
             subscribe(usual, leasing_log.log_failed)
             self.ensure_running()
 
@@ -87,7 +92,9 @@ class TaskLines:
             left = 0 if self._is_busy else max(0, MANY - self._count)
             self._count += len(rows)
             self._counts.update([(row.name, outcome) for row in rows[left:]])
-        LINES[ENDS[outcome]](rows if outcome in FAILURES else rows[:left], **details)
+        _, line = SIGNALS[ENDS[outcome]]
+        assert line is not None
+        line.each(rows if outcome in FAILURES else rows[:left], **details)
 
     def ensure_running(self) -> None:
         """Write the lines of claims and counts that are due: none has a thread of its own."""
