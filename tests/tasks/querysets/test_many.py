@@ -137,10 +137,11 @@ def test_what_cannot_be_taken_sinks_no_neighbour(reported: Reported) -> None:
 
 
 @pytest.mark.usefixtures("on_postgresql")
-def test_what_is_refused_of_many_is_not_tried_again() -> None:
+@pytest.mark.parametrize("end", [take_over, end_well])
+def test_what_is_refused_of_many_is_not_tried_again(end: Callable[[Task], object]) -> None:
     tasks = running(2)
     for task in tasks:
-        take_over(copy_of(task))
+        end(copy_of(task))
 
     with CaptureQueriesContext(connection) as queries:
         _, refused = Task.objects.complete_many([(task, None) for task in tasks])
