@@ -28,8 +28,8 @@ from tasks.runtime import marks
 
 #: The share of its progress timeout for which a task may wait for a slot without a report.
 SILENCE = 0.1
-#: Seconds between looks whether the handler of an attempt that is over has ended.
-CHECK_ENDED_EVERY = 0.01
+#: Seconds between looks whether what an end waits for has come.
+CHECK_EVERY = 0.01
 #: The verbs that are stored for many at once.
 COMPLETE, FAIL = "complete", "fail"
 
@@ -187,12 +187,6 @@ class Attempt(Term):
         with _notified:
             _notified.wait_for(lambda: self.is_notified, seconds)
 
-    def wait_ended(self, patience: float) -> None:
-        """Wait until the handler has ended, for ``patience`` seconds at most."""
-        until, pause = clock() + patience, threading.Event()
-        while not self.has_ended and clock() < until:
-            pause.wait(CHECK_ENDED_EVERY)
-
     def end_work(self) -> None:
         """Tell the handler that it is over, and interrupt it where that can be done."""
         self.notify()
@@ -204,6 +198,13 @@ class Attempt(Term):
         """Pass on that ``by`` asked for the cancellation."""
         self.cancelled_by = by
         self.end_work()
+
+
+def wait_until(has_come: Callable[[], bool], until: float) -> None:
+    """Wait until ``has_come``, or it is ``until`` on the holder's clock."""
+    pause = threading.Event()
+    while clock() < until and not has_come():
+        pause.wait(CHECK_EVERY)
 
 
 class Outcome:

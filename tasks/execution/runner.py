@@ -22,7 +22,7 @@ from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from tasks.exceptions import Snooze, TaskCancelled
-from tasks.execution.attempt import COMPLETE, FAIL, SILENCE, Attempt, Outcome
+from tasks.execution.attempt import COMPLETE, FAIL, SILENCE, Attempt, Outcome, wait_until
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import store_outcomes
 from tasks.execution.context import Context
@@ -153,7 +153,7 @@ def time_out(attempt: Attempt, timing: Timing = USUAL) -> None:
         return
     attempt.end_work()
     if attempt.kind is not Kind.THREAD:
-        attempt.wait_ended(timing.end_patience)
+        wait_until(lambda: attempt.has_ended, clock() + timing.end_patience)
     error = attempt.timeout_error
     log.task_timed_out(attempt.claimed, error=error)
     with lasting_connection():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,7 +11,7 @@ from leasing.holding.keeper import ABANDONED
 from leasing.holding.term import detach_all
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
-from tasks.execution.attempt import Attempt
+from tasks.execution.attempt import Attempt, wait_until
 from tasks.execution.runner import STOPPED
 from tasks.log import log
 from tasks.models import Task
@@ -22,8 +21,6 @@ from tasks.registry import Kind
 #: The number of tasks of this process that were given back because their carrier had ended, by
 #: kind.
 abandoned: Counter[str] = Counter()
-#: Seconds between looks whether what has ended is stored.
-CHECK_STORED_EVERY = 0.02
 
 
 def give_back_all(left: list[Attempt], patience: float) -> None:
@@ -37,13 +34,10 @@ def give_back_all(left: list[Attempt], patience: float) -> None:
         if attempt.end_by("stop"):
             attempt.end_work()
     until = clock() + patience
-    for attempt in interrupted:
-        attempt.wait_ended(until - clock())
+    wait_until(lambda: all(each.has_ended for each in interrupted), until)
     if left:
         give_back(left, STOPPED)
-    pause = threading.Event()
-    while clock() < until and any(each.is_kept for each in ending):
-        pause.wait(CHECK_STORED_EVERY)
+    wait_until(lambda: not any(each.is_kept for each in ending), until)
 
 
 def give_up(attempts: list[Attempt]) -> None:
