@@ -33,8 +33,6 @@ PRUNE_PAUSE = 0.1
 #: Seconds between looks for children whose parents were cancelled: so that their holders have heard
 #: of it half a minute after the cancellation.
 LEFT_BEHIND_EVERY = 15.0
-#: Checks of each worker in PRUNE_EVERY whether it is time to prune.
-PRUNES_A_RETENTION = 6
 
 
 class Stopped(Exception):
@@ -100,44 +98,38 @@ def services(stopping: threading.Event) -> list[Service]:
         prune(stopping=stopping)
         prune_audit()
 
-    def tick_examining() -> float:
-        every = task_settings.EXAMINE_EVERY
-        _once("leasing_tasks:examine", every, lambda: bool(recovery.examine()))
-        return every * random.uniform(0.8, 1.0)
+    examine_every, prune_every = task_settings.EXAMINE_EVERY, task_settings.PRUNE_EVERY
+    # No shorter than the lease of its work allows.
+    cancel_every = max(LEFT_BEHIND_EVERY, 2 * leasing_settings.MIN_TTL)
+    duties = [
+        _duty("examine", "Examining tasks", examine_every, recovery.examine),
+        _duty("left_behind", "Cancelling children", cancel_every, recovery.cancel_left_behind),
+    ]
+    if prune_every is not None:
+        duties.append(_duty("prune", "Pruning", prune_every, prune_all))
+    return duties
 
-    def tick_left_behind() -> float:
-        # No shorter than the lease of its work allows.
-        window = max(LEFT_BEHIND_EVERY, 2 * leasing_settings.MIN_TTL)
-        _once("leasing_tasks:left_behind", window, lambda: bool(recovery.cancel_left_behind()))
+
+def _duty(name: str, what: str, window: float, work: Callable[[], object]) -> Service:
+    """Does ``work`` unless it was done within the last ``window`` seconds, or is being done."""
+    key = f"leasing_tasks:{name}"
+
+    def tick() -> float:
+        ttl = min(leasing_settings.TTL, window / 2)
+        try:
+            once(key, window, ttl=ttl, wait=0).run(lambda: bool(work()))
+        except (LeaseError, Stopped) as reason:
+            log.housekeeping_left_to_another(duty=key, reason=reason)
+        finally:
+            connections.close_all()  # or it would idle until the next time
         # Later than the window: who is alone would find its own work just done.
         return window * random.uniform(1.0, 1.2)
 
-    def tick_pruning() -> float:
-        every = task_settings.PRUNE_EVERY
-        if every is not None:
-            _once("leasing_tasks:prune", every, prune_all)
-        return max(task_settings.EXAMINE_EVERY, (every or 0) / PRUNES_A_RETENTION)
-
-    every, failed = task_settings.EXAMINE_EVERY, log.housekeeping_failed
-    # Workers that start together begin apart.
-    make = partial(Service, starts_in=every * random.uniform(0.75, 1.0), longest=every)
-    return [
-        make(tick_examining, partial(failed, duty="Examining tasks")),
-        make(
-            tick_left_behind,
-            partial(failed, duty="Cancelling children"),
-            starts_in=LEFT_BEHIND_EVERY * random.random(),
-            longest=LEFT_BEHIND_EVERY,
-        ),
-        make(tick_pruning, partial(failed, duty="Pruning")),
-    ]
-
-
-def _once(key: str, window: float, work: Callable[[], object]) -> None:
-    """Do ``work`` unless it was done within the last ``window`` seconds, or is being done."""
-    try:
-        once(key, window, ttl=min(leasing_settings.TTL, window / 2), wait=0).run(work)
-    except (LeaseError, Stopped) as reason:
-        log.housekeeping_left_to_another(duty=key, reason=reason)
-    finally:
-        connections.close_all()  # or it would idle until the next time
+    # A process that does not live for a window does its part too.
+    soon = min(window, task_settings.EXAMINE_EVERY)
+    return Service(
+        tick,
+        partial(log.housekeeping_failed, duty=what),
+        starts_in=soon * random.uniform(0.75, 1.0),  # those that start together begin apart
+        longest=soon,
+    )

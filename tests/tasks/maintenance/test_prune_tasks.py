@@ -356,7 +356,7 @@ def test_a_worker_alone_cancels_children_left_behind_within_twenty_seconds(
     database_clock: DatabaseClock, settings: Settings
 ) -> None:
     _, children, _ = housekeeping.services(threading.Event())
-    assert 0 <= children.starts_in <= 15
+    assert 11 <= children.starts_in <= 15
     for _ in range(3):
         child = make_task(parent=make_task(state="cancelled"))
         pause = children.step()
@@ -366,6 +366,7 @@ def test_a_worker_alone_cancels_children_left_behind_within_twenty_seconds(
 
     # The lease of its work takes half of the window.
     settings.LEASING = {"MIN_TTL": 20.0}
+    _, children, _ = housekeeping.services(threading.Event())
     assert children.step() >= 40
 
 
@@ -375,11 +376,12 @@ def test_whether_it_is_time_to_prune_is_asked_less_often_than_to_examine(
 ) -> None:
     examining, _, pruning = housekeeping.services(threading.Event())
 
-    assert 45 <= examining.starts_in == pruning.starts_in <= 60
-    assert 48 <= examining.step() <= 60
-    assert pruning.step() == 600
-    settings.TASK_QUEUE |= {"PRUNE_EVERY": 120}
-    assert pruning.step() == 60
+    assert min(examining.starts_in, pruning.starts_in) >= 45
+    assert max(examining.starts_in, pruning.starts_in) <= 60
+    assert 60 <= examining.step() <= 72
+    assert 3600 <= pruning.step() <= 4320
+    settings.TASK_QUEUE |= {"PRUNE_EVERY": None}
+    assert len(housekeeping.services(threading.Event())) == 2
 
 
 def test_what_one_did_no_other_does_until_its_time_comes(

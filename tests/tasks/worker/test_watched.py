@@ -127,7 +127,7 @@ def test_a_loop_that_ends_goes_on_with_what_it_had(how: str, handlers: Handlers)
     ("name", "where"),
     [
         ("services", (recovery, "_sweep")),
-        ("housekeeping", (housekeeping, "_once")),
+        ("housekeeping", (housekeeping, "once")),
         ("services", (WorkerQuerySet, "seen")),
         ("services", (scheduler, "_look")),
         ("watcher", (process.WorkerProcess, "ensure_running")),
