@@ -30,13 +30,12 @@ from django.db import models, router, transaction
 from leasing.conf import leasing_settings
 from leasing.db.dialects import lock
 from leasing.db.joins import is_joined
-from leasing.db.routing import database_of
 from leasing.exceptions import StaleToken
 from leasing.functions import DbNow
 from leasing.holding import Term
 from leasing.models import MAX_KEY, Leasable, LeaseEvent
 from leasing.runtime.events import happened
-from leasing.stores.rows import RowStore, write_apart
+from leasing.stores.rows import write_apart
 
 #: A proof: the term of a hold, a row just acquired, or the bare token.
 Proof = Term | Leasable | int
@@ -125,7 +124,7 @@ class FencedRows:
         if isinstance(proof, Term):
             proof.refused(GUARDED, reason)
             return StaleToken(proof.resource, reason)
-        RowStore(type(proof), database_of(proof)).refused(proof, GUARDED, reason)
+        type(proof).lease_rows().store(proof).refused(proof, GUARDED, reason)
         return StaleToken(proof.lease_resource, reason)
 
 

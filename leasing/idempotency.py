@@ -35,7 +35,7 @@ from leasing.models.once import OnceTerms
 from leasing.runtime.aio import adrive, drive, in_thread
 from leasing.store import NamedStore
 from leasing.stores import stores
-from leasing.stores.rows import RowStore, row_store, term_of
+from leasing.stores.rows import RowStore
 from leasing.validation.names import check_duration, check_name
 from leasing.validation.terms import Terms
 from leasing.validation.values import Encoder, check_json
@@ -149,7 +149,7 @@ class once:
         return OnceKey.objects.all().beginning(resource, asked, self.wait, self.key)
 
     def _keep(self, row: OnceKey) -> Term:
-        term = term_of(row, row_store(OnceKey, database_of(row)))
+        term = OnceKey.objects.all().store(row).term(row)
         keep_all([term])
         return term
 

@@ -34,9 +34,6 @@ class Reader:
         using: The alias of the database.
         some: The names of the columns that are read, besides the key; None: all.
         more: Attributes whose values are read behind the columns.
-        alike: Names of columns with one value for the whole statement (its moments). Only the first
-            row returns them; the others are filled in here.
-        known: Attributes whose values each call knows: their columns are not read.
     """
 
     def __init__(
@@ -45,12 +42,13 @@ class Reader:
         using: str,
         some: frozenset[str] | None = None,
         more: tuple[str, ...] = (),
-        alike: frozenset[str] = frozenset(),
-        known: tuple[str, ...] = (),
     ) -> None:
         self._model, self._using = model, using
-        asked = [f for f in model._meta.concrete_fields if f.attname not in known]
-        fields = [f for f in asked if some is None or f.name in some or f.primary_key]
+        fields = [
+            field
+            for field in model._meta.concrete_fields
+            if some is None or field.name in some or field.primary_key
+        ]
         quote = connections[using].ops.quote_name
         #: Names of the attributes, and of their columns, in one order; and the place of the key.
         self._names = *(field.attname for field in fields), *more
@@ -67,29 +65,18 @@ class Reader:
                 kind = column.output_field
                 is_json = type(kind) is models.JSONField and kind.decoder is None
                 self._conversions.append((place, column, found, is_json and len(found) == 1))
-        self._alike = tuple(place for place, f in enumerate(fields) if f.column in alike)
-        self._equal = *(self._names[place] for place in self._alike), *known
 
-    def sql(self, table: str, among: str = "") -> str:
-        """The columns, of ``table``: of the rows of the query ``among``, where some are alike."""
-        columns = [f"{table}.{column}" for column in self._columns]
-        key = self._columns[self.key]
-        for place in self._alike:
-            is_first = f"{table}.{key} = (SELECT {key} FROM {among} LIMIT 1)"
-            columns[place] = f"CASE WHEN {is_first} THEN {columns[place]} END"
-        return ", ".join(columns)
+    def sql(self, table: str) -> str:
+        """Return the columns of ``table``, as a statement lists them."""
+        return ", ".join(f"{table}.{column}" for column in self._columns)
 
     def rows(
-        self,
-        answers: Sequence[Sequence[Any]],
-        known: Iterable[Any] = (),
-        onto: Sequence[Any] | None = None,
+        self, answers: Sequence[Sequence[Any]], onto: Sequence[Any] | None = None
     ) -> list[Any]:
         """Return the rows of ``answers``. What is read behind columns and attributes is left alone.
 
         Args:
             answers: What PostgreSQL answered.
-            known: The values of the attributes that were not read.
             onto: Instances that were asked for: the columns are written onto those that were
                 answered. None: all are new ones.
         """
@@ -103,13 +90,7 @@ class Reader:
                         continue
                     for convert in converters:
                         answer[place] = convert(answer[place], column, connection)
-        moments = [
-            next((answer[place] for answer in answers if answer[place] is not None), None)
-            for place in self._alike
-        ]
-        equal = dict(zip(self._equal, (*moments, *known), strict=True))
-        # The alike ones last: most rows have been answered none.
-        read = [dict(zip(self._names, answer, strict=False)) | equal for answer in answers]
+        read = [dict(zip(self._names, answer, strict=False)) for answer in answers]
         if onto is None:
             return [instance_of(self._model, self._using, attributes) for attributes in read]
         found = onto

@@ -16,8 +16,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import timedelta
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
@@ -29,6 +28,7 @@ from leasing.db.row_reader import Reader
 from leasing.db.statements import (
     array_as,
     array_of,
+    cached_statement,
     fetch_all,
     moment,
     new_cursor,
@@ -127,17 +127,6 @@ _SPELLED_ALIKE = frozenset(
         *(models.EmailField, models.SlugField, models.TextField, models.URLField),
     }
 )
-#: Values of columns by the text that writes them, and the types of terms that come back as they
-#: were sent: nobody reads these back.
-_WRITTEN: Mapping[str, Any] = {"NULL": None, "0": 0, "''": ""}
-_TERM = re.compile(r"%\((\w+)\)s(::interval)?")
-_KEPT_AS_SENT: Mapping[type, type] = {
-    models.CharField: str,
-    models.TextField: str,
-    models.SmallIntegerField: int,
-    models.IntegerField: int,
-    models.DurationField: timedelta,
-}
 
 
 def in_sql(text: Text) -> Callable[[Method], Method]:
@@ -178,24 +167,241 @@ def _resource_of(model: Any) -> str | None:
     return None
 
 
+class _Made(NamedTuple):
+    """A statement, and what reads its answer."""
+
+    text: str
+    read: Reader
+    #: The field of the value, or of the keys, by which it finds its rows.
+    field: Any
+    #: The terms that it has as values.
+    terms: tuple[str, ...] = ()
+
+
 class Statements:
     """The statements on the rows of ``model`` in the database ``using``, by the conditions and
     columns of ``kind``, their class of querysets. A verb that cannot be sent does nothing: it has a
     condition or columns in Python alone, or the database is not PostgreSQL."""
 
     def __init__(self, kind: Any, model: Any, using: str) -> None:
+        self._about = kind, model, using
+        self._using = using
+
+    # Renew and release
+
+    def renew_one(self, row: Any) -> bool:
+        """Renew the grant of ``row``. Returns whether that was done; ``row`` stands as it was
+        written then. Raises LeaseInTransaction."""
+        which = RENEW, ROW
+        made = serves(self._using) and cached_statement(
+            (*self._about, *which), partial(self._of_holder, *which)
+        )
+        if not made:
+            return False
+        connection = connections[self._using]
+        refuse_transaction(connection)
+        values = sent(made.field, row.pk, connection, grant=row.grant_id)
+        return bool(made.read.rows(fetch_all(connection, made.text, values), onto=[row]))
+
+    def release(self, connection: Any, held: list[Any]) -> list[Any]:
+        """Release those rows of ``held`` whose grant still lives, and notify those who wait for
+        them. Returns these, as they were written."""
+        which = RELEASE, ROW if len(held) == 1 else ROWS
+        made = serves(self._using) and cached_statement(
+            (*self._about, *which), partial(self._of_holder, *which)
+        )
+        if not made:
+            return []
+        if len(held) == 1:
+            values = sent(made.field, held[0].pk, connection, grant=held[0].grant_id)
+        else:
+            keys, grants = zip(*((row.pk, row.grant_id) for row in held), strict=True)
+            keys = array_as(made.field, keys, connection)
+            values = {"keys": keys, "grants": array_of(list(grants))}
+        return made.read.rows(fetch_all(connection, made.text, values), onto=held)
+
+    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> list[Any] | None:
+        """Renew the rows whose key and grant are in ``grants`` and that nobody else has locked;
+        returns these rows, with ``now``; None if it cannot be sent. No statement runs longer than
+        ``timeout`` seconds, nor waits for a lock on the table.
+
+        That limit and the update travel in one message, which PostgreSQL takes for a transaction.
+        """
+        which = RENEW, MANY_ROWS
+        made = serves(self._using) and cached_statement(
+            (*self._about, *which), partial(self._of_holder, *which)
+        )
+        if not made:
+            return None
+        connection: Any = connections[self._using]
+        keys = array_as(made.field, grants.keys(), connection)
+        values = {"keys": keys, "grants": array_of(list(grants.values()))}
+        if connection.in_atomic_block or not _takes_several_statements(connection):
+            with durable(self._using), new_cursor(connection) as cursor:
+                limit_waiting(self._using, timeout)
+                cursor.execute(made.text, values)
+                return made.read.rows(cursor.fetchall())
+        with new_cursor(connection) as cursor:
+            cursor.execute(f"{waiting_limit(timeout)};{made.text}", values)
+            cursor.nextset()
+            return made.read.rows(cursor.fetchall())
+
+    def _of_holder(self, template: str, which: str) -> _Made | None:
+        return Spelling(*self._about).of_holder(template, which)
+
+    # Grant
+
+    def grant(
+        self, terms: Any, chosen: str, column: str, value: Any, rows: Any = None
+    ) -> list[Any] | None:
+        """Grant available rows. Returns them, with ``previous_expired_at`` where a term had
+        expired; None if it cannot be sent. Raises LeaseInTransaction.
+
+        Args:
+            terms: The terms of the grants, with a request for ONE alone.
+            chosen: ONE: the row whose ``column`` is ``value``; ALL: those whose ``column`` is in
+                ``value``, in the order of these, or none; FIRST: up to ``value``, in their order.
+            column: The name of a field, or "pk".
+            value: See ``chosen``.
+            rows: The rows of which they are to be; None: any.
+        """
+        if not serves(self._using):
+            return None
+        filters: dict[str, Any] = {}
+        if rows is None:
+            if terms.request_id is not None:
+                chosen = ONE_BY_REQUEST
+                filters["lowest"], filters["highest"] = terms.grants_of_request
+            make = partial(self._grant, chosen, column)
+            made = cached_statement((*self._about, chosen, column), make)
+        else:
+            try:
+                made, filters = Spelling(*self._about).filtered(terms, chosen, column, value, rows)
+            except EmptyResultSet:
+                return []
+        if made is None:
+            return None
+        connection = connections[self._using]
+        refuse_transaction(connection)
+        named = {name: getattr(terms, name) for name in made.terms}
+        values = sent(made.field, value, connection, grant=terms.new_grant(), **named)
+        sent_at = clock()
+        values.update(filters)
+        granted = made.read.rows(fetch_all(connection, made.text, values, once=rows is not None))
+        for row in granted:
+            row.now, row.sent_at = row.acquired_at, sent_at
+        return granted
+
+    def _grant(self, chosen: str, column: str) -> _Made | None:
+        return Spelling(*self._about).grant(chosen, column)
+
+
+class Spelling:
+    """Makes statements on the rows of ``model``: arguments are those of ``Statements``. What cannot
+    be sent is None."""
+
+    def __init__(self, kind: Any, model: Any, using: str) -> None:
         self._kind, self._model, self._using = kind, model, using
         self._key_field = own_field(model._meta.pk)
         #: The ``lease_resource`` of a row ``w``; None if only Python knows it.
         self._resource = _resource_of(model)
-        is_noted = not kind.keeps_events or self._resource is not None
-        lives = all(map(sql_of, (kind.holding, kind.unexpired)))
-        self._can_renew = bool(lives and sql_of(kind.renewal))
-        self._can_release = lives and is_noted
-        self._can_grant = is_noted and all(map(sql_of, (kind.available, kind.granting)))
-        #: Those that were sent before, by what they are made of.
-        self._of_holders: dict[tuple[str, str], tuple[str, Reader]] = {}
-        self._grants: dict[tuple[str, str], _Grant] = {}
+
+    def of_holder(self, template: str, which: str) -> _Made | None:
+        """Return the statement on rows whose grant still lives."""
+        kind, is_renewal = self._kind, template is RENEW
+        needed = [kind.holding, kind.unexpired, *([kind.renewal] if is_renewal else [])]
+        if not self.suits(needed, is_noted=not is_renewal):
+            return None
+        if which is MANY_ROWS:
+            read = Reader(self._model, self._using, self._model.renewal_columns, more=("now",))
+        else:
+            changed = self._model.verb_columns - self._model.granted_columns
+            read = Reader(self._model, self._using, changed)
+        text = self._text(
+            template,
+            which=self._text(which),
+            chosen=self._text(CHOSEN_ROW if which is ROW else CHOSEN_ROWS),
+            holding=self._text(sql_of(kind.holding)),
+            unexpired=self._text(sql_of(kind.unexpired)),
+            columns=self._assigned(sql_of(kind.renewal) if is_renewal else RELEASED),
+            answer=read.sql("t" if is_renewal else "w")
+            + (self._text(", {now}") if which is MANY_ROWS else ""),
+            noted=self._noted("freed AS w", "'released'", "''", "NULL"),
+            told=self._text(TOLD) if kind.tells_waiters else "",
+        )
+        return _Made(text, read, self._key_field)
+
+    def grant(self, chosen: str, column: str) -> _Made | None:
+        """Return the statement that grants what the text ``chosen`` brings by ``column``."""
+        if not self.suits([self._kind.available, self._kind.granting]):
+            return None
+        meta = self._model._meta
+        named = meta.pk if column == "pk" else meta.get_field(column)
+        field = own_field(named)
+        value_type = type_of(field, connections[self._using])
+        by = {"column": quoted(named.column), "value_type": value_type}
+        text = self._text(chosen, available=self._text(sql_of(self._kind.available)), **by)
+        return self._granting(text, "t", chosen, None if chosen is FIRST else field, **by)
+
+    def filtered(
+        self, terms: Any, chosen: str, column: str, value: Any, rows: Any
+    ) -> tuple[_Made | None, dict[str, Any]]:
+        """Return the statement that grants what Django's compiler says of ``rows``, with the values
+        of their filter. The other arguments are those of ``Statements.grant``. Raises
+        EmptyResultSet."""
+        if not self.suits([self._kind.available, self._kind.granting]):
+            return None, {}
+        free = rows.available()
+        if chosen is FIRST:
+            free = free[:value]
+        else:
+            free = free.filter(**{column: value})
+            if terms.request_id is not None:
+                free = free.exclude(grant_id__range=terms.grants_of_request)
+        term = free.select_related(None).only("pk", "holder", "grants", "released_at", "expires_at")
+        query: Any = term.query.chain()
+        # The lock is written behind it. Django would write one inside of transaction blocks alone.
+        query.select_for_update = False
+        text, params = query.get_compiler(self._using).as_sql()
+        values = {f"filter_{number}": value for number, value in enumerate(params)}
+        text = text.replace("%%", "%%%%") % tuple(f"%({name})s" for name in values)
+        # What the table is called in a statement that Django compiles: never with its schema.
+        alias = quoted(self._model._meta.db_table.strip('"').split('"."')[-1])
+        return self._granting(text, alias, chosen), values
+
+    def suits(self, needed: list[Any], *, is_noted: bool = True) -> bool:
+        """Return True if all has SQL that is ``needed``: these methods, and the name that the
+        ledger gives the rows."""
+        is_spelled = not (is_noted and self._kind.keeps_events) or self._resource is not None
+        return is_spelled and all(map(sql_of, needed))
+
+    # Parts of statements
+
+    def _granting(self, rows: str, alias: str, chosen: str, field: Any = None, **by: str) -> _Made:
+        """Return the statement that grants what the text ``rows`` brings, in which the table has
+        that ``alias``."""
+        is_one = chosen not in (ALL, FIRST)
+        columns = sql_of(self._kind.granting)
+        read = Reader(self._model, self._using, more=("previous_expired_at",))
+        expired = f"CASE WHEN {HAD_EXPIRED} THEN c.expires_at END"
+        how = f"CASE WHEN {HAD_EXPIRED} THEN 'taken_over' ELSE 'acquired' END"
+        written = self._text("granted AS w JOIN chosen AS c ON c.{key} = w.{key}")
+        text = self._text(
+            GRANT,
+            rows=rows,
+            alias=alias,
+            grant="%(grant)s::uuid" if is_one else "gen_random_uuid()",
+            columns=self._assigned(columns),
+            chosen=self._text(CHOSEN_ROW if is_one else CHOSEN_ROWS)
+            + (self._text(OR_NONE, **by) if chosen is ALL else ""),
+            noted=self._noted(written, how, "c.holder", expired),
+            answer=read.sql("w"),
+            expired=expired,
+            written=written,
+            order=self._text({FIRST: AS_CHOSEN, ALL: AS_ASKED}.get(chosen, ""), **by),
+        )
+        asked = " ".join([sql_of(self._kind.available), *columns.values()])
+        return _Made(text, read, field, tuple(re.findall(r"%\((\w+)\)s", asked)))
 
     @cached_property
     def _places(self) -> dict[str, Any]:
@@ -215,197 +421,6 @@ class Statements:
     def _text(self, text: str, **parts: Any) -> str:
         return text.format_map(self._places | parts)
 
-    # Renew and release
-
-    def renew_one(self, row: Any) -> bool:
-        """Renew the grant of ``row``. Returns whether that was done; ``row`` stands as it was
-        written then. Raises LeaseInTransaction."""
-        if not (self._can_renew and serves(self._using)):
-            return False
-        connection = connections[self._using]
-        refuse_transaction(connection)
-        text, read = self._of_holders.get((RENEW, ROW)) or self._of_holder(RENEW, ROW)
-        values = sent(self._key_field, row.pk, connection, grant=row.grant_id)
-        return bool(read.rows(fetch_all(connection, text, values), onto=[row]))
-
-    def release(self, connection: Any, held: list[Any]) -> list[Any]:
-        """Release those rows of ``held`` whose grant still lives, and notify those who wait for
-        them. Returns these, as they were written."""
-        if not (self._can_release and serves(self._using)):
-            return []
-        if len(held) == 1:
-            which = ROW
-            values = sent(self._key_field, held[0].pk, connection, grant=held[0].grant_id)
-        else:
-            which = ROWS
-            keys, grants = zip(*((row.pk, row.grant_id) for row in held), strict=True)
-            keys = array_as(self._key_field, keys, connection)
-            values = {"keys": keys, "grants": array_of(list(grants))}
-        text, read = self._of_holders.get((RELEASE, which)) or self._of_holder(RELEASE, which)
-        return read.rows(fetch_all(connection, text, values), onto=held)
-
-    def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> list[Any] | None:
-        """Renew the rows whose key and grant are in ``grants`` and that nobody else has locked;
-        returns these rows, with ``now``; None if it cannot be sent. No statement runs longer than
-        ``timeout`` seconds, nor waits for a lock on the table.
-
-        That limit and the update travel in one message, which PostgreSQL takes for a transaction.
-        """
-        if not (self._can_renew and serves(self._using)):
-            return None
-        which = RENEW, MANY_ROWS
-        text, read = self._of_holders.get(which) or self._of_holder(*which)
-        connection: Any = connections[self._using]
-        keys = array_as(self._key_field, grants.keys(), connection)
-        values = {"keys": keys, "grants": array_of(list(grants.values()))}
-        if connection.in_atomic_block or not _takes_several_statements(connection):
-            with durable(self._using), new_cursor(connection) as cursor:
-                limit_waiting(self._using, timeout)
-                cursor.execute(text, values)
-                return read.rows(cursor.fetchall())
-        with new_cursor(connection) as cursor:
-            cursor.execute(f"{waiting_limit(timeout)};{text}", values)
-            cursor.nextset()
-            return read.rows(cursor.fetchall())
-
-    def _of_holder(self, template: str, which: str) -> tuple[str, Reader]:
-        """Make the statement on rows whose grant still lives, and what reads its answer."""
-        table, columns = ("t", sql_of(self._kind.renewal)) if template is RENEW else ("w", RELEASED)
-        if which is MANY_ROWS:
-            read = Reader(self._model, self._using, self._model.renewal_columns, more=("now",))
-        else:
-            changed = self._model.verb_columns - self._model.granted_columns
-            alike = moments_of(RELEASED) if which is ROWS else frozenset[str]()
-            read = Reader(self._model, self._using, changed, alike=alike)
-        text = self._text(
-            template,
-            which=self._text(which),
-            chosen=self._text(CHOSEN_ROW if which is ROW else CHOSEN_ROWS),
-            holding=self._text(sql_of(self._kind.holding)),
-            unexpired=self._text(sql_of(self._kind.unexpired)),
-            columns=self._assigned(columns),
-            answer=read.sql(table, "freed") + (self._text(", {now}") if which is MANY_ROWS else ""),
-            noted=self._noted("freed AS w", "'released'", "''", "NULL"),
-            told=self._text(TOLD) if self._kind.tells_waiters else "",
-        )
-        self._of_holders[template, which] = text, read
-        return text, read
-
-    # Grant
-
-    def grant(
-        self, terms: Any, chosen: str, column: str, value: Any, rows: Any = None
-    ) -> list[Any] | None:
-        """Grant available rows. Returns them, with ``previous_expired_at`` where a term had
-        expired; None if it cannot be sent. Raises LeaseInTransaction.
-
-        Args:
-            terms: The terms of the grants, with a request for ONE alone.
-            chosen: ONE: the row whose ``column`` is ``value``; ALL: those whose ``column`` is in
-                ``value``, in the order of these, or none; FIRST: up to ``value``, in their order.
-            column: The name of a field, or "pk".
-            value: See ``chosen``.
-            rows: The rows of which they are to be; None: any.
-        """
-        if not (self._can_grant and serves(self._using)):
-            return None
-        connection = connections[self._using]
-        refuse_transaction(connection)
-        filters: dict[str, Any] = {}
-        if rows is None:
-            if terms.request_id is not None:
-                chosen = ONE_BY_REQUEST
-                filters["lowest"], filters["highest"] = terms.grants_of_request
-            statement = self._grants.get((chosen, column)) or self._grant(chosen, column, terms)
-        else:
-            try:
-                statement, filters = self._filtered(terms, chosen, column, value, rows)
-            except EmptyResultSet:
-                return []
-        named = {name: getattr(terms, name) for name in statement.terms}
-        values = sent(statement.field, value, connection, grant=terms.new_grant(), **named)
-        known = [value if term is None else named[term] for term, value in statement.known]
-        sent_at = clock()
-        values.update(filters)
-        answers = fetch_all(connection, statement.text, values, once=rows is not None)
-        granted = statement.read.rows(answers, known)
-        for row in granted:
-            row.now, row.sent_at = row.acquired_at, sent_at
-        return granted
-
-    def _grant(self, chosen: str, column: str, terms: Any) -> _Grant:
-        """Make the statement that grants what the text ``chosen`` brings by ``column``, and keep
-        it."""
-        meta = self._model._meta
-        named = meta.pk if column == "pk" else meta.get_field(column)
-        field = own_field(named)
-        by = {
-            "column": quoted(named.column),
-            "value_type": type_of(field, connections[self._using]),
-        }
-        available = self._text(sql_of(self._kind.available))
-        text = self._text(chosen, available=available, **by)
-        number = {FIRST: "some", ALL: "all"}.get(chosen, "one")
-        made = self._made(text, "t", number, terms, None if chosen is FIRST else field, **by)
-        self._grants[chosen, column] = made
-        return made
-
-    def _filtered(
-        self, terms: Any, chosen: str, column: str, value: Any, rows: Any
-    ) -> tuple[_Grant, dict[str, Any]]:
-        """Make the statement that grants what Django's compiler says of ``rows``. Returns it with
-        the values of their filter. Raises EmptyResultSet."""
-        free = rows.available()
-        if chosen is FIRST:
-            free = free[:value]
-        else:
-            free = free.filter(**{column: value})
-            if terms.request_id is not None:
-                free = free.exclude(grant_id__range=terms.grants_of_request)
-        term = free.select_related(None).only("pk", "holder", "grants", "released_at", "expires_at")
-        query: Any = term.query.chain()
-        # The lock is written behind it. Django would write one inside of transaction blocks alone.
-        query.select_for_update = False
-        text, params = query.get_compiler(self._using).as_sql()
-        values = {f"filter_{number}": value for number, value in enumerate(params)}
-        text = text.replace("%%", "%%%%") % tuple(f"%({name})s" for name in values)
-        # What the table is called in a statement that Django compiles: never with its schema.
-        alias = quoted(self._model._meta.db_table.strip('"').split('"."')[-1])
-        return self._made(text, alias, "some" if chosen is FIRST else "one", terms), values
-
-    def _made(
-        self, rows: str, alias: str, number: str, terms: Any, field: Any = None, **by: str
-    ) -> _Grant:
-        """Return the statement that grants what the text ``rows`` brings: "one", "some", or "all"
-        or none."""
-        alone, columns = number == "one", sql_of(self._kind.granting)
-        known = _not_read(self._model, self._using, columns, terms)
-        alike = frozenset() if alone else moments_of(columns)
-        more = ("previous_expired_at",)
-        read = Reader(self._model, self._using, more=more, alike=alike, known=tuple(known))
-        expired = f"CASE WHEN {HAD_EXPIRED} THEN c.expires_at END"
-        how = f"CASE WHEN {HAD_EXPIRED} THEN 'taken_over' ELSE 'acquired' END"
-        written = self._text("granted AS w JOIN chosen AS c ON c.{key} = w.{key}")
-        text = self._text(
-            GRANT,
-            rows=rows,
-            alias=alias,
-            grant="%(grant)s::uuid" if alone else "gen_random_uuid()",
-            columns=self._assigned(columns),
-            chosen=self._text(CHOSEN_ROW if alone else CHOSEN_ROWS)
-            + (self._text(OR_NONE, **by) if number == "all" else ""),
-            noted=self._noted(written, how, "c.holder", expired),
-            answer=read.sql("w", "granted"),
-            expired=expired,
-            written=written,
-            order=self._text({"some": AS_CHOSEN, "all": AS_ASKED}.get(number, ""), **by),
-        )
-        asked = {name for name in re.findall(r"%\((\w+)\)s", text) if hasattr(terms, name)}
-        asked |= {term for term, _ in known.values() if term}
-        return _Grant(text, read, tuple(asked), tuple(known.values()), field)
-
-    # Parts of statements
-
     def _assigned(self, columns: Mapping[str, str]) -> str:
         return ", ".join(f"{quoted(name)} = {self._text(text)}" for name, text in columns.items())
 
@@ -420,43 +435,6 @@ class Statements:
             previous_holder=previous_holder,
             previous_expired_at=expired,
         )
-
-
-class _Grant(NamedTuple):
-    """A statement that grants, and what reads its answer."""
-
-    text: str
-    read: Reader
-    #: The terms that it has as values.
-    terms: tuple[str, ...]
-    #: Of each column that is not read back the term that it was given, or None and its value.
-    known: tuple[tuple[str | None, Any], ...]
-    #: The field by which the rows were chosen.
-    field: Any
-
-
-def _not_read(
-    model: Any, using: str, columns: Mapping[str, str], terms: Any
-) -> dict[str, tuple[str | None, Any]]:
-    """Return what those ``columns`` have, by attribute, that are known once they are written:
-    constants, and terms that come back as they were sent."""
-    known: dict[str, tuple[str | None, Any]] = {}
-    by_column = {field.column: field for field in model._meta.concrete_fields}
-    for column, text in columns.items():
-        field, term = by_column[column], _TERM.fullmatch(text)
-        if field.get_db_converters(connections[using]):
-            continue
-        if text in _WRITTEN:
-            known[field.attname] = None, _WRITTEN[text]
-        elif term and type(getattr(terms, term[1])) is _KEPT_AS_SENT.get(type(field)):
-            known[field.attname] = term[1], None
-    return known
-
-
-def moments_of(columns: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of those ``columns`` that are given a moment of the statement, equal in all
-    rows that it writes: it is made of the clock, and of nothing in the row."""
-    return frozenset(name for name, text in columns.items() if "{now}" in text and "t." not in text)
 
 
 def _takes_several_statements(connection: Any) -> bool:

@@ -19,8 +19,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from operator import attrgetter
 from typing import Any, ClassVar, Unpack
 
@@ -43,7 +43,6 @@ from leasing.db.dialects import (
     use_private_connection,
 )
 from leasing.db.sql import Statements
-from leasing.db.statements import cached_statement
 from leasing.exceptions import LeaseHeld, LeaseLost
 from leasing.holding import Hold, Term
 from leasing.holding import claim as claims
@@ -77,18 +76,13 @@ class RowStore:
     model: type[Any]
     using: str
     #: The class of querysets whose conditions and columns the verbs take.
-    kind: type[Any] = None  # type: ignore[assignment]
-    #: Returns the statements on the rows.
-    _statements: Callable[[], Statements] = field(init=False, repr=False, compare=False)
+    kind: type[Any]
     #: See ``leasing.store.Store``.
     is_metered: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        if self.kind is None:
-            object.__setattr__(self, "kind", type(self.model.lease_rows()))
-        about = self.kind, self.model, self.using
-        made = partial(cached_statement, (Statements, *about), partial(Statements, *about))
-        object.__setattr__(self, "_statements", made)
+    @cached_property
+    def _statements(self) -> Statements:
+        return Statements(self.kind, self.model, self.using)
 
     def rows(self) -> Any:
         """Return every row, as a queryset."""
@@ -143,7 +137,7 @@ class RowStore:
         """Acquire now. Arguments are those of ``acquiring``. Raises LeaseHeld; LeaseLost when the
         row is gone."""
         for number in range(TRIES):
-            granted = self._statements().grant(terms, sql.ONE, *key, rows)
+            granted = self._statements.grant(terms, sql.ONE, *key, rows)
             if granted is None:
                 with durable(self.using):
                     among = self.rows() if rows is None else rows
@@ -167,7 +161,7 @@ class RowStore:
         """
         if rows is not None and not rows.ordered:
             rows = rows.order_by("pk")
-        granted = self._statements().grant(terms, sql.FIRST, "pk", limit, rows)
+        granted = self._statements.grant(terms, sql.FIRST, "pk", limit, rows)
         if granted is None:
             rows = self.rows().order_by("pk") if rows is None else rows
             with durable(self.using):
@@ -178,7 +172,7 @@ class RowStore:
         """Grant the rows whose ``column`` is one of ``names``, which are sorted, or none. Raises
         LeaseHeld."""
         for number in range(TRIES):
-            granted = self._statements().grant(terms, sql.ALL, column, names)
+            granted = self._statements.grant(terms, sql.ALL, column, names)
             if granted is None:
                 granted = self._grant_all(terms, column, names)
             if len(granted) == len(names):
@@ -216,7 +210,7 @@ class RowStore:
     def renew_row(self, row: Any) -> None:
         """Renew the grant of ``row``, and update the instance. Raises LeaseLost,
         LeaseInTransaction."""
-        if not self._statements().renew_one(row):
+        if not self._statements.renew_one(row):
             rows = self.rows()
             if not portable.renew(rows, row):
                 raise rows._refuse(row, self.kind.renewing)
@@ -241,7 +235,7 @@ class RowStore:
         renewal that was not stored.
         """
         refuse_transaction(self.using)
-        renewed = self._statements().renew(grants, timeout)
+        renewed = self._statements.renew(grants, timeout)
         if renewed is None:
             renewed = portable.renew_many(self.rows(), grants, timeout)
         mine = [row for row in renewed if row.grant_id == grants[row.pk]]
@@ -267,7 +261,7 @@ class RowStore:
         followed = during("lease.release", row) if followers else NOTHING
         connection = connections[self.using]
         with followed, leaving:
-            if freed := self._statements().release(connection, [row]):
+            if freed := self._statements.release(connection, [row]):
                 after_commit(connection, partial(self._freed, freed))
                 return
             rows = self.rows()
@@ -288,7 +282,7 @@ class RowStore:
         elif left:
             with claims.ending(self.using, left.values()) as standing:
                 connection = connections[self.using]
-                freed = self._statements().release(connection, list(left.values()))
+                freed = self._statements.release(connection, list(left.values()))
                 after_commit(connection, partial(self._freed, freed))
                 for row in freed:
                     del left[key(row)]
@@ -338,7 +332,8 @@ class RowStore:
     @classmethod
     def from_settings(cls) -> RowStore:
         """Return the store of named leases, for an entry of STORES. It has no options."""
-        return cls(apps.get_model("leasing", "Lease"), leasing_settings.DATABASE)
+        rows = apps.get_model("leasing", "Lease").lease_rows()
+        return cls(rows.model, leasing_settings.DATABASE, type(rows))
 
     def hold(self, resource: str, **options: Unpack[HoldOptions]) -> Hold:
         """See ``leasing.store.NamedStore``: it is ``Lease.objects.hold``."""
@@ -380,9 +375,9 @@ class RowStore:
 
 
 @cache
-def row_store(model: type[Any], using: str, kind: type[Any] | None = None) -> RowStore:
+def row_store(model: type[Any], using: str, kind: type[Any]) -> RowStore:
     """The store of the rows of ``model``, as ``RowStore`` makes it: one for all holds on them."""
-    return RowStore(model, using, kind)  # type: ignore[arg-type]
+    return RowStore(model, using, kind)
 
 
 def _keep(row: Any) -> None:

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from leasing.holding.term import Term
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
-from leasing.stores.rows import row_store
 from tasks import registry
 from tasks.models import Task
 from tasks.querysets import TaskQuerySet
@@ -106,7 +105,7 @@ class Attempt(Term):
                         term.granted_until - term.sent_at,
                         term.expires_at,
                         term.sent_at,
-                        store=row_store(Task, term.using),
+                        store=Task.lease_rows(term.using).store(),
                     )
             # Another thread may have filled it in since this one has missed it.
             if name in self.__dict__:

@@ -423,7 +423,8 @@ def row_hold(
         grant.sent_at = sent_at
         return grant
 
-    return Hold(kind(Lease, "default"), at_once(acquire), on_lost=on_lost, keeper=keeper)
+    store = kind(Lease, "default", type(Lease.lease_rows()))
+    return Hold(store, at_once(acquire), on_lost=on_lost, keeper=keeper)
 
 
 def enter(store: FakeStore, keeper: Keeper, *keys: Any, **options: Any) -> list[Term]:

@@ -14,6 +14,7 @@ from leasing.exceptions import InvalidResource, InvalidTTL, LeaseHeld, LeaseLost
 from leasing.holding.keeper import Keeper
 from leasing.holding.term import Term
 from leasing.models import Lease, LeaseEvent
+from leasing.models.lease import LeaseQuerySet
 from leasing.stores.rows import RowStore
 from tasks.models import Task
 from tests.factories import make_lease
@@ -166,9 +167,10 @@ def test_holds_of_rows_of_one_model_are_renewed_in_one_statement(
 
 
 def test_stores_of_the_same_rows_are_one_store() -> None:
-    assert RowStore(Lease, "default") == RowStore(Lease, "default")
-    assert len({RowStore(Lease, "default"), RowStore(Lease, "default")}) == 1
-    assert RowStore(Lease, "default") != RowStore(Lease, "other")
+    one, same = (RowStore(Lease, "default", LeaseQuerySet) for _ in range(2))
+    assert one == same
+    assert len({one, same}) == 1
+    assert one != RowStore(Lease, "other", LeaseQuerySet)
 
 
 def test_the_manager_makes_a_hold_with_its_ttl_and_holder() -> None:

@@ -19,7 +19,6 @@ from leasing.models import Lease
 from leasing.store import Incumbent, NamedStore, Renewals
 from leasing.stores import InvalidStore, store_of, stores
 from leasing.stores.memory import MemoryStore, memory
-from leasing.stores.rows import RowStore
 from leasing.testing import LeasingTestMixin, in_memory
 from leasing.testing.contract import StoreContract
 from leasing.testing.keeper import ManualKeeper
@@ -159,7 +158,7 @@ def test_rows_are_the_default_store_whatever_else_is_named() -> None:
     assert list(stores) == ["default"]
     with named:
         assert list(stores) == ["default", "shelf"]
-        assert stores["default"] == RowStore(Lease, "default")
+        assert stores["default"] == Lease.objects.using("default").store()
         assert stores["shelf"] is stores["shelf"]
         assert stores["shelf"].shelf == "north"  # type: ignore[attr-defined]
         assert store_of("shelf") is store_of(stores["shelf"]) is stores["shelf"]
