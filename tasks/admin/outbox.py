@@ -22,7 +22,7 @@ from tasks.outbox import bucket_lease
 
 
 class MessageStateFilter(StateFilter):
-    """By what a relay has done with it. An index has those that it has still to do with."""
+    """A filter by the state of publication. An index has the messages that wait for a relay."""
 
     states = {
         "pending": lambda rows: rows.pending(),

@@ -133,8 +133,8 @@ class TaskAdmin(LeasableAdmin):
         return Q(name__in=registry.all_names(term)) if name == "name" else super()._is(term, name)
 
     def diagnosis(self, task: Any) -> tuple[Badge | None, Diagnosis | None]:
-        found = explain(task)
-        return SEVERITY_BADGES[found.severity], found
+        diagnosis = explain(task)
+        return SEVERITY_BADGES[diagnosis.severity], diagnosis
 
     def links(self, request: HttpRequest, task: Any) -> list[SafeString | str]:
         of_task = {"task__id__exact": task.pk}

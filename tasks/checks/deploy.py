@@ -24,9 +24,9 @@ def check_growth(**kwargs: Any) -> Iterator[CheckMessage]:
             hint="Schedule `manage.py prune_tasks`, then silence this check.",
             id="leasing_tasks.W101",
         )
-    elif kept := _kept_for_ever():
+    elif undeleted := _never_deleted():
         yield Warning(
-            f"Some rows are never deleted, so their tables keep growing: {', '.join(kept)}.",
+            f"Some rows are never deleted, so their tables keep growing: {', '.join(undeleted)}.",
             hint="Set limits in TASK_QUEUE['RETENTION'], ['SAMPLE_RETENTION'] and "
             "['OUTBOX_RETENTION']. Failed tasks may be kept: they are few.",
             id="leasing_tasks.W102",
@@ -65,15 +65,15 @@ def check_broker(**kwargs: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _kept_for_ever() -> list[str]:
-    given = task_settings.RETENTION
-    retention = given if isinstance(given, Mapping) else {}
+def _never_deleted() -> list[str]:
+    ages = task_settings.RETENTION
+    retention = ages if isinstance(ages, Mapping) else {}
     states = (TaskStatus.SUCCEEDED.value, TaskStatus.CANCELLED.value)
-    kept = [f"{state} tasks" for state in states if retention.get(state, 0) is None]
+    undeleted = [f"{state} tasks" for state in states if retention.get(state, 0) is None]
     if retention.get("keyed", 0) is None:
-        kept.append("tasks with an idempotency key")
+        undeleted.append("tasks with an idempotency key")
     if task_settings.SAMPLES and task_settings.SAMPLE_RETENTION is None:
-        kept.append("samples")
+        undeleted.append("samples")
     if task_settings.OUTBOX_RETENTION is None:
-        kept.append("published messages of the outbox")
-    return kept
+        undeleted.append("published messages of the outbox")
+    return undeleted

@@ -65,11 +65,11 @@ def _check_numbers() -> Iterator[CheckMessage]:
 
 
 def _check_backoff() -> Iterator[CheckMessage]:
-    given = task_settings.BACKOFF
+    backoff = task_settings.BACKOFF
     if (
-        not isinstance(given, Mapping)
-        or set(given) != {"base", "cap"}
-        or not all(is_number(value) and value >= 0 for value in given.values())
+        not isinstance(backoff, Mapping)
+        or set(backoff) != {"base", "cap"}
+        or not all(is_number(value) and value >= 0 for value in backoff.values())
     ):
         text = "TASK_QUEUE['BACKOFF'] must be {'base': seconds, 'cap': seconds}."
         yield Error(text, id="leasing_tasks.E005")
@@ -105,14 +105,14 @@ def _check_compensations() -> Iterator[CheckMessage]:
         known = registry.find(name)
         if known.compensate is None or known.name != name:
             continue
-        undo, taken = registry.get(known.compensate), known.parameters
+        undo, parameters = registry.get(known.compensate), known.parameters
         if undo is None:
             reason = "which has no handler"
         elif undo.compensate is not None:
             reason = f"which is compensated by {undo.compensate!r} itself: nothing undoes an undo"
         else:
-            reason = undo.parameters.mismatch(dict.fromkeys(taken.required))
-            reason = reason or undo.parameters.mismatch(dict.fromkeys(taken.accepted))
+            reason = undo.parameters.mismatch(dict.fromkeys(parameters.required))
+            reason = reason or undo.parameters.mismatch(dict.fromkeys(parameters.accepted))
         if reason:
             text = f"The handler {name!r} is compensated by {known.compensate!r}"
             yield Error(f"{text}: {reason.rstrip('.')}.", id="leasing_tasks.E035")
@@ -127,11 +127,11 @@ def _check_housekeeping() -> Iterator[CheckMessage]:
         for key in ("EXAMINE_EVERY", "PRUNE_EVERY")
         if not _is_window(getattr(task_settings, key), optional=key == "PRUNE_EVERY")
     )
-    given = task_settings.RETENTION
+    ages = task_settings.RETENTION
     if (
-        not isinstance(given, Mapping)
-        or not set(given) <= {*TaskStatus.ended(), KEYED}
-        or not all(_is_age(value) for value in given.values())
+        not isinstance(ages, Mapping)
+        or not set(ages) <= {*TaskStatus.ended(), KEYED}
+        or not all(_is_age(value) for value in ages.values())
     ):
         states = ", ".join(TaskStatus.ended())
         yield Error(
@@ -140,8 +140,8 @@ def _check_housekeeping() -> Iterator[CheckMessage]:
             id="leasing_tasks.E010",
         )
     else:
-        kept = retention()
-        keyed, failed = kept[KEYED], kept["failed"]
+        ages = retention()
+        keyed, failed = ages[KEYED], ages["failed"]
         if keyed is not None and (failed is None or keyed < failed):
             yield Error(
                 f"TASK_QUEUE['RETENTION'] keeps tasks with an idempotency key ({KEYED!r}) for less "

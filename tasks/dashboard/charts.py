@@ -15,20 +15,20 @@ from tasks.models import Sample
 #: Points that a line has at most: several slots share one where there are more.
 MAX_POINTS: Final = 120
 MINUTE: Final = 60.0
-#: Counts that are told a minute, of tasks and of leases.
+#: Counts that charts show per minute, of tasks and of leases.
 TASK_COUNTS: Final = ("enqueued", "completed", "failed", "retried", "recovered")
 LEASE_COUNTS: Final = ("renewals", "expirations", "releases")
 COUNTS: Final = (*TASK_COUNTS, *LEASE_COUNTS)
 DEPTHS: Final = ("ready", "scheduled", "running")
-#: The number of slots that are over when another worker samples for one that is gone.
+#: The slots that pass before another worker samples in place of one that is gone.
 BRIDGED: Final = 2
-#: Each worker adds its renewals to the row of no queue, whether anybody samples or not.
+#: Excludes the row of no queue, to which each worker adds its renewals even if nobody samples.
 SAMPLED: Final = ~Q(queue="")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart: a value for each moment, None where there is nothing to say."""
+    """One line of a chart: a value for each moment, None if it is unknown."""
 
     name: str
     values: Sequence[float | None]
@@ -44,8 +44,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: its lines share ``moments``, where each point begins. Those of times without a
-    sample have None in every line: nobody sampled, which is not the same as nothing happened."""
+    """A chart. Its lines share ``moments``, the beginning of each point. A moment without a sample
+    has None in every line: nobody sampled, which does not mean that nothing happened."""
 
     key: str
     title: str
@@ -69,12 +69,12 @@ class Chart:
 def series(
     since: datetime, until: datetime, *, queue: str | None = None, points: int = MAX_POINTS
 ) -> list[Chart]:
-    """Return four charts of what was sampled: tasks a minute ("rate"), seconds waited before claims
+    """Return four charts of the samples: tasks a minute ("rate"), seconds waited before claims
     and by the oldest task that still waits ("wait"), tasks waiting and running ("depth"), and the
     ends of leases a minute ("leases"), which are those of all queues.
 
     One query. Where several slots share a point, it shows their means, and the greatest p95; the
-    p50 of several queues or slots is their mean weighted by what was claimed.
+    p50 of several queues or slots is their mean weighted by the claimed tasks.
 
     Args:
         since: The beginning, by the database's clock.
@@ -88,10 +88,10 @@ def series(
     buckets = _read(first, last, width, queue)
     begins = range(first, last, width)
     moments = [datetime.fromtimestamp(begin, UTC) for begin in begins]
-    found = [buckets.get(begin) for begin in begins]
+    points_read = [buckets.get(begin) for begin in begins]
 
     def line(name: str, column: str, bridged: int = 0) -> Line:
-        return Line(name, [None if each is None else each[column] for each in found], bridged)
+        return Line(name, [None if each is None else each[column] for each in points_read], bridged)
 
     per_minute = "per minute"
     waits = [
@@ -127,7 +127,7 @@ def _read(first: int, last: int, width: int, queue: str | None) -> dict[int, dic
         .values(begins=F("slot") - F("slot") % width)
         .annotate(
             slots=Count("slot", distinct=True, filter=SAMPLED),
-            looked=Count("slot", distinct=True, filter=Q(ready__isnull=False)),
+            depth_slots=Count("slot", distinct=True, filter=Q(ready__isnull=False)),
             sum_claimed=Sum("claimed"),
             waited=Sum(F("wait_p50") * F("claimed")),
             wait_p95=Max("wait_p95"),
@@ -139,11 +139,14 @@ def _read(first: int, last: int, width: int, queue: str | None) -> dict[int, dic
 
 
 def _point(row: dict[str, Any]) -> dict[str, float | None]:
-    minutes, looked = row["slots"] * Sample.SLOT / MINUTE, row["looked"]
+    minutes, depth_slots = row["slots"] * Sample.SLOT / MINUTE, row["depth_slots"]
     waited = row["waited"]
     return {
         **{name: row[f"sum_{name}"] / minutes for name in COUNTS},
-        **{name: (row[f"sum_{name}"] or 0) / looked if looked else None for name in DEPTHS},
+        **{
+            name: (row[f"sum_{name}"] or 0) / depth_slots if depth_slots else None
+            for name in DEPTHS
+        },
         "wait_p50": None if waited is None else waited / row["sum_claimed"],
         "wait_p95": row["wait_p95"],
         "oldest": row["oldest"],

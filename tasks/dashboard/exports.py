@@ -32,6 +32,6 @@ RECOVERED: Final = [
 
 
 def readable(rows: Any, user: AbstractBaseUser | AnonymousUser) -> Any:
-    """``rows`` of tasks without the columns that ``user`` is not given."""
+    """Return ``rows`` of tasks without the columns that ``user`` may not see."""
     may: Any = user
     return rows if may.has_perm(VIEW_PAYLOAD) else rows.defer(*PAYLOAD)

@@ -1,4 +1,4 @@
-"""Is all well? One sentence, and the list of what needs somebody."""
+"""The state of the site in one sentence, and the list of issues that need somebody."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ WAITS_LONG = timedelta(minutes=5)
 
 
 class Place(NamedTuple):
-    """Where a need is met: a view, the words of the link to it, its query, and the key of the row
-    that it shows; None: it shows a list."""
+    """The page on which a need is met: a view, the text of the link to it, its query, and the key
+    of the row that it shows; None: it shows a list."""
 
     view: str
     link: str
@@ -104,34 +104,34 @@ class Figures:
     deaths: Deaths | None = None
     #: The database's clock.
     now: datetime = field(default=EPOCH, compare=False)
-    #: Named leases that somebody waits for: the id, who waits for whom, and the ids and names of
-    #: the tasks that the one who waits runs.
-    wanted: list[tuple[str, Sentence, list[tuple[int, str]]]] = field(default_factory=list)
+    #: Named leases that somebody waits for: the id, a sentence that names the waiter and the
+    #: holder, and the ids and names of the tasks that the waiter runs.
+    awaited_leases: list[tuple[str, Sentence, list[tuple[int, str]]]] = field(default_factory=list)
     #: Why tasks wait that have been due for longer than WAITS, the longest first.
     reasons: list[Reason] = field(default_factory=list)
-    #: Since when the task has been due that has waited longest where nothing is paused, and its
-    #: queue.
+    #: The task that has waited longest in a queue that is not paused: since when it has been due,
+    #: and its queue.
     oldest: tuple[datetime, str] | None = field(default=None, compare=False)
-    #: Queues that stand still, and queues that nobody serves although something waits there.
+    #: Paused queues, and queues with waiting tasks that no worker serves.
     paused: list[QueueLine] = field(default_factory=list)
     unserved: list[QueueLine] = field(default_factory=list)
-    #: Queues where something waits that only Celery workers serve, while no relay tells them.
+    #: Queues with waiting tasks that only Celery workers serve, while no relay publishes them.
     unpublished: list[QueueLine] = field(default_factory=list)
-    #: Waiting tasks that no worker of their queue has a handler for, by name; where more wait than
-    #: are counted one by one, those that workers have given back.
+    #: Waiting tasks that no worker of their queue has a handler for, by name. If more wait than are
+    #: counted one by one, only those that workers have given back.
     unknown: dict[str, Unknown] = field(default_factory=dict)
     is_deep: bool = False
-    #: Workers that were seen lately, and how many of them run recovery.
+    #: Workers that were seen lately, and the number of those that run recovery.
     workers: int = 0
     sweepers: int = 0
-    #: Workers that went without signing off, and those whose sign of life is missing.
+    #: Workers that went without signing off, and those whose heartbeat is overdue.
     gone: Silent | None = None
     late: Silent | None = None
     #: The slots of all workers, with those that are late or gone.
     slots: Counter[str] = field(default_factory=Counter)
-    #: Schedules whose moment has passed without anybody serving it.
+    #: Schedules whose due time has passed and that nobody has served.
     overdue_schedules: Capped | None = None
-    #: Schedules that were paused, the latest first, and how many more than are named.
+    #: Schedules that were paused, the latest first, and the number of those that are not named.
     paused_schedules: list[tuple[Schedule, ScheduleStatus]] = field(default_factory=list)
     more_paused_schedules: Capped | None = None
     #: The time for which the generator was to run without running, or to stop without an
@@ -142,7 +142,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Need:
-    """Something that needs somebody: what is wrong, what follows, and where to look.
+    """An issue that needs somebody: the fault, its consequence, and the page to look at.
 
     ``code`` names it for programs and tests, independent of its headline.
     """
@@ -163,18 +163,18 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Health:
-    """The state of everything in one sentence, and why."""
+class Assessment:
+    """The state of the site in one sentence, and the issues."""
 
     severity: str
     sentence: str
     needs: list[Need] = field(default_factory=list)
 
 
-def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
+def assess(figures: Figures, unread: Sequence[str] = ()) -> Assessment:
     """Judge ``figures``; the gravest need comes first. ``unread`` names the parts that could not
     be read, which nobody can call well."""
-    found = [
+    issues = [
         *_unread(unread),
         *_stuck(figures),
         *_workers(figures, unread),
@@ -184,11 +184,11 @@ def assess(figures: Figures, unread: Sequence[str] = ()) -> Health:
         *_waiting(figures),
         *_overdue(figures),
     ]
-    needs = sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
+    needs = sorted(issues, key=lambda each: -SEVERITIES.index(each.severity))
     if not needs:
-        return Health("ok", f"No issues. {_at_work(figures)}")
+        return Assessment("ok", f"No issues. {_at_work(figures)}")
     sentence = f"{plural(len(needs), 'issue needs', 'issues need')} attention."
-    return Health(needs[0].severity, sentence, needs)
+    return Assessment(needs[0].severity, sentence, needs)
 
 
 def _unread(parts: Sequence[str]) -> Iterator[Need]:
@@ -215,7 +215,7 @@ def _stuck(figures: Figures) -> Iterator[Need]:
             f"Neither renewal nor recovery can proceed until that transaction ends. {lock.remedy}",
             _page_of_task(keys[0]),
         )
-    # What a sweep is about to find is no news, as long as somebody sweeps.
+    # Tasks that the next sweep finds are no news, as long as a worker sweeps.
     code, stuck = "stuck", figures.overdue
     heals = "Recovery is late: the page of each task says what is in the way."
     if not figures.sweepers:
@@ -422,7 +422,7 @@ def _failed(figures: Figures) -> Iterator[Need]:
 
 
 def _errors(failures: Sequence[Failures]) -> Iterator[str | Moment]:
-    """The first of ``failures``, in parts of a sentence, and how many more there are."""
+    """Yield the first of ``failures``, in parts of a sentence, and the number of the others."""
     for each in failures[:NAMED]:
         last = ", the last " if each.count > 1 else ", "
         error = each.error.removesuffix(".")
@@ -436,7 +436,7 @@ def _waiting(figures: Figures) -> Iterator[Need]:
         "The waiting program goes on when the holder releases the lease or loses it: end the "
         "holder’s program, or revoke the lease on its page."
     )
-    for lease_id, sentence, tasks in figures.wanted:
+    for lease_id, sentence, tasks in figures.awaited_leases:
         place = Place("leasing:detail", "Lease", key=lease_id)
         runs = ", ".join(f"task:{key} {name}" for key, name in tasks)
         what = f"It runs {runs}. {detail}" if runs else detail
@@ -445,17 +445,17 @@ def _waiting(figures: Figures) -> Iterator[Need]:
         return
     # Those without a handler are named apart.
     named = [each for each in figures.reasons if each.diagnosis.code != "unknown_task"]
-    found: list[tuple[timedelta, str, str, Place]] = [
+    waits: list[tuple[timedelta, str, str, Place]] = [
         (figures.now - each.since, each.sentence, each.diagnosis.next, _in_the_way(each))
         for each in named[:NAMED]
         if figures.now - each.since > WAITS
     ]
-    if not found and not figures.unknown:
+    if not waits and not figures.unknown:
         wait, queue = figures.now - figures.oldest[0], figures.oldest[1]
         oldest = f"The oldest task in the queue {queue} has been due for {span(wait)}."
         next_ = "Workers serve the queue. The task's page says what it waits for."
-        found = [(wait, oldest, next_, QUEUES)]
-    for wait, headline, next_, place in found:
+        waits = [(wait, oldest, next_, QUEUES)]
+    for wait, headline, next_, place in waits:
         severity = "warning" if wait > WAITS_LONG else "info"
         yield Need("waits_long", severity, headline, next_, place)
 
@@ -497,7 +497,7 @@ def _tasks_with(link: str, **filters: str) -> Place:
 
 
 def _in_the_way(reason: Reason) -> Place:
-    """Return where the tasks are that tasks wait for."""
+    """Return the page of the tasks that other tasks wait for."""
     if task := getattr(reason.diagnosis, "holder", None):
         return _page_of_task(task)
     if handler := getattr(reason.diagnosis, "handler", ""):
@@ -525,7 +525,7 @@ def _is_due(figures: Figures) -> bool:
 
 
 def _held_remotely(figures: Figures) -> bool:
-    """Return True if tasks are renewed, by whom ever: remote workers send no heartbeats."""
+    """Return True if tasks are renewed: remote workers send no heartbeats of their own."""
     if figures.running is None or figures.stuck is None:
         return False
     return figures.running.value > figures.stuck.value
@@ -536,7 +536,7 @@ def _paused_by(row: Queue | Schedule) -> str:
 
 
 def _since(row: Queue | Schedule, stays: str, now: datetime) -> str:
-    """Since when ``row`` is paused, and why."""
+    """Return since when ``row`` is paused, and why."""
     why = f" Reason: {row.reason}" if row.reason else ""
     return Sentence(now, "Paused ", Moment(row.paused_at or now), f". {stays}{why}")
 

@@ -17,7 +17,7 @@ from tasks.dashboard.charts import Chart, Line
 TOP, BOTTOM = 18, 128
 #: The field of the paths, fine enough for whole numbers, which weigh less.
 WIDTH, HEIGHT = 720, 220
-#: Lines that mean something are drawn in the colour of it; all others in turn in these.
+#: The colours of lines that mean something; the other lines take those of PLAIN in turn.
 TONES: Final = {
     "failed": "crit",
     "retried": "three",
@@ -48,7 +48,7 @@ class Stroke:
 
 @dataclass(frozen=True)
 class Tick:
-    """A line of the grid, and what it says."""
+    """A line of the grid, and its label."""
 
     y: float
     label: str
@@ -56,7 +56,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Drawing:
-    """``strokes`` are in a field of WIDTH by HEIGHT that is stretched to the place there is."""
+    """``strokes`` are in a field of WIDTH by HEIGHT, which the page stretches to its width."""
 
     strokes: Sequence[Stroke]
     ticks: Sequence[Tick]
@@ -65,8 +65,9 @@ class Drawing:
 
 
 def trimmed(charts: Sequence[Chart]) -> list[Chart]:
-    """``charts``, which share their moments, from where the first of them has something to say:
-    what began a minute ago is not squeezed into a corner. Nothing where none has."""
+    """Return ``charts``, which share their moments, from the first moment with a value in one of
+    them, so that a minute of values is not squeezed into a corner; without moments if there is no
+    value."""
     known = [
         index
         for chart in charts
@@ -88,8 +89,8 @@ def trimmed(charts: Sequence[Chart]) -> list[Chart]:
 
 
 def draw(chart: Chart) -> Drawing | None:
-    """``chart`` as a drawing; None when there is nothing in it. Of its lines the first, and those
-    that rise above zero at all."""
+    """Return ``chart`` as a drawing; None if it has no value. The drawing has the lines that rise
+    above zero; the first line if none does."""
     filled = [line for line in chart.lines if any(value is not None for value in line.values)]
     lines = [line for line in filled if line.greatest > 0] or filled[:1]
     if not lines:
@@ -103,13 +104,13 @@ def draw(chart: Chart) -> Drawing | None:
             Stroke(
                 line.name,
                 TONES.get(line.name) or next(plain),
-                said(_latest(line), chart.unit),
+                format_value(_latest(line), chart.unit),
                 path,
                 "" if index else area,
             )
         )
     ticks = [
-        Tick(BOTTOM - share * (BOTTOM - TOP), said(top * share, chart.unit))
+        Tick(BOTTOM - share * (BOTTOM - TOP), format_value(top * share, chart.unit))
         for share in (1.0, 0.5, 0.0)
     ]
     reach = chart.moments[-1] - chart.moments[0]
@@ -123,16 +124,16 @@ def draw(chart: Chart) -> Drawing | None:
 def ceiling(greatest: float, unit: str = "") -> float:
     """Return the end of an axis: the least of 1, 2, 4, 5 and their tenfolds that ``greatest`` does
     not pass, or of whole minutes, hours and days for long times."""
-    wanted = max(greatest, 0.1 if unit == "s" else 2)
-    if unit == "s" and 60 < wanted <= LONG_TIMES[-1]:
-        return next(time for time in LONG_TIMES if time >= wanted)
-    power = 10.0 ** math.floor(math.log10(wanted))
+    least = max(greatest, 0.1 if unit == "s" else 2)
+    if unit == "s" and 60 < least <= LONG_TIMES[-1]:
+        return next(time for time in LONG_TIMES if time >= least)
+    power = 10.0 ** math.floor(math.log10(least))
     # A little slack, or 0.3 would not be three times 0.1.
-    step = next(step for step in (1, 2, 4, 5, 10) if step * power >= wanted * (1 - 1e-9))
+    step = next(step for step in (1, 2, 4, 5, 10) if step * power >= least * (1 - 1e-9))
     return step * power
 
 
-def said(value: float | None, unit: str = "") -> str:
+def format_value(value: float | None, unit: str = "") -> str:
     """Return ``value`` with its significant digits."""
     if value is None:
         return "–"
@@ -150,8 +151,8 @@ def _latest(line: Line) -> float | None:
 
 
 def _paths(values: Sequence[float | None], top: float, bridged: int) -> tuple[str, str]:
-    """A line through the middle of each point's time, broken where nobody knows of more than
-    ``bridged`` in a row."""
+    """Return a line through the middle of each point's time, and the area below it. The line breaks
+    where more than ``bridged`` values in a row are unknown."""
     step = WIDTH / max(1, len(values))
     path, area = [], []
     run: list[tuple[float, float]] = []

@@ -1,5 +1,4 @@
-"""Read the parts of the overview one by one, so that a part that fails leaves the others
-standing."""
+"""Read the parts of the overview one by one, so that a part that fails does not end the others."""
 
 from __future__ import annotations
 
@@ -42,7 +41,8 @@ GONE_SHOWN_FOR = timedelta(minutes=10)
 WORKERS_SHOWN, QUEUES_SHOWN = 8, 8
 #: Spans of charts, in seconds, by their names in the address.
 SPANS: Final = {"10m": 600, "1h": 3_600, "6h": 21_600, "24h": 86_400}
-#: Seconds that polls share the names that no worker knows, and what lasts for minutes.
+#: Seconds that polls share the names that no worker knows, and unusual states, which last for
+#: minutes.
 UNKNOWN_FOR, UNUSUAL_FOR = 10, 10
 #: Overdue and paused schedules that are read; people write schedules, so they are few.
 SCHEDULES_READ = 100
@@ -55,7 +55,7 @@ POINTS = 60
 
 
 def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
-    """Return what the page shows to everybody.
+    """Return the part of the page's context that is the same for all users.
 
     Args:
         span: The time that the charts show: a name in SPANS.
@@ -82,14 +82,14 @@ def read(span: str, now: datetime, *, fresh: bool) -> dict[str, Any]:
     figures = part("tasks", lambda: _figures(queues, status, workers, now, fresh=fresh), Figures())
     at_work = [worker for worker in workers if worker.role != WorkerRole.GENERATOR]
     rows = part("workers’ tasks", lambda: by_fleet(with_tasks(at_work[:WORKERS_SHOWN])), [])
-    health = assess(figures, failed)
+    assessment = assess(figures, failed)
     return {
         "charts": part("charts", lambda: _charts(now, span, fresh=fresh)),
         "failed": failed,
         "figures": figures,
-        "health": health,
-        "health_sign": SEVERITY_BADGES[health.severity],
-        "needs": [(need, SEVERITY_BADGES[need.severity]) for need in health.needs],
+        "health": assessment,
+        "health_sign": SEVERITY_BADGES[assessment.severity],
+        "needs": [(need, SEVERITY_BADGES[need.severity]) for need in assessment.needs],
         "worker_rows": rows,
         "more_workers": len(at_work) > WORKERS_SHOWN,
         "queues": queues,
@@ -128,7 +128,7 @@ def _present(workers: list[Worker]) -> list[Worker]:
 
 def _charts(now: datetime, span: str, *, fresh: bool) -> list[Chart]:
     """Return the charts up to the latest slot that is over: the one under way has no sample yet."""
-    # Of the slot under way there are renewals already, in a row of no queue.
+    # The slot under way has renewals already, in a row of no queue.
     samples = Sample.objects.exclude(queue="")
     latest = samples.order_by("-slot").values_list("slot", flat=True).first()
     until = datetime.fromtimestamp(int(now.timestamp()) // Sample.SLOT * Sample.SLOT, now.tzinfo)
@@ -153,7 +153,7 @@ def _figures(
     failed = listing.count_of("failed", fresh=fresh)
     read_unusual = partial(_unusual, queues, failed, workers, now)
     unusual = shared("unusual", read_unusual, fresh=fresh, seconds=UNUSUAL_FOR)
-    if unusual["deaths"]:  # which names those that were replaced: they are not frozen
+    if unusual["deaths"]:  # replaced workers are named there, and are not frozen
         dead = troubles.replaced(workers)
         workers = [worker for worker in workers if worker not in dead]
     present = _present(workers)
@@ -207,33 +207,34 @@ def _unusual(
         "long_runs": troubles.long_runs(now) if queues is None or queues.running else [],
         "failing": troubles.failing(now),
         "undoing": troubles.failed_compensations() if failed else [],
-        "wanted": _wanted(now),
+        "awaited_leases": _awaited_leases(now),
         "locks": _locks() if queues is None or queues.late else {},
     }
 
 
-def _failures_for(found: list[troubles.Failures]) -> float:
+def _failures_for(failures: list[troubles.Failures]) -> float:
     """Return the seconds that polls share failures: one more among very many is no news."""
-    return UNUSUAL_FOR if sum(each.count for each in found) == troubles.READ else SHARED_FOR
+    return UNUSUAL_FOR if sum(each.count for each in failures) == troubles.READ else SHARED_FOR
 
 
 def _locks() -> dict[RowLock, list[int]]:
     late = Task.objects.home().running().filter(LATE).order_by()
-    found: defaultdict[RowLock, list[int]] = defaultdict(list)
+    keys: defaultdict[RowLock, list[int]] = defaultdict(list)
     for key, lock in row_locks(late[:LATE_READ]).items():
-        found[lock].append(key)
-    return found
+        keys[lock].append(key)
+    return keys
 
 
-def _wanted(now: datetime) -> list[tuple[str, Sentence, list[tuple[int, str]]]]:
-    """Return the named leases that somebody has waited for, the longest held first: the id, who
-    waits for whom, and the tasks that run there. Campaigns, which may wait for days, are none."""
+def _awaited_leases(now: datetime) -> list[tuple[str, Sentence, list[tuple[int, str]]]]:
+    """Return the named leases that somebody waits for, the longest held first: the id, a sentence
+    that names the waiter and the holder, and the tasks that the waiter runs. Campaigns, which may
+    wait for days, are left out."""
 
     def first() -> Any:
         rows = Lease.objects.home().filter(wanted_until__gt=DbNow(), acquired_at__lt=after(-WAITS))
         return rows.exclude(wanted_by="").order_by("acquired_at")[:NAMED]
 
-    found = query_instances((_wanted, leasing_settings.DATABASE), first)
+    leases = query_instances((_awaited_leases, leasing_settings.DATABASE), first)
     events = LeaseEvent.objects.using(leasing_settings.DATABASE).order_by("-pk")
     running = Task.objects.home().running().order_by("acquired_at")
     return [
@@ -242,13 +243,13 @@ def _wanted(now: datetime) -> list[tuple[str, Sentence, list[tuple[int, str]]]]:
             waited_for(each, now, events.about(each)[:TERMS_READ]),
             list(running.filter(holder=each.wanted_by).values_list("pk", "name")[:NAMED]),
         )
-        for each in found
+        for each in leases
     ]
 
 
 def _schedules(now: datetime) -> dict[str, Any]:
-    """Return the schedules that are overdue or paused, of the first that are: overdue ones, and
-    then those that were paused last."""
+    """Return the schedules that are overdue or paused, of the first SCHEDULES_READ: overdue ones,
+    then the latest paused ones."""
 
     def first() -> Any:
         some = Q(paused_at__isnull=False) | Q(next_at__lt=DbNow() - Schedule.OVERDUE_AFTER)
@@ -256,11 +257,11 @@ def _schedules(now: datetime) -> dict[str, Any]:
         rows = Schedule.objects.home().filter(some).defer("task_data")
         return rows.order_by(paused_last, "pk")[: SCHEDULES_READ + 1]
 
-    found = query_instances((_schedules, leasing_settings.DATABASE), first)
-    more = len(found) > SCHEDULES_READ
-    paused = [row for row in found[:SCHEDULES_READ] if row.paused_at is not None]
+    rows = query_instances((_schedules, leasing_settings.DATABASE), first)
+    more = len(rows) > SCHEDULES_READ
+    paused = [row for row in rows[:SCHEDULES_READ] if row.paused_at is not None]
     return {
-        "overdue_schedules": Capped(min(len(found), SCHEDULES_READ) - len(paused), more=more),
+        "overdue_schedules": Capped(min(len(rows), SCHEDULES_READ) - len(paused), more=more),
         "paused_schedules": [(row, status_of(row, now)) for row in paused[:NAMED]],
         "more_paused_schedules": Capped(len(paused[NAMED:]), more=more),
     }

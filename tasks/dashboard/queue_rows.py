@@ -37,13 +37,13 @@ from tasks.registry import KINDS
 
 #: More queues than this are not listed.
 QUEUES_SHOWN = 200
-#: Seconds that polls share why tasks wait: up to a thousand of each queue are diagnosed for it.
+#: Seconds that polls share why tasks wait, which takes the diagnosis of up to a thousand a queue.
 REASONS_FOR = 10
 #: The time within which recovery must find a task; later it is reported as stuck.
 SWEPT_WITHIN = timedelta(seconds=5)
 #: A task whose renewal is late: less than half of its time is left.
 LATE = Q(expires_at__lt=ExpressionWrapper(DbNow() + F("ttl") / 2, output_field=DateTimeField()))
-#: Said where it is not known how many.
+#: Shown if the number is not known.
 MANY = Capped(COUNT_CAP + 1)
 
 
@@ -93,20 +93,22 @@ class Queues:
     stuck: Capped
     overdue: Capped
     late: Capped
-    #: True where more tasks wait than are counted one by one; and when those of the queues were.
+    #: True if more tasks wait than are counted one by one, and the time of the sample that stands
+    #: in for the count.
     is_deep: bool = False
     counted_at: datetime | None = None
 
     @property
     def oldest(self) -> tuple[datetime, str] | None:
-        """Since when the task has been due that has waited longest where somebody serves it, and
-        its queue. Remote workers send no heartbeats: they serve the queues whose tasks they run."""
+        """Since when the task has been due that has waited longest in a queue that somebody serves,
+        and its queue. Remote workers send no heartbeats: they serve the queues whose tasks they
+        run."""
         return min(_waiting_longest(self.lines), default=None)
 
 
 def _waiting_longest(lines: list[QueueLine]) -> list[tuple[datetime, str]]:
-    """Since when the first task of each of ``lines`` has been due that is served and not paused,
-    and its name, the longest first."""
+    """Return since when the first task of each queue has been due that is served and not paused,
+    and the queue's name, the longest first."""
     return sorted(
         (line.due_since, line.name)
         for line in lines
@@ -117,8 +119,8 @@ def _waiting_longest(lines: list[QueueLine]) -> list[tuple[datetime, str]]:
 def read_queues(
     workers: Iterable[Worker] | None = None, now: datetime | None = None, *, fresh: bool = True
 ) -> Queues:
-    """Every queue that is known, or that has tasks; ``workers`` are those that are present. Where
-    tasks have waited for longer than WAITS, with the reasons.
+    """Return every queue that is known, or that has tasks, with the reasons where tasks have waited
+    for longer than WAITS. ``workers`` are those that are present.
 
     Up to ``COUNT_CAP`` waiting tasks are counted one by one. Beyond it the depths are those of
     the latest sample, and the moments those of the tasks that are claimed next, so that the
@@ -162,7 +164,7 @@ def read_queues(
         lines = [replace(line, reasons=why.get(line.name, [])) for line in lines]
     return Queues(
         lines,
-        # Too many to count, and nobody samples: more than can be counted it is.
+        # Too many to count, and nobody samples.
         Capped(sum(depth.ready for depth in depths.values())) if depths or not is_deep else MANY,
         Capped(sum(depth.scheduled for depth in depths.values())),
         all_running,
@@ -185,8 +187,8 @@ def _running() -> Any:
 
 
 def _sampled() -> Any:
-    """The depth of each queue, as it was sampled, and the slot of that."""
-    # Of the slot under way there are renewals already, in a row of no queue.
+    """Return the latest sampled depth of each queue, and its slot."""
+    # The slot under way has renewals already, in a row of no queue.
     samples = Sample.objects.exclude(queue="")
     latest = samples.order_by("-slot").values("slot")[:1]
     due = Task.objects.home().filter(
@@ -198,8 +200,8 @@ def _sampled() -> Any:
     ]
     # Now, where none of a kind is due.
     since = NullIf(Least(*(Coalesce(each, DbNow()) for each in first)), DbNow())
-    taken = samples.filter(slot=Subquery(latest)).order_by()
+    newest = samples.filter(slot=Subquery(latest)).order_by()
     none = Value(0)
-    return taken.values_list(
+    return newest.values_list(
         "queue", Coalesce("ready", none), Coalesce("scheduled", none), since, "slot"
     )

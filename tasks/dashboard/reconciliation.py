@@ -1,6 +1,6 @@
-"""What became of each idempotency key: of enqueues, and of ``leasing.once``, in one row shape.
+"""The state of each idempotency key, of enqueues and of ``leasing.once``, in one row shape.
 
-open            no final state, and nobody is at it, nor will be by itself
+open            no final state; nobody works on it, nor will by itself
 perhaps_twice   final, but begun by more than one: an earlier attempt of the task was lost, or
                 a late result refused; the work of ``once`` was granted more than once
 """
@@ -22,7 +22,8 @@ from leasing.web.counts import Capped, Tally, count_together
 from leasing.web.export import Column, plain
 from tasks.models import AttemptOutcome, Task, TaskAttempt, TaskStatus
 
-#: How long nobody is at a key before it counts as open: recovery and claims take seconds.
+#: The time without anybody working on a key before it counts as open: recovery and claims take
+#: seconds.
 GRACE: Final = timedelta(seconds=15)
 OPEN, PERHAPS_TWICE = "open", "perhaps_twice"
 #: The conditions of the lists, by name.
@@ -53,7 +54,7 @@ def enqueued() -> Any:
     lost = Q(outcome=AttemptOutcome.LOST) & ~Q(grant_id=OuterRef("grant_id"))
     again = Exists(attempts.filter(lost | Q(refused_verb="complete")))
     rows = Task.objects.home().filter(idempotency_key__isnull=False).annotate(since=idle_since)
-    return _found(
+    return _with_finding(
         rows.only("fencing_token", "attempts"),
         "enqueue",
         Q(processed_at=None, since__lte=after(-GRACE)),
@@ -69,7 +70,7 @@ def enqueued() -> Any:
 def done_once() -> Any:
     """Return the keys of ``once`` that were ever granted, but those of workers' own services."""
     rows = OnceKey.objects.home().filter(grants__gt=0).exclude(INTERNAL[OnceKey]).with_state()
-    return _found(
+    return _with_finding(
         rows.only("key", "fencing_token", "attempts"),
         "once",
         Q(finished_at=None, expires_at__lte=after(-GRACE)),
@@ -83,7 +84,7 @@ def done_once() -> Any:
     )
 
 
-def _found(rows: Any, source: str, is_open: Q, is_twice: Q, **columns: Any) -> Any:
+def _with_finding(rows: Any, source: str, is_open: Q, is_twice: Q, **columns: Any) -> Any:
     finding = Case(
         When(is_open, then=Value(OPEN)),
         When(is_twice, then=Value(PERHAPS_TWICE)),
@@ -94,5 +95,5 @@ def _found(rows: Any, source: str, is_open: Q, is_twice: Q, **columns: Any) -> A
 
 def counts(sources: Iterable[Any]) -> dict[str, Capped]:
     """Return the number of keys in each of LISTS; one statement counts the newest of them."""
-    found = count_together({rows.model: Tally(rows.order_by("-pk"), LISTS) for rows in sources})
-    return {name: sum((each[name] for each in found.values()), Capped(0)) for name in LISTS}
+    counted = count_together({rows.model: Tally(rows.order_by("-pk"), LISTS) for rows in sources})
+    return {name: sum((each[name] for each in counted.values()), Capped(0)) for name in LISTS}

@@ -1,4 +1,4 @@
-"""Read what runs, fails or dies in an unusual way, for the overview.
+"""Read tasks that run long or fail, and workers that die, for the overview.
 
 Each reading is bounded: the running tasks, the newest failures, the newest attempts.
 """
@@ -58,7 +58,7 @@ class Failures:
     queue: str
     at: datetime
     count: int = 0
-    #: Of attempts, all of the handler in the same time.
+    #: All attempts of the handler in the same time; 0 unless attempts are counted.
     attempts: int = 0
 
 
@@ -77,7 +77,7 @@ class Deaths:
 @dataclass(frozen=True)
 class Silent:
     """Workers that are late or gone, the number and the latest deadline of their tasks, and the
-    number of those that were taken back from them since they were seen."""
+    number of tasks that recovery took back from them since they were seen."""
 
     workers: Sequence[Worker]
     held: int = 0
@@ -99,11 +99,11 @@ def long_runs(now: datetime) -> list[LongRun]:
 
     rows = query_rows((long_runs, leasing_settings.DATABASE), first)
     uses = usual({name for name, *_ in rows}, now)
-    found: defaultdict[str, list[tuple[int, datetime]]] = defaultdict(list)
+    long: defaultdict[str, list[tuple[int, datetime]]] = defaultdict(list)
     for name, key, at in rows:
         if at and name in uses and uses[name].is_exceeded_by(now - at):
-            found[name].append((key, at))
-    return [LongRun(*tasks[0], uses[name], len(tasks)) for name, tasks in found.items()]
+            long[name].append((key, at))
+    return [LongRun(*tasks[0], uses[name], len(tasks)) for name, tasks in long.items()]
 
 
 def failed_tasks() -> list[Failures]:
@@ -133,7 +133,7 @@ def failed_compensations() -> list[Failures]:
 
 def failing(now: datetime) -> list[Failures]:
     """Return the handlers of whose attempts in the last minute at least half failed with one
-    error, the most first."""
+    error, the most failures first."""
 
     def newest() -> Any:
         attempts = _newest_attempts(after(-FAILING_WITHIN)).filter(outcome=AttemptOutcome.FAILED)
@@ -144,14 +144,14 @@ def failing(now: datetime) -> list[Failures]:
     failed = Counter[str]()
     for each in groups:
         failed[each.name] += each.count
-    found = []
+    frequent = []
     for each in groups:
         if each.count >= FAILING_AT_LEAST:
             done = Task.objects.home().succeeded().filter(processed_at__gte=since, name=each.name)
             each.attempts = failed[each.name] + done.order_by()[:READ].count()
             if 2 * each.count >= each.attempts:
-                found.append(each)
-    return sorted(found, key=lambda each: -each.count)
+                frequent.append(each)
+    return sorted(frequent, key=lambda each: -each.count)
 
 
 def _newest_attempts(since: Any) -> Any:
@@ -167,7 +167,7 @@ def _by_error(rows: Any, of_task: str, error: str, ended_at: str) -> Any:
 
     Args:
         rows: Tasks or attempts.
-        of_task: What stands before the columns of the task.
+        of_task: The prefix of the columns of the task.
         error: The column of the error.
         ended_at: The column of the end.
     """
@@ -179,18 +179,19 @@ def _by_error(rows: Any, of_task: str, error: str, ended_at: str) -> Any:
 
 
 def _grouped(rows: Iterable[tuple[str, str, int, str, datetime, int]]) -> list[Failures]:
-    """Return the failures of ``rows``, which are ``_by_error``, apart from numbers in errors."""
-    found: dict[tuple[str, str], Failures] = {}
+    """Return the failures of ``rows`` from ``_by_error``; errors that differ only in numbers are
+    one."""
+    failures: dict[tuple[str, str], Failures] = {}
     for name, text, key, queue, at, count in rows:
         line = "lost with its worker" if is_lost_with_worker(text) else text.partition("\n")[0]
-        like = (name, _NUMBER.sub("0", line))
-        found.setdefault(like, Failures(name, line, key, queue, at)).count += count
-    return list(found.values())
+        group = (name, _NUMBER.sub("0", line))
+        failures.setdefault(group, Failures(name, line, key, queue, at)).count += count
+    return list(failures.values())
 
 
 def deaths(workers: Iterable[Worker], now: datetime) -> Deaths | None:
-    """Return the recent deaths of processes that ``workers`` have replaced; None of fewer than
-    DEATHS_AT_LEAST."""
+    """Return the recent deaths of processes that ``workers`` have replaced; None if there are fewer
+    than DEATHS_AT_LEAST."""
     since = now - DEATHS_WITHIN
     ends = [
         (label, end) for label, end in _former_ends(workers) if end.at >= since and not end.is_clean
@@ -221,19 +222,20 @@ def _former_ends(workers: Iterable[Worker]) -> Iterator[tuple[str, ProcessEnd]]:
 
 def replaced(workers: Iterable[Worker]) -> list[Worker]:
     """Return the silent ones of ``workers`` that another process of their label and host has
-    succeeded, beside whose row theirs stands for a while."""
-    found: list[Worker] = []
+    succeeded. Their rows stay for a while."""
+    succeeded: list[Worker] = []
     newest: set[tuple[str, str]] = set()
     for worker in sorted(workers, key=lambda each: each.pk, reverse=True):
         place = worker.label or worker.name, worker.hostname
         if place in newest and state_of(worker) != WorkerState.LIVE:
-            found.append(worker)
+            succeeded.append(worker)
         newest.add(place)
-    return found
+    return succeeded
 
 
 def silent(workers: Sequence[Worker]) -> Silent | None:
-    """Return ``workers``, which are late or gone, with what they hold; None of none."""
+    """Return ``workers``, which are late or gone, with the tasks that they hold; None if there are
+    no workers."""
     if not workers:
         return None
     names = [worker.name for worker in workers]

@@ -15,14 +15,14 @@ from tasks.diagnosis.slots import Slots, slots_of
 from tasks.models import Task, TaskAttempt, Worker, WorkerState
 from tasks.models.worker import ProcessEnd
 
-#: More running tasks than this are not looked up for one page of workers.
+#: The most running tasks that are read for one page of workers.
 SHOWN = 1_000
 #: The number of tasks of each worker that a list of workers names.
 LISTED = 3
 #: The latest claims, and the latest attempts that failed, that are searched for those of one
 #: worker: neither has an index by holder, which every claim would pay for.
 LOOKED_THROUGH = 1_000
-#: Rows found there that are shown.
+#: The number of those rows that are shown.
 REMEMBERED = 20
 
 
@@ -61,7 +61,7 @@ class WorkerRow(_HoldsTasks):
     left: list[Task] = field(default_factory=list)
     #: Its parent, if it is the first below that in a list.
     under: Fleet | None = None
-    #: Values of the worker that are shown. The seconds since a live one was seen are not: a page
+    #: The shown values of the worker. The seconds since a live one was seen are left out: a page
     #: that showed them would change with each heartbeat.
     shown: list[object] = field(init=False)
 
@@ -78,7 +78,7 @@ class WorkerRow(_HoldsTasks):
 
     @property
     def crash(self) -> ProcessEnd | None:
-        """The end of the process before this one, where that was no clean one."""
+        """The end of the process before this one, if it was not clean."""
         before = self.worker.former_ends[:1]
         return next((end for end in before if not end.is_clean), None)
 
@@ -113,20 +113,21 @@ class WorkerRow(_HoldsTasks):
 
 @dataclass(frozen=True)
 class Past:
-    """The recent work of a worker, as far as rows show it."""
+    """The recent work of a worker, as far as stored rows show it."""
 
     claimed: list[Task]
     attempts: list[TaskAttempt]
 
 
 def state_of(worker: Worker) -> str:
-    """The WorkerState of a ``worker`` that was read ``with_state()``."""
+    """Return the WorkerState of a ``worker`` that was read ``with_state()``."""
     return str(worker.state)  # type: ignore[attr-defined]
 
 
 def with_tasks(workers: Iterable[Worker]) -> list[WorkerRow]:
-    """Each of ``workers`` with its running tasks, found by one query; a second reads the handlers
-    of those that hold some, where they tell which slots these occupy."""
+    """Return each of ``workers`` with its running tasks, read by one query. A second query reads
+    the handlers of workers that hold tasks and have several kinds of slots: they tell which slots
+    the tasks occupy."""
     workers = list(workers)
     names = [worker.name for worker in workers]
     held: defaultdict[str, list[Task]] = defaultdict(list)
@@ -149,7 +150,7 @@ class RemoteRow(_HoldsTasks):
 
 
 def remote_rows() -> list[RemoteRow]:
-    """The holders of running tasks that are none of the workers, by their names."""
+    """Return the holders of running tasks that are no workers, by their names."""
     known = Worker.objects.home().values("name")
     running = Task.objects.home().running().exclude(holder__in=known)
     columns = "name", "status", "holder", "acquired_at", "expires_at"
@@ -187,20 +188,22 @@ def siblings_of(worker: Worker) -> list[WorkerRow]:
 
 
 def url_of_holder(name: str) -> str:
-    """Return the URL of the worker called ``name``; nothing if there is none."""
+    """Return the URL of the worker called ``name``; "" if there is none."""
     pk = Worker.objects.home().filter(name=name).values_list("pk", flat=True).first()
     return reverse("leasing_tasks:worker", args=[pk]) if pk else ""
 
 
 def _read_handlers(workers: list[Worker]) -> None:
     """Read the column ``handlers`` of ``workers``, which lists leave out."""
-    left = {worker.pk: worker for worker in workers if "handlers" in worker.get_deferred_fields()}
-    if not left:
+    deferred = {
+        worker.pk: worker for worker in workers if "handlers" in worker.get_deferred_fields()
+    }
+    if not deferred:
         return
-    rows = Worker.objects.home().filter(pk__in=left)
-    found = dict(rows.values_list("pk", "handlers"))
-    for pk, worker in left.items():
-        worker.handlers = found.get(pk, {})  # none if its row is gone meanwhile
+    rows = Worker.objects.home().filter(pk__in=deferred)
+    handlers = dict(rows.values_list("pk", "handlers"))
+    for pk, worker in deferred.items():
+        worker.handlers = handlers.get(pk, {})  # {} if its row has gone meanwhile
 
 
 def _row_of(worker: Worker, held: list[Task]) -> WorkerRow:
@@ -209,7 +212,7 @@ def _row_of(worker: Worker, held: list[Task]) -> WorkerRow:
 
 
 def past_of(worker: Worker) -> Past:
-    """Of the latest claims and the latest failures of all workers those of ``worker``."""
+    """Return those of the latest claims and failures of all workers that are of ``worker``."""
     tasks = Task.objects.home()
     claims = tasks.filter(acquired_at__isnull=False).exclude(status="running")
     attempts: Any = TaskAttempt.objects.using(tasks.db)

@@ -14,7 +14,7 @@ from leasing.templatetags.leasing_ops import badge, deadline, moment
 from leasing.web.badges import Badge
 from tasks.dashboard.badges import ATTEMPT_BADGES, EVENT_BADGES, badge_of_task, badge_of_worker
 from tasks.dashboard.charts import Chart
-from tasks.dashboard.line_chart import draw, said
+from tasks.dashboard.line_chart import draw, format_value
 from tasks.dashboard.listing import short_payload
 from tasks.diagnosis.facts import progress_of, progress_words
 from tasks.diagnosis.trace import Event
@@ -28,7 +28,7 @@ from tasks.models import (
 )
 
 register = template.Library()
-register.filter("said", said)
+register.filter("format_value", format_value)
 register.filter("short_payload", short_payload)
 register.simple_tag(draw, name="drawn")
 
@@ -39,13 +39,13 @@ HEARD_SOON = timedelta(minutes=1)
 
 @register.simple_tag
 def task_badge(task: Task, now: datetime) -> SafeString:
-    """The badge of the state of ``task``."""
+    """Return the badge of the state of ``task``."""
     return badge(badge_of_task(task, getattr(task, "now", now)))
 
 
 @register.simple_tag
 def task_when(task: Task, now: datetime) -> SafeString:
-    """The moment that matters most in the state that ``task`` is in."""
+    """Return the moment that matters most in the state of ``task``."""
     if task.status == TaskStatus.RUNNING:
         if task.expires_at <= now:
             return deadline(task.expires_at, now, past="lease expired")
@@ -59,19 +59,19 @@ def task_when(task: Task, now: datetime) -> SafeString:
 
 @register.simple_tag
 def worker_badge(worker: Worker) -> SafeString:
-    """The badge of a worker that was read ``with_state()``."""
+    """Return the badge of a worker that was read ``with_state()``."""
     return badge(badge_of_worker(worker))
 
 
 @register.filter
 def latest_rows(chart: Chart) -> list[tuple[datetime, list[float | None]]]:
-    """The table of ``chart``, the latest first, without the times of which nobody knows."""
+    """Return the table of ``chart``, the latest first, without the times that have no value."""
     return [row for row in reversed(chart.rows) if any(value is not None for value in row[1])]
 
 
 @register.filter
 def clock(value: datetime) -> str:
-    """The time of day of ``value`` in the current time zone."""
+    """Return the time of day of ``value`` in the current time zone."""
     return timezone.localtime(value).strftime(humanize.TIME)
 
 
@@ -95,7 +95,7 @@ def progress_line(task: Task) -> str:
 
 @register.simple_tag
 def progress_bar(task: Task, tone: str = "info") -> SafeString | str:
-    """The share that ``task`` said it has done, as a bar; nothing where it said no total."""
+    """Return the reported progress of ``task`` as a bar; "" if it reported no total."""
     done, total = progress_of(task)
     if done is None or not total:
         return ""
@@ -117,8 +117,8 @@ def lasted(start: datetime, end: datetime) -> str:
 
 @register.simple_tag
 def heard_after(desired: GeneratorDesiredState | None) -> str:
-    """Return the time until the generator acknowledged ``desired``: "0.6 s"; "" when that was long,
-    for it says only that another process holds the lease since."""
+    """Return the time until the generator acknowledged ``desired``: "0.6 s"; "" if it took
+    long: then another process had got the lease meanwhile."""
     if (
         desired is None
         or desired.acknowledged_at is None

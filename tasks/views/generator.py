@@ -56,20 +56,20 @@ def _set(
 
 
 def _generator(request: HttpRequest, status: int = 200, **forms: ReasonForm) -> HttpResponse:
-    seen = generator_status()
+    current = generator_status()
     instances = Worker.objects.home().present().generators().with_state().order_by("name")
     may_see_audit = request.user.has_perm("leasing.view_auditentry")
     context = {
-        "status": seen,
-        "badge": GENERATOR_BADGES[seen.status],
-        "lease": seen.lease,
+        "status": current,
+        "badge": GENERATOR_BADGES[current.status],
+        "lease": current.lease,
         "standby": [
             (
                 worker_rows.WorkerRow(each, []),
                 WORKER_BADGES[WorkerState(worker_rows.state_of(each))],
             )
             for each in instances[:INSTANCES_SHOWN]
-            if each.name != seen.holder
+            if each.name != current.holder
         ],
         "start_form": ReasonForm(),
         "stop_form": ReasonForm(),
@@ -85,6 +85,6 @@ def _generator(request: HttpRequest, status: int = 200, **forms: ReasonForm) -> 
 
 
 def _commands() -> list[AuditEntry]:
-    """Return the latest starts and stops of it."""
+    """Return the latest starts and stops of the generator."""
     entries = AuditEntry.objects.home()
     return list(entries.filter(model=GeneratorDesiredState._meta.label_lower)[:COMMANDS_SHOWN])

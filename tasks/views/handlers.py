@@ -1,4 +1,4 @@
-"""The operator's page about handlers: what takes long, what fails."""
+"""The operator's page about handlers: their durations and failures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from tasks.diagnosis.handlers import recent
 
 @page("leasing_tasks.view_task")
 def handlers(request: HttpRequest) -> HttpResponse:
-    """Handlers: how often each ran and failed, how long it took, those that fail and take longest
-    first."""
+    """Handlers: their runs, failures and durations; those that fail most and take longest first."""
     form = OverviewForm(request.GET)
 
     def read(now: datetime) -> dict[str, Any]:

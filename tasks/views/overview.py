@@ -1,4 +1,4 @@
-"""The first page: is all well, and what needs you."""
+"""The first page: the state of the site, and the issues that need you."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VIEW = "leasing_tasks.view_task"
 
 @page(VIEW)
 def overview(request: HttpRequest) -> HttpResponse:
-    """Is all well, what needs you, how it went lately, what waits, who works."""
+    """The state of the site, open issues, charts of the recent past, queues and workers."""
     form = OverviewForm(request.GET)
     span = form.cleaned_data["span"] if form.is_valid() else OverviewForm.DEFAULT
     fresh = not is_live(request)

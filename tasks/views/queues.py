@@ -1,4 +1,4 @@
-"""The operator's page about queues: what waits where, pause and resume."""
+"""The operator's page about queues: their depths, pause and resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VIEW, PAUSE = "leasing_tasks.view_queue", "leasing_tasks.pause_queue"
 
 @page(VIEW)
 def queues(request: HttpRequest) -> HttpResponse:
-    """Queues: how much waits and for how long, what runs, who stopped it and why."""
+    """Queues: what waits and for how long, what runs, and who paused a queue and why."""
     return _queues(request)
 
 

@@ -19,7 +19,7 @@ from tasks.models import Schedule
 VIEW = "leasing_tasks.view_schedule"
 
 #: The messages of a button: one if it has changed something, and one if it has not.
-SAID = {
+MESSAGES = {
     "pause": ("Schedule paused.", "Nothing changed: the schedule is already paused."),
     "resume": ("Schedule resumed.", "Nothing changed: the schedule is not paused."),
     "run_now": (
@@ -32,7 +32,7 @@ SAID = {
 
 @page(VIEW)
 def schedule_list(request: HttpRequest) -> HttpResponse:
-    """Schedules, the newest first: when each is due, and the result of its last moment."""
+    """Schedules, the newest first: when each is due, and the result of its last due time."""
     form = PageFilter(request.GET)
 
     def read(now: datetime) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def schedule_list(request: HttpRequest) -> HttpResponse:
 def act(request: HttpRequest, pk: int, name: str) -> HttpResponse:
     """Do an action to one schedule."""
     get_object_or_404(_rows().only("pk"), pk=pk)
-    action, (done, otherwise) = SCHEDULE_ACTIONS[name], SAID[name]
+    action, (done, otherwise) = SCHEDULE_ACTIONS[name], MESSAGES[name]
     form, changed = action.form(request.POST), 0
     if not form.is_valid():
         check_may_see(request, VIEW, form)

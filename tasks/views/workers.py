@@ -36,7 +36,7 @@ NEXT = {
 }
 
 
-#: The same of a worker that has a parent.
+#: NEXT of a worker that has a parent.
 NEXT_IN_FLEET = {
     WorkerState.LATE: "It sends a heartbeat soon. If it dies, its parent replaces it at once and "
     "hands back its tasks.",
@@ -56,7 +56,7 @@ def _next(worker: Worker, state: WorkerState) -> str:
 
 @page(VIEW)
 def workers(request: HttpRequest) -> HttpResponse:
-    """Workers, and what each of them does now."""
+    """Workers, and the tasks that each of them holds."""
     form = WorkerFilter(request.GET)
 
     def read(now: datetime) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def workers(request: HttpRequest) -> HttpResponse:
 
 @page(VIEW)
 def worker_detail(request: HttpRequest, pk: int) -> HttpResponse:
-    """One worker: whether it lives, what it does now, what it did lately."""
+    """One worker: its state, its current tasks, its recent work."""
     rows = Worker.objects.home().with_state()
 
     def read(now: datetime) -> dict[str, Any]:

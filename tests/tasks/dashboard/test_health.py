@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from leasing.web.counts import Capped
-from tasks.dashboard.health import PATIENCE, Figures, Health, assess
+from tasks.dashboard.health import PATIENCE, Assessment, Figures, assess
 from tasks.dashboard.queue_rows import QueueLine
 from tasks.dashboard.troubles import Failures
 from tasks.models import Queue
@@ -21,7 +21,7 @@ WELL = Figures(
 )
 
 
-def codes(health: Health) -> list[str]:
+def codes(health: Assessment) -> list[str]:
     return [need.code for need in health.needs]
 
 

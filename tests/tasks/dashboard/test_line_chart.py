@@ -7,7 +7,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tasks.dashboard.charts import Chart, Line
-from tasks.dashboard.line_chart import BOTTOM, HEIGHT, TOP, WIDTH, ceiling, draw, said, trimmed
+from tasks.dashboard.line_chart import (
+    BOTTOM,
+    HEIGHT,
+    TOP,
+    WIDTH,
+    ceiling,
+    draw,
+    format_value,
+    trimmed,
+)
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -51,7 +60,7 @@ def test_an_axis_of_times_ends_at_whole_minutes_and_hours(seconds: float, top: f
 def test_figures_have_as_many_digits_as_tell_something(
     value: float | None, unit: str, words: str
 ) -> None:
-    assert said(value, unit) == words
+    assert format_value(value, unit) == words
 
 
 def test_the_line_of_a_depth_goes_on_where_it_was_not_noted_for_a_moment() -> None:
