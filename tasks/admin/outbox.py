@@ -31,12 +31,12 @@ class MessageStateFilter(StateFilter):
     }
 
 
-def _is_published(message: OutboxMessage, said: FormData) -> str:
+def _discard_blocked_by(message: OutboxMessage, form_data: FormData) -> str:
     return "published" if message.published_at else ""
 
 
-def _does_not_wait(message: OutboxMessage, said: FormData) -> str:
-    return _is_published(message, said) or ("" if message.due_at else "not postponed")
+def _retry_blocked_by(message: OutboxMessage, form_data: FormData) -> str:
+    return _discard_blocked_by(message, form_data) or ("" if message.due_at else "not postponed")
 
 
 @admin.register(OutboxMessage)
@@ -67,8 +67,8 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             "The relay retries them at its next poll, then sends the later messages of their keys.",
             "leasing_tasks.retry_outboxmessage",
             forms.Form,
-            lambda rows, said, by: rows.retry(),
-            _does_not_wait,
+            lambda rows, form_data, by: rows.retry(),
+            _retry_blocked_by,
         ),
         OperatorAction(
             "discard",
@@ -79,8 +79,8 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             "without them: consumers see a gap.",
             "leasing_tasks.discard_outboxmessage",
             ReasonForm,
-            lambda rows, said, by: rows.discard(),
-            _is_published,
+            lambda rows, form_data, by: rows.discard(),
+            _discard_blocked_by,
             deletes=True,
         ),
     )

@@ -12,20 +12,20 @@ from leasing.dashboard.operator_actions import ActionOutcome, FormData, Operator
 
 
 def perform(
-    request: HttpRequest, action: OperatorAction, rows: Any, key: Any, said: FormData
+    request: HttpRequest, action: OperatorAction, rows: Any, key: Any, form_data: FormData
 ) -> ActionOutcome:
-    """Do an action to one row, and record it in the audit. Raises HttpError 409 with the reason
-    where it changes nothing.
+    """Do an action to one row, and record it in the audit. Raises HttpError 409 with the reason if
+    it changes nothing.
 
     Args:
         request: The operator's request.
         action: The action.
         rows: The rows of the model.
         key: The key of the row.
-        said: The fields of the action's form.
+        form_data: The fields of the action's form.
     """
     try:
-        outcome = action.perform(rows, {key: None}, said, user=caller(request), via="api")
+        outcome = action.perform(rows, {key: None}, form_data, user=caller(request), via="api")
     except action.refusals as error:
         raise HttpError(409, str(error)) from error
     if not outcome.changed:

@@ -1,8 +1,8 @@
 """Routes of the holders of many tasks: complete, fail and heartbeat, with an answer for each.
 
-What is wrong in the form of a request refuses it as a whole. What else is wrong with one task is
-the answer for that one, with the status it would have had alone, and the others go on. All are read
-by one query and written together.
+A malformed request is refused as a whole. Any other error of one task is the answer for that task,
+with the status of a single request, and the other tasks go on. All tasks are read by one query and
+written together.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from tasks.api.batch_schemas import (
     Returns,
 )
 from tasks.api.errors import refusal_of
-from tasks.api.holders import failure, is_completed, may_change, why_not_held
+from tasks.api.holders import failure, is_completed, may_change, why_refused
 from tasks.api.rows import tasks, tasks_of
 from tasks.models import Task, TaskStatus
 from tasks.querysets.claimed import COLUMNS, OF_TERM, ClaimedTask
 
 router = Router(tags=["tasks"])
 
-#: Columns by which a request for a task is judged.
+#: Columns by which a request for a task is accepted or refused.
 TERM = ("id", "status", "grant_id", "fencing_token", "released_at", *OF_TERM)
 
 
 #: The reason why a heartbeat came too late for a task that its holder has ended.
 ENDED = Reason(Why.ENDED, "its holder has ended it")
 
-#: The reason why a task of a batch is left alone: a status and a text.
+#: The reason why a task of a batch is not written: a status and a text.
 Refusal = tuple[int, str]
 Item = TypeVar("Item", bound=One)
 
@@ -68,10 +68,11 @@ def heartbeat_tasks(request: HttpRequest, body: Heartbeats) -> HeartbeatResults:
     grants = {key: task.grant_id for key, task in batch.held.items() if task.grant_id}
     renewed = tasks().renew_many(grants)
     terms: dict[int, Renewal] = dict(renewed.renewed)
-    left = [task for key, task in batch.held.items() if key not in terms]
-    ended = grants_ended_by_holders(left) if left else set()
-    # The others are lost, or locked: alone a heartbeat waits for the lock, and notes its refusal.
-    for task in left:
+    unrenewed = [task for key, task in batch.held.items() if key not in terms]
+    ended = grants_ended_by_holders(unrenewed) if unrenewed else set()
+    # The others are lost, or locked: a heartbeat for one task waits for the lock, and records its
+    # refusal.
+    for task in unrenewed:
         if task.grant_id in ended:
             batch.refuse(task, LeaseLost(task.lease_resource, ENDED))
         elif batch.call(task, tasks().heartbeat) and task.renewed_at is not None:
@@ -104,18 +105,21 @@ def complete_tasks(request: HttpRequest, body: Completions) -> EndedMany:
     batch = Batch(request, body, body.tasks, columns=(*TERM, *COLUMNS))
 
     def output_of(task: Task) -> Any:
-        return batch.said(task).task_output
+        return batch.item_of(task).task_output
 
-    def again(task: Task) -> bool:
-        return batch.said(task).lease_key is not None and is_completed(task, output_of(task))
+    def is_repetition(task: Task) -> bool:
+        item = batch.item_of(task)
+        return item.lease_key is not None and is_completed(task, item.task_output)
 
     for task in batch.late():
-        if not again(task):
+        if not is_repetition(task):
             batch.call(task, lambda task: tasks().complete(task, output_of(task), unexpired=True))
-    left = [
-        (ClaimedTask.held(task), output_of(task)) for task in batch.in_time() if not again(task)
+    outputs = [
+        (ClaimedTask.held(task), output_of(task))
+        for task in batch.in_time()
+        if not is_repetition(task)
     ]
-    for claimed, error in tasks().complete_claimed(left):
+    for claimed, error in tasks().complete_claimed(outputs):
         batch.refuse(claimed.task, error)
     return batch.ended(lambda task: TaskStatus.SUCCEEDED.value)
 
@@ -131,8 +135,8 @@ def fail_tasks(request: HttpRequest, body: Failures) -> EndedMany:
     batch = Batch(request, body, body.tasks)
 
     def error_of(task: Task) -> str:
-        said = batch.said(task)
-        return failure(said.error, said.retry)
+        item = batch.item_of(task)
+        return failure(item.error, item.retry)
 
     for task in batch.late():
         batch.call(task, lambda task: tasks().fail(task, error_of(task), unexpired=True))
@@ -153,17 +157,17 @@ def give_back_tasks(request: HttpRequest, body: Returns) -> EndedMany:
     batch = Batch(request, body, body.tasks)
     together: defaultdict[tuple[str, bool], list[Task]] = defaultdict(list)
     for task in batch.held.values():
-        said = batch.said(task)
-        if said.delay:
+        item = batch.item_of(task)
+        if item.delay:
             give_back = partial(
                 tasks().give_back,
-                reason=said.reason,
-                delay=timedelta(seconds=said.delay),
-                begun=said.begun,
+                reason=item.reason,
+                delay=timedelta(seconds=item.delay),
+                begun=item.begun,
             )
             batch.call(task, give_back)
         else:
-            together[said.reason, said.begun].append(task)
+            together[item.reason, item.begun].append(task)
     for (reason, begun), held in together.items():
         _, lost = tasks().give_back_many(held, reason, begun=begun)
         for task, error in lost:
@@ -172,12 +176,12 @@ def give_back_tasks(request: HttpRequest, body: Returns) -> EndedMany:
 
 
 class Batch(Generic[Item]):
-    """The tasks of a request, each held by who sent it or refused.
+    """The tasks of a request: each is held by its client, or refused.
 
     Args:
         request: The request.
         body: Its body.
-        items: What it says of each task.
+        items: The items of the body, one for each task.
         columns: The columns to read of each; all but the payload by default.
     """
 
@@ -187,13 +191,13 @@ class Batch(Generic[Item]):
         self._items = items
         self._refused: dict[int, Refusal] = {}
         processor = None if body.processor is None else check_name(body.processor, "processor")
-        found = {task.pk: task for task in _read(request, {each.id for each in items}, columns)}
-        #: Those that the request may write, by their keys.
+        rows = {task.pk: task for task in _read(request, {each.id for each in items}, columns)}
+        #: The tasks that the request may write, by their keys.
         self.held: dict[int, Task] = {}
-        #: The places of these in the request.
+        #: The places of these tasks in the request.
         self._places: dict[int, int] = {}
         for place, each in enumerate(items):
-            task = found.get(each.id)
+            task = rows.get(each.id)
             if each.id in self.held:
                 self._refused[place] = 400, f"Task {each.id} is named twice."
             elif refusal := _refusal_to(each, task, processor):
@@ -203,18 +207,18 @@ class Batch(Generic[Item]):
                 self.held[each.id] = task
                 self._places[each.id] = place
 
-    def said(self, task: Task) -> Item:
-        """Return what the request says of ``task``, which is held: not what another item said of
-        it that was refused."""
+    def item_of(self, task: Task) -> Item:
+        """Return the item of the request for ``task``, which is held; not a refused item that names
+        it again."""
         return self._items[self._places[task.pk]]
 
     def in_time(self) -> list[Task]:
-        """Return the held tasks whose deadline lay ahead when they were read. That decides about
-        their holder: until the grant is taken back, what it wrote meanwhile counts."""
+        """Return the held tasks whose deadline lay ahead when they were read. The time of the read
+        decides: until the grant is revoked, the holder's write counts."""
         return [task for task in self.held.values() if task.expires_at > task.now]
 
     def late(self) -> list[Task]:
-        """Return the others, of which the verb notes that it is refused."""
+        """Return the other held tasks, for which the verb records its refusal."""
         return [task for task in self.held.values() if task.expires_at <= task.now]
 
     def call(self, task: Task, verb: Callable[[Task], object]) -> bool:
@@ -234,7 +238,7 @@ class Batch(Generic[Item]):
         self._refused[self._places[task.pk]] = refusal
 
     def ended(self, state_of: Callable[[Task], str]) -> EndedMany:
-        """Return the answers for tasks that were ended, each with the state that it has now."""
+        """Return the answers for tasks that were ended, each with its present state."""
         return EndedMany(
             results=[
                 Ended(id=key, status=202, state=state_of(self.held[key]))
@@ -245,13 +249,13 @@ class Batch(Generic[Item]):
         )
 
     def answers(self) -> Iterable[tuple[int, Refusal | None]]:
-        """Return the keys in their order, each with why it was left alone; None: it was not."""
+        """Return the keys in their order, each with its refusal; None: the task was written."""
         return [(each.id, self._refused.get(place)) for place, each in enumerate(self._items)]
 
 
 def grants_ended_by_holders(held: Iterable[Task]) -> set[uuid.UUID | None]:
-    """Return the grants of ``held`` which their own holders have ended meanwhile: a heartbeat that
-    such a holder had on its way is no late write, of which operators would be told."""
+    """Return the grants of ``held`` that their own holders have ended meanwhile. A heartbeat that
+    such a holder had on its way is not a late write, which would be reported to operators."""
     rows = tasks().filter(pk__in=[task.pk for task in held]).ended_by_holders()
     return set(rows.values_list("grant_id", flat=True))
 
@@ -263,16 +267,16 @@ def _read(request: HttpRequest, keys: set[int], columns: Sequence[str]) -> Itera
     if columns and principal_of(request).queues is None:
         return read_by(Task, rows.db, "pk", keys, frozenset(columns))
     rows = rows.only(*columns) if columns else rows.defer("task_data", "task_output")
-    found: Iterable[Task] = rows.filter(pk__in=keys).annotate(now=DbNow())
-    return found
+    read: Iterable[Task] = rows.filter(pk__in=keys).annotate(now=DbNow())
+    return read
 
 
 def _refusal_to(item: One, task: Task | None, processor: str | None) -> Refusal | None:
-    """Return why a request may not write a task; None: it may."""
+    """Return why a request may not write a task; None if it may."""
     if item.lease_key is None and processor is None:
         return 400, "Give the processor, or the lease_key."
     try:
-        notice = why_not_held(item.id, task, item.lease_key, processor)
+        notice = why_refused(item.id, task, item.lease_key, processor)
     except HttpError as error:
         return error.status_code, str(error)
     return (200, notice) if notice else None

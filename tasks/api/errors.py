@@ -1,4 +1,4 @@
-"""The errors of tasks that clients are told of, with their statuses."""
+"""The errors of tasks that are reported to clients, with their statuses."""
 
 from __future__ import annotations
 

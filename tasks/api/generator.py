@@ -1,4 +1,4 @@
-"""Routes of the generator, as clients of the public sample service know them."""
+"""Routes of the generator, compatible with the public sample service."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GeneratorOut(BothSpellings):
 def start(request: HttpRequest) -> Status[GeneratorOut]:
     """Set the desired state to running. 200 also if it was that already; 409 if someone stopped it
     again at the same moment."""
-    return _answer(start_generator(by=caller(request), via="api"), wanted=True)
+    return _answer(start_generator(by=caller(request), via="api"), running=True)
 
 
 @router.delete(
@@ -48,18 +48,18 @@ def start(request: HttpRequest) -> Status[GeneratorOut]:
 def stop(request: HttpRequest) -> Status[GeneratorOut]:
     """Set the desired state to stopped: no task is generated after the answer. 409 if someone
     started it again at the same moment."""
-    return _answer(stop_generator(by=caller(request), via="api"), wanted=False)
+    return _answer(stop_generator(by=caller(request), via="api"), running=False)
 
 
 @router.get("/generator/status", auth=may_see, response=answers({200: GeneratorOut}))
 def status(request: HttpRequest) -> Status[GeneratorOut]:
     """Return the status: STARTED is desired but not generating yet, RUNNING is generating, else
     STOPPED."""
-    seen = generator_status()
-    return _answer(seen, wanted=seen.status != "STOPPED")
+    current = generator_status()
+    return _answer(current, running=current.status != "STOPPED")
 
 
-def _answer(seen: GeneratorStatus, *, wanted: bool) -> Status[GeneratorOut]:
-    """200 when the generator is as ``wanted``, else 409."""
-    is_as_wanted = (seen.status != "STOPPED") == wanted
-    return Status(200 if is_as_wanted else 409, GeneratorOut.model_validate(seen))
+def _answer(current: GeneratorStatus, *, running: bool) -> Status[GeneratorOut]:
+    """Return 200 if the desired state is still the requested one, ``running`` or not; else 409."""
+    is_unchanged = (current.status != "STOPPED") == running
+    return Status(200 if is_unchanged else 409, GeneratorOut.model_validate(current))

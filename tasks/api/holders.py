@@ -1,10 +1,9 @@
-"""Routes of the holders of tasks, as clients of the public sample service know them: claim, report,
-end.
+"""Routes of the holders of tasks, compatible with the public sample service: claim, report, end.
 
 A request of a holder is judged by its ``lease_key``: see ``leasing.api.keys``. In the compatible
-mode, whose clients have none, the processor's name alone finds the term that a request is about.
-What is then done, is done with the grant of the row that was found. Unlike workers of this project,
-a processor is refused once its deadline has passed, even while nobody else has the task.
+mode, whose clients have none, the processor's name alone finds the term of a request. The verb then
+uses the grant of the row that was read. Unlike workers of this project, a processor is refused once
+its deadline has passed, even while nobody else has the task.
 """
 
 from __future__ import annotations
@@ -43,18 +42,19 @@ from tasks.models import Task, TaskStatus
 from tasks.payload import is_same_json
 from tasks.querysets.failure import FinalError
 
-#: Why tasks are given back whose claimer did not wait for the answer.
+#: The reason with which tasks are given back if their claimer did not wait for the answer.
 HUNG_UP = "its client hung up"
 
-#: The greatest number of a checkpoint: those without one count on from it.
+#: The greatest number of a checkpoint that a client may set; those without a number count on from
+#: it.
 MAX_NUMBERED = 1_000_000_000
 
 may_change = Access("leasing_tasks.change_task")
 
-#: The links of an answer that tells a lease_key, and of one that shows a task.
+#: The links of an answer with a lease_key, and of one that shows a task.
 _ID = {"task_id": "$response.body#/id"}
 _PROOF = {name: f"$response.body#/{name}" for name in ("processor", "lease_key")}
-_SAID: dict[str, dict[str, Any]] = {
+_EXAMPLES: dict[str, dict[str, Any]] = {
     "heartbeat_task": {},
     "complete_task": {"task_output": {"rows": 17}},
     "fail_task": {"error": "the printer is out of paper"},
@@ -62,7 +62,8 @@ _SAID: dict[str, dict[str, Any]] = {
     "store_checkpoint": {"state": {"next_row": 18}},
 }
 OF_HOLDER: dict[str, dict[str, Any]] = {
-    name: {"parameters": _ID, "requestBody": {**_PROOF, **said}} for name, said in _SAID.items()
+    name: {"parameters": _ID, "requestBody": {**_PROOF, **example}}
+    for name, example in _EXAMPLES.items()
 }
 OF_TASK: dict[str, dict[str, Any]] = {
     **{name: {"parameters": _ID} for name in ("get_task", "list_attempts", "diagnose_task")},
@@ -189,7 +190,7 @@ def claim_next_task(request: HttpRequest, body: Claim) -> Any:
     principal = principal_of(request)
     for queue in body.queues or ():
         principal.check_queue(queue)
-    queues, again = body.queues or principal.queues, request_id(request, body)
+    queues, claim_key = body.queues or principal.queues, request_id(request, body)
 
     def claim() -> list[Task]:
         return tasks().claim(
@@ -198,12 +199,12 @@ def claim_next_task(request: HttpRequest, body: Claim) -> Any:
             limit=body.limit or 1,
             ttl=body.ttl,
             free=body.free,
-            request_id=again,
+            request_id=claim_key,
         )
 
     def answer(claimed: list[Task]) -> Any:
-        if not claimed and again is not None:
-            claimed = tasks().note_empty_claim(body.processor, again)
+        if not claimed and claim_key is not None:
+            claimed = tasks().note_empty_claim(body.processor, claim_key)
         if not claimed:
             return Status(200, Notice(message="There is no task to run now."))
         if body.limit is None:
@@ -211,8 +212,8 @@ def claim_next_task(request: HttpRequest, body: Claim) -> Any:
         shown = [shown_to_claimer(task) for task in claimed]
         return Status(202, ClaimedTasks(tasks=shown))
 
-    # A request that may be sent again keeps what it claimed: the one that repeats it finds it.
-    undo = _keep if again else partial(tasks().give_back_many, reason=HUNG_UP, begun=False)
+    # A request with a key keeps the claimed tasks: its repetition finds them.
+    undo = _keep if claim_key else partial(tasks().give_back_many, reason=HUNG_UP, begun=False)
     attempt = Undoable(claim, undo)
     return answer_with(
         request, body.wait, partial(claiming, attempt, queues, wait_id(request)), answer
@@ -306,26 +307,26 @@ def store_checkpoint(request: HttpRequest, task_id: str, body: Checkpoint) -> St
 
 
 def failure(error: str, retry: bool) -> str:
-    """Return the error of a holder, as the verb takes it. Without ``retry`` it is the last."""
+    """Return the error of a holder for the verb. Without ``retry`` the task fails for good."""
     return error if retry else FinalError(error)
 
 
 def is_completed(task: Task, output: Any) -> bool:
-    """Return True if the grant that ``task`` was read with has ended it with this ``output``."""
+    """Return True if the grant in ``task`` has ended it with this ``output``."""
     return task.status == TaskStatus.SUCCEEDED and is_same_json(task.task_output, output)
 
 
 def _by_holder(
     request: HttpRequest, task_id: str, body: Holder, verb: Callable[[Task], TaskOut]
 ) -> Status[Any]:
-    """Call a verb on a task for the holder that has it, with the grant it has. The verb itself
-    records its refusal."""
+    """Call a verb on a task for its holder, with the grant of the row. The verb itself records its
+    refusal."""
     processor = None if body.processor is None else check_name(body.processor, "processor")
     try:
         task: Task | None = find(request, task_id)
     except Http404:
         task = None
-    notice = why_not_held(task_id, task, body.lease_key, processor)
+    notice = why_refused(task_id, task, body.lease_key, processor)
     if task is None or notice:
         return Status(200, Notice(message=notice))
     try:
@@ -336,16 +337,16 @@ def _by_holder(
     return Status(409, Notice(message=f"Task {task_id} was already processed."))
 
 
-def why_not_held(
+def why_refused(
     task_id: int | str, task: Task | None, lease_key: str | None, processor: str | None
 ) -> str:
-    """Return why a client does not have a task, in the words of a notice; empty: it has it.
+    """Return why a client does not hold a task, in the words of a notice; "" if it does.
 
     Args:
         task_id: The id of the task.
-        task: The task; None: it is not there.
+        task: The task; None if there is none.
         lease_key: The key that the client sent; None: its name counts.
-        processor: The name of the holder that it gave.
+        processor: The name of the holder that the client sent.
 
     Raises HttpError 409 if the key is wrong.
     """

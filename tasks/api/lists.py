@@ -1,7 +1,7 @@
 """Routes that show tasks: lists, one task, its attempts and its diagnosis.
 
-A list is in the order of an index, or merged from lists that are. What no index serves (a queue, a
-name) is searched for among so many rows a page: see ``leasing.api.lists``.
+A list is in the order of an index, or merged from lists that are. A filter that no index serves (a
+queue, a name) searches a bounded number of rows a page: see ``leasing.api.lists``.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ def list_stuck_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") 
     """List running tasks that recovery is about to take back, each with its diagnosis: their
     deadline has passed, or they report no progress."""
     source = Source(tasks().lapsed(), search=search_of(request))
-    found, following = page_at(cursor, limit, source)
-    around = look_around(found) if found else None
+    rows, following = page_at(cursor, limit, source)
+    around = look_around(rows) if rows else None
     stuck = [
         StuckTask(
             task=shown(request, task),
             diagnosis=DiagnosisOut(id=task.pk, **diagnose(task, around=around).as_json()),
         )
-        for task in found
+        for task in rows
     ]
     return StuckList(tasks=stuck, next=following)
 
@@ -140,8 +140,9 @@ def list_attempts(
     """List the unsuccessful attempts of a task. The successful one is the task itself."""
     task = find(request, task_id)
     rows: Any = TaskAttempt.objects.using(task._state.db).filter(task_id=task.pk)
-    found, following = page_at(cursor, limit, Source(rows))
-    return AttemptList(attempts=[shown_attempt(request, each) for each in found], next=following)
+    attempts, following = page_at(cursor, limit, Source(rows))
+    shown_attempts = [shown_attempt(request, each) for each in attempts]
+    return AttemptList(attempts=shown_attempts, next=following)
 
 
 @router.get("/tasks/{task_id}/diagnosis", auth=may_see, response=answers({200: DiagnosisOut}, 404))
@@ -173,5 +174,5 @@ def _page(
     merged_by: Callable[[Any], Any] | None = None,
 ) -> TaskList:
     """Return a page of tasks: see ``page_at``."""
-    found, following = page_at(cursor, limit, *sources, merged_by=merged_by)
-    return TaskList(tasks=[shown(request, task) for task in found], next=following)
+    rows, following = page_at(cursor, limit, *sources, merged_by=merged_by)
+    return TaskList(tasks=[shown(request, task) for task in rows], next=following)

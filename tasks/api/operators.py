@@ -1,7 +1,7 @@
 """Routes of operators on one task, with the actions of the pages and the admin.
 
-Each action is recorded in the audit, and answers the task as it is afterwards. What changes nothing
-answers 409 with the reason.
+Each action is recorded in the audit, and answers the task as it is afterwards. An action that
+changes nothing answers 409 with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from leasing.dashboard.operator_actions import FormData, OperatorAction
 from leasing.validation.names import check_name
 from tasks.api.acting import perform
 from tasks.api.rows import find, tasks
-from tasks.api.schemas import Given, QueueName, TaskOut
+from tasks.api.schemas import MomentIn, QueueName, TaskOut
 from tasks.api.visibility import shown
 from tasks.bounds import PRIORITIES
 from tasks.dashboard.operator_actions import ACTIONS, REVOCATION
@@ -48,7 +48,7 @@ class Reschedule(Reasoned):
     """Another queue, time or priority."""
 
     queue: QueueName | None = Field(None, description="The queue to move it to.")
-    scheduled_at: Given | None = Field(None, description="The earliest start.")
+    scheduled_at: MomentIn | None = Field(None, description="The earliest start.")
     at_once: bool = Field(False, description="True in place of a time: as soon as possible.")
     priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[1]), WHOLE] | None = Field(
         None, description="Higher goes first."
@@ -75,7 +75,7 @@ def retry_task(request: HttpRequest, task_id: str, body: Reasoned) -> TaskOut:
 )
 def reschedule_task(request: HttpRequest, task_id: str, body: Reschedule) -> TaskOut:
     """Move a waiting task to another queue, time or priority."""
-    said = body.model_dump()
+    form_data = body.model_dump()
     if body.at_once and body.scheduled_at is not None:
         raise HttpError(400, "Give scheduled_at or at_once, not both.")
     times = body.at_once or body.scheduled_at is not None
@@ -83,7 +83,7 @@ def reschedule_task(request: HttpRequest, task_id: str, body: Reschedule) -> Tas
         raise HttpError(400, "Give a queue, a time, or a priority.")
     if body.queue:
         principal_of(request).check_queue(check_name(body.queue, "queue"))
-    return _act(request, task_id, ACTIONS["reschedule"], said)
+    return _act(request, task_id, ACTIONS["reschedule"], form_data)
 
 
 @router.put("/tasks/{task_id}/revoke", auth=Access(REVOCATION.permission), response=ANSWERS)
@@ -93,8 +93,10 @@ def revoke_task(request: HttpRequest, task_id: str, body: Reason) -> TaskOut:
     return _act(request, task_id, REVOCATION, {"reason": body.reason})
 
 
-def _act(request: HttpRequest, task_id: str, action: OperatorAction, said: FormData) -> TaskOut:
-    """Do an action to one task, and return the task. Raises Http404; HttpError 409 where it would
-    change nothing."""
-    perform(request, action, tasks(), find(request, task_id).pk, said)
+def _act(
+    request: HttpRequest, task_id: str, action: OperatorAction, form_data: FormData
+) -> TaskOut:
+    """Do an action to one task, and return the task. Raises Http404; HttpError 409 if it changes
+    nothing."""
+    perform(request, action, tasks(), find(request, task_id).pk, form_data)
     return shown(request, find(request, task_id))

@@ -1,8 +1,8 @@
 """Routes of producers: enqueue one task, or many.
 
-The header Idempotency-Key, a UUID, is stored with the task: the same request, sent again because
-its answer was lost, answers the task that is there, ended or not, until that is pruned. Of a batch
-each task has that key and its place.
+The header Idempotency-Key, a UUID, is stored with the task. The same request, sent again because
+its answer was lost, answers the stored task, ended or not, until that is pruned. Each task of a
+batch is stored with that key and its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tasks import registry
 from tasks.api.errors import refusal_of
 from tasks.api.holders import OF_TASK
 from tasks.api.rows import tasks
-from tasks.api.schemas import Given, HandlerName, QueueName, TaskOut
+from tasks.api.schemas import HandlerName, MomentIn, QueueName, TaskOut
 from tasks.api.visibility import shown, shown_to_owner
 from tasks.bounds import LONGEST_DELAY
 from tasks.models import Task
@@ -38,7 +38,7 @@ LONGEST: Final = LONGEST_DELAY.total_seconds()
 #: Databases store whole microseconds.
 Seconds = Annotated[float, Field(ge=0.000001, le=LONGEST)]
 
-#: Fields for which each task is a statement of its own.
+#: Fields that need a statement for each task.
 KEYED: Final = {"unique_key", "unique_for", "on_duplicate"}
 #: The key of a request does not depend on its body: another one under it is refused.
 NOTHING: Final = Request()
@@ -61,7 +61,7 @@ class Enqueue(Request):
     priority: Annotated[int, WHOLE] = Field(
         0, ge=-32768, le=32767, description="Higher runs first."
     )
-    scheduled_at: Given | None = Field(None, description="Earliest start.")
+    scheduled_at: MomentIn | None = Field(None, description="Earliest start.")
     delay: float | None = Field(
         None, ge=0, le=LONGEST, description="The same in seconds from now, by the database's clock."
     )
@@ -91,9 +91,9 @@ class Enqueue(Request):
     )
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of ``enqueue`` that were given."""
-        given = self.model_dump(exclude={"name", "data"}, exclude_unset=True)
-        return {name: value for name, value in given.items() if value is not None}
+        """Return the other arguments of ``enqueue`` that the request sets."""
+        fields = self.model_dump(exclude={"name", "data"}, exclude_unset=True)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class EnqueueMany(Request):
@@ -148,14 +148,14 @@ def enqueue_tasks(request: HttpRequest, body: EnqueueMany) -> EnqueuedMany:
     key = idempotency_key(request)
     if key:
         pairs = [(each, f"{key}:{place}") for place, each in enumerate(body.tasks)]
-        return EnqueuedMany(results=[answered(request, *pair) for pair in pairs])
+        return EnqueuedMany(results=[enqueued_alone(request, *pair) for pair in pairs])
     results: dict[int, Enqueued] = {}
     alike: dict[str, list[int]] = {}
     for place, each in enumerate(body.tasks):
         alike.setdefault(likeness(each) or str(place), []).append(place)
     for places in alike.values():
         items = [body.tasks[place] for place in places]
-        results |= zip(places, answered_together(request, items), strict=True)
+        results |= zip(places, enqueued_together(request, items), strict=True)
     return EnqueuedMany(results=[results[place] for place in range(len(body.tasks))])
 
 
@@ -179,7 +179,7 @@ def check_queue(request: HttpRequest, body: Enqueue) -> None:
         raise HttpError(403, "This token is for some queues only, and cannot replace tasks.")
 
 
-def answered(request: HttpRequest, body: Enqueue, key: str | None = None) -> Enqueued:
+def enqueued_alone(request: HttpRequest, body: Enqueue, key: str | None = None) -> Enqueued:
     """Enqueue one task of a batch, and return the answer for it."""
     try:
         task = stored(request, body, key)
@@ -191,8 +191,8 @@ def answered(request: HttpRequest, body: Enqueue, key: str | None = None) -> Enq
     return Enqueued(status=201 if is_the_same(task, key) else 200, id=task.pk)
 
 
-def answered_together(request: HttpRequest, bodies: list[Enqueue]) -> list[Enqueued]:
-    """Enqueue tasks that are alike by one statement; each on its own where that is refused."""
+def enqueued_together(request: HttpRequest, bodies: list[Enqueue]) -> list[Enqueued]:
+    """Enqueue tasks that are alike by one statement; one by one if that is refused."""
     if len(bodies) > 1:
         data = [each.data for each in bodies]
         try:
@@ -202,11 +202,11 @@ def answered_together(request: HttpRequest, bodies: list[Enqueue]) -> list[Enque
         except Exception as error:
             if not isinstance(error, ValueError) and refusal_of(error) is None:
                 raise
-    return [answered(request, each) for each in bodies]
+    return [enqueued_alone(request, each) for each in bodies]
 
 
 def likeness(body: Enqueue) -> str:
-    """Return a text that is the same for tasks that one statement can store; empty for one with a
+    """Return a text that is equal for tasks that one statement can store; "" for a task with a
     unique key."""
     if body.unique_key is not None or KEYED & body.model_fields_set:
         return ""
@@ -214,13 +214,12 @@ def likeness(body: Enqueue) -> str:
 
 
 def is_the_same(task: Task, key: str | None) -> bool:
-    """Return True if ``task`` is the one that this request stores, now or when it was sent
-    before."""
+    """Return True if this request stores ``task``, or stored it when it was sent before."""
     return not task.is_duplicate or key is not None and task.idempotency_key == key
 
 
 def idempotency_key(request: HttpRequest) -> str | None:
-    """Return the name of this request for its enqueue, apart from those of other clients and other
+    """Return the key of this request for its enqueue, distinct from keys of other clients and other
     code; None without the header. Raises HttpError."""
     key = request_id(request, NOTHING)
     return None if key is None else f"http:{key}"

@@ -94,7 +94,7 @@ def resume_queue(request: HttpRequest, name: str, body: Reasoned) -> QueueOut:
     return _act(request, name, "resume", {"reason": body.reason})
 
 
-def _act(request: HttpRequest, name: str, verb: str, said: FormData) -> QueueOut:
+def _act(request: HttpRequest, name: str, verb: str, form_data: FormData) -> QueueOut:
     """Do an action to the queue of that name, and return the queue. Raises Http404."""
     principal_of(request).check_queue(name)
     rows = Queue.objects.home()
@@ -102,5 +102,5 @@ def _act(request: HttpRequest, name: str, verb: str, said: FormData) -> QueueOut
         rows.declare([name])
     elif not name.isprintable() or not rows.filter(name=name).exists():
         raise Http404("There is no such queue.")
-    perform(request, QUEUE_ACTIONS[verb], rows, name, said)
+    perform(request, QUEUE_ACTIONS[verb], rows, name, form_data)
     return next(QueueOut.of(line) for line in read_queues().lines if line.name == name)

@@ -19,6 +19,6 @@ from tasks.api import (
 router = Router()
 router.add_decorator(as_json)
 
-# The first whose address fits is asked: /tasks/next comes before /tasks/{task_id}.
+# The first router with a matching address answers: /tasks/next comes before /tasks/{task_id}.
 for each in (batches, holders, lists, operators, queues, schedules, workers, generator):
     router.add_router("", each.router)

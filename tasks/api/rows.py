@@ -1,4 +1,4 @@
-"""Find the tasks that requests are about, among those that their clients may use."""
+"""Find the tasks that requests name, of those that their clients may use."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def tasks_of(request: HttpRequest) -> TaskQuerySet:
 
 
 def find(request: HttpRequest, task_id: str) -> Task:
-    """Return the task with that id, among those that the client may use. Raises Http404."""
-    # Python reads more than digits as a number, and 1_7 or 017 is no id.
+    """Return the task with that id, of those that the client may use. Raises Http404."""
+    # int() reads more than digits, and 1_7 or 017 is no id.
     task = None
     if re.fullmatch("[1-9][0-9]{0,18}", task_id):
         task = tasks_of(request).filter(pk=int(task_id)).first()
@@ -37,8 +37,8 @@ def find(request: HttpRequest, task_id: str) -> Task:
 
 
 def search_of(request: HttpRequest, *conditions: Any) -> Q | None:
-    """Return the ``conditions`` of a list that no index serves, with the queues that the client of
-    ``request`` is limited to; None: there are none."""
+    """Return the ``conditions`` of a list that no index serves, with the queues to which the client
+    of ``request`` is limited; None if there are none."""
     queues = principal_of(request).queues
     if queues is not None:
         conditions = (*conditions, Q(queue__in=queues))

@@ -86,8 +86,9 @@ def list_schedules(request: HttpRequest, limit: Limit = 100, cursor: At = "") ->
     """List all schedules."""
     rows = schedules_of(request)
     now = database_now(rows.db)
-    found, following = page_at(cursor, limit, Source(rows.with_last()))
-    return ScheduleList(schedules=[ScheduleOut.of(each, now) for each in found], next=following)
+    schedules, following = page_at(cursor, limit, Source(rows.with_last()))
+    shown = [ScheduleOut.of(each, now) for each in schedules]
+    return ScheduleList(schedules=shown, next=following)
 
 
 @router.put("/schedules/{path:name}/pause", auth=may_change, response=ANSWERS)
@@ -113,13 +114,13 @@ def run_schedule(request: HttpRequest, name: str, body: Reasoned) -> Status[Sche
 
 
 def schedules_of(request: HttpRequest) -> Any:
-    """Return the schedules that the client of ``request`` may use: those of its queues, where it is
-    limited to some. One that names no queue is of that of its handler."""
+    """Return the schedules that the client of ``request`` may use: those of its queues, if it is
+    limited to some. A schedule that names no queue has the queue of its handler."""
     rows, queues = Schedule.objects.home(), principal_of(request).queues
     if queues is None:
         return rows
-    theirs = [name for name in registry.names() if registry.find(name).queue in queues]
-    return rows.filter(Q(queue__in=queues) | Q(queue="", task_name__in=theirs))
+    handlers = [name for name in registry.names() if registry.find(name).queue in queues]
+    return rows.filter(Q(queue__in=queues) | Q(queue="", task_name__in=handlers))
 
 
 def _act(request: HttpRequest, name: str, verb: str, body: Reasoned) -> ScheduleOut:

@@ -21,7 +21,7 @@ from leasing.api.lists import Page
 from leasing.validation.values import check_moment
 from tasks.models import Task
 
-#: ISO 8601 with a time zone. Pydantic reads more, seconds since 1970 in a string among it.
+#: ISO 8601 with a time zone. Pydantic reads more, such as seconds since 1970 in a string.
 _MOMENT = re.compile(
     r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(:\d\d(\.\d{1,9})?)?([Zz]|[+-]\d\d:?\d\d)", re.ASCII
 )
@@ -39,7 +39,7 @@ def _storable(moment: datetime) -> datetime:
     return check_moment(moment, "it")
 
 
-Given = Annotated[
+MomentIn = Annotated[
     AwareDatetime,
     Field(strict=False),
     BeforeValidator(_only_text),
@@ -47,7 +47,7 @@ Given = Annotated[
     Keywords(description="From 1970 to 9998, with a time zone."),
 ]
 
-#: Names that the site knows: no other text of their form is one.
+#: Names that the site knows; other texts of the same form are refused.
 HandlerName = Annotated[Name, Keywords(format="handler")]
 QueueName = Annotated[Name, Keywords(format="queue")]
 

@@ -1,4 +1,4 @@
-"""Decide, for every route, how much of a task a client of the API is shown.
+"""Decide, for every route, how much of a task a client of the API sees.
 
 | the client | sees |
 |---|---|
@@ -7,7 +7,7 @@
 | may see tasks | no payload, and no traceback of an attempt |
 | may not see tasks, but named a processor or a unique key | nor the error, nor who has it |
 
-A client without credentials, where such are let in, may see tasks and their payload.
+A client without credentials, if such are allowed, may see tasks and their payload.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ VIEW_PAYLOAD: Final = scope("leasing_tasks.view_payload")
 
 
 def shown_to_owner(task: Task) -> TaskOut:
-    """``task`` for the client that has just enqueued it."""
+    """Return ``task`` for the client that has just enqueued it."""
     return TaskOut(**fields_of(task))
 
 
 def shown_to_claimer(task: Task) -> ClaimedTask:
-    """``task`` for the client that has just claimed it."""
+    """Return ``task`` for the client that has just claimed it."""
     term = term_shown(task, task.now)
     timeout = None if task.timeout is None else task.timeout.total_seconds()
     return ClaimedTask(
@@ -45,7 +45,7 @@ def shown_to_claimer(task: Task) -> ClaimedTask:
 
 
 def shown_to_holder(request: HttpRequest, task: Task) -> HeldTask:
-    """``task``, which its holder has just renewed."""
+    """Return ``task`` for its holder, which has just renewed it."""
     assert task.renewed_at is not None
     out = shown(request, task, task.holder)
     return HeldTask(**vars(out), **term_shown(task, task.renewed_at))

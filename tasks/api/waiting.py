@@ -1,6 +1,6 @@
-"""Waiting for tasks to claim, as clients of the API do: looks with growing pauses up to a second,
-which an enqueue ends early: by a call within the process, and on PostgreSQL by a notification. So
-does its client, which ends the wait itself once it was asked to stop.
+"""Waiting of API clients for tasks to claim: polls with growing pauses up to a second. An enqueue
+ends a pause early, by a call within the process and on PostgreSQL by a notification. The client can
+end its wait too, once it is to stop.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Claimer:
     waiter: Waiter
 
     def hear(self, message: str) -> None:
-        """Wake the caller, if ``message`` is of an enqueue for it: one may stand for many tasks. Or
-        end its wait, if its client says so."""
+        """Wake the caller if ``message`` is of an enqueue for it, which may be of many tasks. End
+        its wait if its client has sent the message."""
         what, _, which = message.partition(" ")
         if what == "end" and which == str(self.wait_id):
             self.waiter.end()
@@ -54,14 +54,14 @@ class Claimers:
         self._listener = Listener(using, self._hear, lambda: bool(self), self._lock, CHANNEL)
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of callers that wait."""
         return len(self._waiting)
 
     @contextmanager
     def waiting(
         self, queues: Sequence[str] | None, until: float, wait_id: uuid.UUID | None = None
     ) -> Iterator[Waiter]:
-        """A waiter that is woken by enqueues while the block runs.
+        """Give a waiter that enqueues wake while the block runs.
 
         Args:
             queues: The queues whose tasks it waits for; None: all.
@@ -70,7 +70,7 @@ class Claimers:
         """
         claimer = Claimer(queues, wait_id, Waiter(until))
         claimer.waiter.ahead = partial(self._ahead_of, claimer)
-        with limiter.heard_by(claimer.hear):  # first: who is seen to wait can be woken
+        with limiter.heard_by(claimer.hear):  # first: a caller that is listed can be woken
             with self._lock:
                 self._waiting.append(claimer)
                 self._listener.start()
@@ -81,7 +81,9 @@ class Claimers:
                     self._waiting.remove(claimer)
                     rivals = claimer.rivals(self._waiting)
                     if rivals and claimer.waiter.left:
-                        rivals[0].waiter.notify()  # it leaves with tasks, and there may be more
+                        rivals[
+                            0
+                        ].waiter.notify()  # this caller leaves with tasks; there may be more
 
     def _ahead_of(self, claimer: Claimer) -> int:
         if not self._listener.arrives:
@@ -103,7 +105,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def claimers(using: str) -> Claimers:
-    """Return those that wait for tasks in the database ``using``."""
+    """Return the callers that wait for tasks in the database ``using``."""
     return _claimers.setdefault(using, Claimers(using))
 
 
@@ -115,10 +117,11 @@ def end_wait(wait_id: uuid.UUID) -> None:
 def claiming(
     claim: Undoable, queues: Sequence[str] | None, wait_id: uuid.UUID | None, wait: float
 ) -> Steps[Any]:
-    """Steps that claim tasks, for a driver, and bring what is claimed; empty: nothing in time.
+    """Return steps that claim tasks, for a driver. Their result is the claimed tasks; empty if none
+    came in time.
 
     Args:
-        claim: Claims what there is now.
+        claim: Claims the tasks that are due now.
         queues: The queues that it claims from; None: all.
         wait_id: The id by which ``end_wait`` ends the wait earlier; None: nothing does.
         wait: Seconds to wait for tasks, at most.

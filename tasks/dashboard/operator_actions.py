@@ -1,4 +1,4 @@
-"""Act on tasks as an operator, on one or many: to which states each action applies, and its
+"""Actions of operators on tasks, one or many: the states to which each applies, and its
 consequence."""
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ _IS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class TaskAction(OperatorAction):
-    """Something that can be done to tasks; ``consequence`` is about several."""
+    """An action of operators on tasks; ``consequence`` is about several tasks."""
 
     icon: str
     past: str
     consequence_of_one: str
     statuses: frozenset[str]
-    #: The lists of ``tasks.dashboard.listing`` in which it is of use.
+    #: The lists of ``tasks.dashboard.listing`` that offer it.
     lists: frozenset[str]
     is_grave: bool = False
 
     def annotated(self, rows: Any) -> Any:
         return with_bonds(rows.only(*STANDING).with_state())
 
-    def skip_reason(self, row: Task, said: FormData) -> str:
+    def skip_reason(self, row: Task, form_data: FormData) -> str:
         if row.status not in self.statuses:
             return _IS[TaskStatus(row.status)]
-        return self.blocked_by(row, said)
+        return self.blocked_by(row, form_data)
 
 
 def with_bonds(rows: Any) -> Any:
-    """Return ``rows`` with what keeps each from being retried or discarded."""
+    """Return ``rows`` with the annotations that tell if a task can be retried or discarded."""
     return rows.annotate(
         is_without_its_key=rows.is_without_its_key(),
         is_bound=rows.is_bound_by_compensation(),
@@ -66,37 +66,37 @@ def with_bonds(rows: Any) -> Any:
     )
 
 
-def _is_asked(task: Task, said: FormData) -> str:
+def _cancel_blocked_by(task: Task, form_data: FormData) -> str:
     return "already asked to stop" if task.cancel_requested_at else ""
 
 
-def _is_bound(task: Any, said: FormData) -> str:
+def _retry_blocked_by(task: Any, form_data: FormData) -> str:
     if task.is_bound:
         void = "the task that it undoes was retried or deleted"
         return void if task.compensation == "" else "its compensation has not succeeded"
     return "unique key taken by another task" if task.is_without_its_key else ""
 
 
-def _is_protected(task: Any, said: FormData) -> str:
+def _discard_blocked_by(task: Any, form_data: FormData) -> str:
     if task.is_needed:
         return f"it is {'undone by' if task.compensation else 'the undoing of'} another task"
     return "protected by a row that refers to it" if task.is_protected else ""
 
 
-def _is_there(task: Any, said: FormData) -> str:
-    start = said.get("scheduled_at")
-    if said.get("at_once"):
+def _reschedule_blocked_by(task: Any, form_data: FormData) -> str:
+    start = form_data.get("scheduled_at")
+    if form_data.get("at_once"):
         is_timed = task.scheduled_at <= task.now
     else:
         is_timed = start is None or start == task.scheduled_at
-    is_placed = not said.get("queue") or said["queue"] == task.queue
-    is_ranked = said.get("priority") in (None, task.priority)
-    return "already there" if said and is_timed and is_placed and is_ranked else ""
+    is_placed = not form_data.get("queue") or form_data["queue"] == task.queue
+    is_ranked = form_data.get("priority") in (None, task.priority)
+    return "already there" if form_data and is_timed and is_placed and is_ranked else ""
 
 
-def _reschedule(rows: Any, said: FormData, by: str) -> int:
-    start = database_now(rows.db) if said["at_once"] else said["scheduled_at"]
-    queue, priority = said["queue"] or None, said["priority"]
+def _reschedule(rows: Any, form_data: FormData, by: str) -> int:
+    start = database_now(rows.db) if form_data["at_once"] else form_data["scheduled_at"]
+    queue, priority = form_data["queue"] or None, form_data["priority"]
     changed: int = rows.reschedule(queue=queue, scheduled_at=start, priority=priority, by=by)
     return changed
 
@@ -112,8 +112,8 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             "The tasks become ready now, with one extra attempt where all were used.",
             "leasing_tasks.retry_task",
             forms.Form,
-            lambda rows, said, by: rows.retry(by=by),
-            _is_bound,
+            lambda rows, form_data, by: rows.retry(by=by),
+            _retry_blocked_by,
             icon="retry",
             past="retried",
             consequence_of_one=RETRY.consequence,
@@ -129,7 +129,7 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             "leasing_tasks.reschedule_task",
             RescheduleForm,
             _reschedule,
-            _is_there,
+            _reschedule_blocked_by,
             icon="clock",
             past="rescheduled",
             consequence_of_one=RESCHEDULE.consequence,
@@ -146,8 +146,8 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             "children are cancelled with them.",
             "leasing_tasks.cancel_task",
             CancelForm,
-            lambda rows, said, by: rows.cancel(by=by, reason=said["reason"]),
-            _is_asked,
+            lambda rows, form_data, by: rows.cancel(by=by, reason=form_data["reason"]),
+            _cancel_blocked_by,
             icon="slash",
             past="cancelled",
             consequence_of_one=CANCEL.consequence,
@@ -164,8 +164,8 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
             "undone.",
             "leasing_tasks.discard_task",
             ReasonForm,
-            lambda rows, said, by: rows.discard(by=by),
-            _is_protected,
+            lambda rows, form_data, by: rows.discard(by=by),
+            _discard_blocked_by,
             deletes=True,
             icon="cross",
             past="discarded",
@@ -178,7 +178,7 @@ ACTIONS: Final[Mapping[str, TaskAction]] = {
 }
 
 
-#: To take leases is an action on the pages of leases, and here for the API and the admin.
+#: Revocation of leases, for the API and the admin; the pages have it on the pages of leases.
 REVOCATION: Final = OperatorAction(
     "revoke",
     "Revoke leases",
@@ -187,8 +187,8 @@ REVOCATION: Final = OperatorAction(
     REVOKE.consequence,
     REVOKE.permission,
     ForceReleaseForm,
-    lambda rows, said, by: rows.revoke(reason=said["reason"], by=by),
-    lambda task, said: "" if task.status == TaskStatus.RUNNING else "not running",
+    lambda rows, form_data, by: rows.revoke(reason=form_data["reason"], by=by),
+    lambda task, form_data: "" if task.status == TaskStatus.RUNNING else "not running",
     of_one="Revoke lease",
 )
 

@@ -13,11 +13,11 @@ from tasks.diagnosis import RESUME
 from tasks.exceptions import UnknownQueue
 
 
-def _pause(rows: Any, said: FormData, by: str) -> int:
-    return sum(rows.pause(queue.name, by=by, reason=said["reason"]) for queue in rows)
+def _pause(rows: Any, form_data: FormData, by: str) -> int:
+    return sum(rows.pause(queue.name, by=by, reason=form_data["reason"]) for queue in rows)
 
 
-def _resume(rows: Any, said: FormData, by: str) -> int:
+def _resume(rows: Any, form_data: FormData, by: str) -> int:
     return sum(rows.resume(queue.name, by=by) for queue in rows)
 
 
@@ -33,7 +33,7 @@ QUEUE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             "leasing_tasks.pause_queue",
             PauseForm,
             _pause,
-            lambda queue, said: "already paused" if queue.paused_at else "",
+            lambda queue, form_data: "already paused" if queue.paused_at else "",
             refusals=(UnknownQueue,),
         ),
         OperatorAction(
@@ -45,7 +45,7 @@ QUEUE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             RESUME.permission,
             forms.Form,
             _resume,
-            lambda queue, said: "" if queue.paused_at else "not paused",
+            lambda queue, form_data: "" if queue.paused_at else "not paused",
         ),
     )
 }

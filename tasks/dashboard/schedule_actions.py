@@ -16,7 +16,7 @@ from tasks.models import Schedule
 CHANGE: Final = "leasing_tasks.change_schedule"
 
 
-def _no_handler(schedule: Schedule, said: FormData) -> str:
+def _run_blocked_by(schedule: Schedule, form_data: FormData) -> str:
     return "" if schedule.task_name in registry.names() else "without a handler here"
 
 
@@ -32,8 +32,8 @@ SCHEDULE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             "Existing tasks run as usual.",
             CHANGE,
             ReasonForm,
-            lambda rows, said, by: rows.pause(by=by, reason=said.get("reason", "")),
-            lambda schedule, said: "already paused" if schedule.paused_at else "",
+            lambda rows, form_data, by: rows.pause(by=by, reason=form_data.get("reason", "")),
+            lambda schedule, form_data: "already paused" if schedule.paused_at else "",
         ),
         OperatorAction(
             "resume",
@@ -43,8 +43,8 @@ SCHEDULE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             "They continue at their next due times; those of the pause are skipped.",
             CHANGE,
             forms.Form,
-            lambda rows, said, by: rows.resume(),
-            lambda schedule, said: "" if schedule.paused_at else "not paused",
+            lambda rows, form_data, by: rows.resume(),
+            lambda schedule, form_data: "" if schedule.paused_at else "not paused",
         ),
         OperatorAction(
             "run_now",
@@ -55,8 +55,8 @@ SCHEDULE_ACTIONS: Final[Mapping[str, OperatorAction]] = {
             "previous task has not ended and overlap is off.",
             CHANGE,
             forms.Form,
-            lambda rows, said, by: rows.run_now(by=by),
-            _no_handler,
+            lambda rows, form_data, by: rows.run_now(by=by),
+            _run_blocked_by,
             unchanged="whose previous task has not ended",
             audited="run",
             refusals=(TaskError, ValueError),
