@@ -36,7 +36,7 @@ QUIET = frozenset(
 def diagnose(
     task: Task, now: datetime | None = None, around: Surroundings | None = None
 ) -> Diagnosis:
-    """Explain why ``task`` is where it is.
+    """Explain the state of ``task``.
 
     Args:
         task: The task.
@@ -50,17 +50,19 @@ def diagnose(
         return ended(task, around)
     if is_skewed(now, task.acquired_at, task.renewed_at, task.created_at):
         return skewed(task, now)
-    judge = _running if task.status == TaskStatus.RUNNING else _ready
-    found = judge(task, now, around)
+    diagnose_state = _running if task.status == TaskStatus.RUNNING else _ready
+    diagnosis = diagnose_state(task, now, around)
     if waiters := around.key_waiters.get(task.concurrency_key):
         number = "1 task waits" if waiters.value == 1 else f"{waiters} tasks wait"
-        found.facts.append(("Concurrency key", f"{task.concurrency_key}: {number} for it"))
+        diagnosis.facts.append(("Concurrency key", f"{task.concurrency_key}: {number} for it"))
     losses = around.losses.get(task.pk, [])
-    return flapping(task, losses, found) if losses and found.code in QUIET else found
+    if losses and diagnosis.code in QUIET:
+        return flapping(task, losses, diagnosis)
+    return diagnosis
 
 
 def explain(task: Task, now: datetime | None = None, *, fresh: bool = True) -> Diagnosis:
-    """``diagnose`` one task. If it waits, a fact says how many wait for the same reason.
+    """``diagnose`` one task. If it waits, a fact says how many tasks wait for the same reason.
 
     Args:
         task: The task.
@@ -68,12 +70,12 @@ def explain(task: Task, now: datetime | None = None, *, fresh: bool = True) -> D
         fresh: False if the workers and what they hold may be those of another poll.
     """
     around = look_around([task], now, fresh=fresh)
-    found = diagnose(task, around.now, around)
-    if isinstance(found, Waiting):
+    diagnosis = diagnose(task, around.now, around)
+    if isinstance(diagnosis, Waiting):
         for reason in reasons_in(task.queue, around):
-            if reason.diagnosis.headline == found.headline:
-                found.facts.append(("In line", reason.sentence))
-    return found
+            if reason.diagnosis.headline == diagnosis.headline:
+                diagnosis.facts.append(("In line", reason.sentence))
+    return diagnosis
 
 
 def _running(task: Task, now: datetime, around: Surroundings) -> Diagnosis:

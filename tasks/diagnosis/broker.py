@@ -1,4 +1,4 @@
-"""Diagnose tasks that only Celery workers can run: those claim a task after its message."""
+"""Diagnose tasks that only Celery workers can run, which claim a task after its message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
 
     Args:
         task: The task, which is due.
-        around: The workers and what they hold.
+        around: The workers and their tasks.
         facts: Names and values that the diagnosis shows.
     """
     if task.queue not in task_settings.CELERY_QUEUES:

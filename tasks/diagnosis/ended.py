@@ -48,7 +48,7 @@ def ended(task: Task, around: Surroundings) -> Diagnosis:
 
 
 def _after_failure(task: Task, undo: Task | None) -> str:
-    """Return what happens to a failed task, or to what it has done."""
+    """Return what happens to a failed task, or to its effects."""
     if task.compensation == "":
         undone = f"task:{task.parent_id}" if task.parent_id else "a task that is gone"
         return f"What {undone} did is undone in part, until someone retries this task."

@@ -21,7 +21,7 @@ def holder_facts(task: Task, now: datetime) -> list[tuple[str, str]]:
 
 
 def until(task: Task, now: datetime) -> str:
-    """Return in words when its lease ends or ended."""
+    """Return in words when the lease of ``task`` ends or ended."""
     distance = Moment(task.expires_at, past="").words(now).strip()
     return f"{stamped(task.expires_at)}, {distance}"
 
@@ -43,16 +43,16 @@ def progress_words(task: Task) -> str:
 
 
 def progress_of(task: Task) -> tuple[float | None, float | None]:
-    """Return the amount done, and the total, where a handler reported them as numbers."""
-    said = task.progress if isinstance(task.progress, dict) else {}
-    done, total = (_number(said.get(key)) for key in ("done", "total"))
+    """Return the amount done, and the total, if the handler reported them as numbers."""
+    progress = task.progress if isinstance(task.progress, dict) else {}
+    done, total = (_number(progress.get(key)) for key in ("done", "total"))
     return done, total
 
 
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # Whole numbers beyond what a float can be would end the arithmetic.
+    # An int beyond the range of floats would raise in the arithmetic.
     return value if abs(value) < 1e15 else None
 
 

@@ -1,7 +1,7 @@
-"""Attempts by handler: how many ended and failed, how long they ran and waited.
+"""Attempts by handler: the numbers that ended and failed, their durations and waits.
 
-Read from the samples of each ten seconds (``Sample.handlers``), so a span costs as much however
-many tasks ended in it, and one that nobody sampled is missing.
+Read from the samples of each ten seconds (``Sample.handlers``), so the cost of a span does not grow
+with its tasks, and spans that nobody sampled are missing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from leasing.humanize import brief
 from leasing.web.cache import shared
 from tasks.models import Sample
 
-#: Seconds of the spans by which a usual duration is judged.
+#: Seconds of the spans from which a usual duration is read.
 HOUR, DAY = 3_600, 86_400
-#: Durations that make a usual one.
+#: The least number of durations that make a usual one.
 USUAL_OF: Final = 5
 #: The multiple of the p95 from which an attempt runs for long, and the least time.
 LONG_FACTOR: Final = 3
@@ -44,12 +44,12 @@ class HandlerUse:
 
     @property
     def usually(self) -> str:
-        """Return in words what it usually takes; it has succeeded."""
+        """Return its usual duration in words, for a handler that has succeeded."""
         assert self.run_p50 is not None and self.run_p95 is not None
         return f"{self.name} usually takes {brief(self.run_p50)} (p95 {brief(self.run_p95)})"
 
     def is_exceeded_by(self, ran: timedelta) -> bool:
-        """Return True if ``ran`` is far more than an attempt takes; it has succeeded."""
+        """Return True if ``ran`` is far longer than usual, for a handler that has succeeded."""
         assert self.run_p95 is not None
         return ran >= max(LONG_AT_LEAST, LONG_FACTOR * self.run_p95)
 
@@ -75,43 +75,43 @@ def read_handlers(now: datetime, seconds: int) -> dict[str, HandlerUse]:
     over the index of samples."""
     begin = int(now.timestamp()) - seconds
     rows = Sample.objects.filter(slot__gte=begin, handlers__isnull=False).order_by()
-    found: dict[str, HandlerUse] = {}
+    uses: dict[str, HandlerUse] = {}
     read: Iterable[Any] = rows.values_list("handlers", flat=True)
     for handlers in read:
         for name, counted in handlers.items():
-            use = found.setdefault(name, HandlerUse(name))
+            use = uses.setdefault(name, HandlerUse(name))
             use.failures += counted["failures"]
             for kind, lengths in ("runs", use.runs), ("waits", use.waits):
                 for exponent, count in counted[kind].items():
                     lengths[exponent] += count
-    return found
+    return uses
 
 
 def recent(now: datetime, seconds: int, *, fresh: bool) -> dict[str, HandlerUse]:
-    """``read_handlers``. Unless ``fresh``, polls share it for five seconds; that of more than an
-    hour, which is dear, for ten minutes."""
+    """Return ``read_handlers``. Unless ``fresh``, polls share it for five seconds; a span of more
+    than an hour, which is expensive, for ten minutes."""
     read = partial(read_handlers, now, seconds)
     shared_for = 600 if seconds > HOUR else 5
     return shared(("handlers", seconds), read, fresh=fresh, seconds=shared_for)
 
 
 def usual(names: Collection[str], now: datetime) -> dict[str, HandlerUse]:
-    """Return the use of each of the handlers ``names`` in the last hour, or in the last day where
-    that had fewer than USUAL_OF successes; without those where both had. See ``recent``."""
-    found: dict[str, HandlerUse] = {}
+    """Return the use of each of the handlers ``names`` in the last hour, or in the last day if the
+    hour had fewer than USUAL_OF successes. Handlers with fewer in the day too are left out."""
+    typical: dict[str, HandlerUse] = {}
     for seconds in (HOUR, DAY):
-        if missing := set(names).difference(found):
+        if missing := set(names).difference(typical):
             uses = recent(now, seconds, fresh=False)
-            found |= {
+            typical |= {
                 name: uses[name]
                 for name in missing
                 if name in uses and uses[name].runs.total() >= USUAL_OF
             }
-    return found
+    return typical
 
 
 def _percentile(counts: Counter[str], share: float) -> timedelta | None:
-    """Return the least duration that ``share`` of ``counts`` do not exceed; None of none."""
+    """Return the least duration that ``share`` of ``counts`` do not exceed; None if all are 0."""
     left = counts.total() * share
     for exponent in sorted(map(int, counts)):
         left -= counts[str(exponent)]

@@ -1,4 +1,4 @@
-"""Why the due tasks of a queue wait: each reason once, with the number of tasks and the oldest."""
+"""Reasons for which the due tasks of a queue wait, each with the number of tasks and the oldest."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tasks.diagnosis.waiting import many, waiting
 from tasks.models import Task, TaskStatus
 from tasks.querysets.base import CLAIM_ORDER, GIVEN_BACK, GIVEN_BACK_SINCE
 
-#: For so long a task may be due before it is explained on the overview and the list of queues.
+#: The time that a task may be due before the overview and the list of queues explain it.
 WAITS: Final = timedelta(seconds=15)
-#: Tasks of a queue that are looked at, in the order in which they are claimed.
+#: Tasks of a queue that are read, in the order in which they are claimed.
 LOOKED_AT: Final = 1_000
 #: Queues whose tasks are explained.
 EXPLAINED: Final = 5
@@ -45,7 +45,7 @@ def reasons(queues: Sequence[str], now: datetime, *, fresh: bool = True) -> dict
     Args:
         queues: Names of queues.
         now: The database's clock.
-        fresh: False if the workers and what they hold may be those of another poll.
+        fresh: False if the workers and their tasks may be those of another poll.
     """
     around = look_around(now=now, fresh=fresh)
     return {name: reasons_in(name, around) for name in queues[:EXPLAINED]}
@@ -61,7 +61,7 @@ def reasons_in(queue: str, around: Surroundings) -> list[Reason]:
     due: Q = Q(scheduled_at__lte=around.now)
     due_since: Any = F("scheduled_at")
     if serving := around.serving(queue):
-        # Those that no worker has a handler for are due while a worker has put them off.
+        # Tasks that no worker has a handler for count as due while a worker has put them off.
         put_off = GIVEN_BACK & ~Q(name__in={name for each in serving for name in each.handlers})
         due |= put_off
         due_since = Case(When(put_off, then=GIVEN_BACK_SINCE), default=due_since)
@@ -87,10 +87,10 @@ def reasons_in(queue: str, around: Surroundings) -> list[Reason]:
     for task, number in tasks:
         diagnosis = waiting(task, around.now, around)
         alike[diagnosis.headline].append((diagnosis, number, task.scheduled_at))
-    found = []
+    reasons = []
     for (diagnosis, number, since), *others in alike.values():
         number += sum(more for _, more, _ in others)
         count = Capped(number, LOOKED_AT, looked_at > LOOKED_AT)
         sentence = many(diagnosis, around.now, count, since)
-        found.append(Reason(queue, diagnosis, since, sentence))
-    return found
+        reasons.append(Reason(queue, diagnosis, since, sentence))
+    return reasons

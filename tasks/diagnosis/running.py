@@ -25,10 +25,10 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     Args:
         task: The task.
         now: The database's clock.
-        around: The workers and what they hold.
+        around: The workers and their tasks.
     """
     heard = Moment(task.renewed_at or task.acquired_at or now)
-    # A frozen worker locks rows too, and more weakly: those can be recovered.
+    # A frozen worker locks rows too, but recovery passes its weaker locks.
     if (lock := around.locks.get(task.pk)) and around.is_live(task.holder):
         return _locked(task, now, lock)
     if around.is_replaced(task):
@@ -59,13 +59,15 @@ def _on_time(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         "The worker sees the request at its next heartbeat, the handler at its next ensure() or "
         "await. A handler that does neither may still complete the task. It is not retried."
     )
-    found = _diagnosed(task, now, "cancel_pending", "info", headline, next_)
-    return replace(found, actions=[REVOKE])
+    diagnosis = _diagnosed(task, now, "cancel_pending", "info", headline, next_)
+    return replace(diagnosis, actions=[REVOKE])
 
 
 def _running(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     next_, use = "It ends when its handler returns.", around.usual.get(task.name)
-    waits = [" ", *around.wanting[task.holder].parts] if task.holder in around.wanting else []
+    waits = (
+        [" ", *around.lease_waits[task.holder].parts] if task.holder in around.lease_waits else []
+    )
     if use is None or task.acquired_at is None:
         headline = Sentence(now, f"Running on {task.holder}. Heartbeats arrive on time.", *waits)
         return _diagnosed(task, now, "running_ok", "ok", headline, next_)
@@ -81,7 +83,7 @@ def _running(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 
 
 def _without_progress(task: Task, now: datetime) -> Diagnosis | None:
-    """Diagnose a task without progress for half of the time that it may be; None of others."""
+    """Diagnose a task without progress for half of its progress time-out; None for other tasks."""
     if not (task.progress_timeout and task.progressed_at):
         return None
     if now - task.progressed_at < task.progress_timeout / 2:

@@ -1,4 +1,4 @@
-"""The slots of workers by kind: how many there are, and what occupies them."""
+"""The slots of workers by kind: their numbers, and the tasks that occupy them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Slots:
     total: int
     #: Tasks of this kind that it holds: running, or prefetched.
     held: int = 0
-    #: Slots that take no task although they run none: see ``Worker.blocked``.
+    #: Slots that are not free although they run no task: see ``Worker.blocked``.
     blocked: int = 0
 
     @property
@@ -66,7 +66,7 @@ def slots_of(worker: Worker, held: Mapping[str, int]) -> list[Slots]:
 
 
 def in_words(slots: Sequence[Slots]) -> str:
-    """Return what occupies ``slots``, which are of one kind: ``3 of 4 busy, 1 of them blocked``."""
+    """Return the use of ``slots``, which are of one kind: ``3 of 4 busy, 1 of them blocked``."""
     total, busy, blocked, prefetched = (
         sum(getattr(each, name) for each in slots)
         for name in ("total", "busy", "blocked", "prefetched")

@@ -1,4 +1,4 @@
-"""Read what a diagnosis needs in addition to the tasks: workers, queues, recent losses."""
+"""Read the workers, queues and recent losses that a diagnosis needs in addition to the tasks."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ MAX_WORKERS: Final = 1000
 MAX_GROUPS: Final = 10_000
 #: The greatest number of attempts that are read.
 MAX_ATTEMPTS_READ: Final = 1_000
-#: Due tasks among which those are counted that wait for a key.
+#: The greatest number of due tasks that are read to count those that wait for a key.
 MAX_WAITING: Final = 10_000
 #: Outcomes of attempts whose worker ended, rather than their handler.
 _LOST: Final = (AttemptOutcome.LOST, AttemptOutcome.RETURNED)
-#: Parts of the reasons for which a healthy worker gives back a task that is not for it.
+#: Parts of the reasons for which a healthy worker gives back a task that it cannot run.
 _NOT_BEGUN: Final = ("No handler is registered", "Another release may have enqueued it")
 #: Outcomes of attempts after which a task is postponed without spending one.
 _PUT_OFF: Final = (AttemptOutcome.RETURNED, AttemptOutcome.SNOOZED)
@@ -47,13 +47,13 @@ _PUT_OFF: Final = (AttemptOutcome.RETURNED, AttemptOutcome.SNOOZED)
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The workers that were seen recently, and what they hold: read once for many tasks."""
+    """The workers that were seen recently, and their tasks: read once for many diagnoses."""
 
     now: datetime
     workers: dict[str, Worker]
     #: The number of tasks that each of them holds, by the kind of slot.
     held: dict[str, Counter[str]] = field(default_factory=dict)
-    #: The same by handler, with the moment of the first claim.
+    #: The number of tasks that each worker holds, by handler, with the moment of the first claim.
     busy: dict[str, dict[str, tuple[int, datetime]]] = field(default_factory=dict)
     paused: dict[str, Queue] = field(default_factory=dict)
     #: The number of running tasks of each concurrency key.
@@ -67,12 +67,12 @@ class Surroundings:
     #: The holders that recently lost a task, by its id, if there were several; each with True if
     #: it died or was silent.
     losses: dict[int, list[tuple[str, bool]]] = field(default_factory=dict)
-    #: The reasons for which tasks were postponed, by their ids, as far as one was given.
+    #: The reasons for which tasks were postponed, by their ids, as far as a reason was stored.
     put_off: dict[int, str] = field(default_factory=dict)
-    #: What the handlers of running tasks usually take, by name.
+    #: The usual durations of the handlers of running tasks, by name.
     usual: dict[str, HandlerUse] = field(default_factory=dict)
-    #: Of workers that wait for a named lease, who holds it, by their names.
-    wanting: dict[str, Sentence] = field(default_factory=dict)
+    #: The waits of workers for named leases, with the holders of these, by the workers' names.
+    lease_waits: dict[str, Sentence] = field(default_factory=dict)
     #: The sessions that have locked the rows of late tasks, by id.
     locks: dict[int, RowLock] = field(default_factory=dict)
     #: The compensations of failed tasks, by the ids of these.
@@ -116,12 +116,12 @@ def look_around(
     tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
 ) -> Surroundings:
     """Read what ``diagnose`` needs in addition to ``tasks``: four queries, and one each if some of
-    them were claimed often, were postponed, wait for a key, run with a key, are late on PostgreSQL;
-    if some run two, and a third where handlers seldom succeed.
+    the tasks were claimed often, were postponed, wait for a key, run with a key, or are late on
+    PostgreSQL; two if some run, and a third if their handlers seldom succeed.
 
     Args:
-        tasks: The tasks to diagnose. One that is not among them is never diagnosed as flapping.
-        now: The database's clock, where it was read already.
+        tasks: The tasks to diagnose. Other tasks are never diagnosed as flapping.
+        now: The database's clock, if it was read already.
         fresh: False if the answer may be up to SHARED_FOR old.
     """
     tasks = list(tasks)
@@ -135,7 +135,7 @@ def look_around(
         losses=_losses(tasks),
         put_off=_put_off(tasks, now),
         usual=usual({task.name for task in held}, now),
-        wanting=_wanting({task.holder for task in held}, now),
+        lease_waits=_lease_waits({task.holder for task in held}, now),
         key_holders=holders_of_keys(tasks, around),
         key_waiters=_key_waiters(tasks),
         locks=row_locks(Task.objects.home().filter(pk__in=late)) if late else {},
@@ -144,28 +144,28 @@ def look_around(
 
 
 def holders_of_keys(tasks: Iterable[Task], around: Surroundings) -> dict[str, list[Task]]:
-    """Return the tasks that hold the keys which those of ``tasks`` wait for that are ready."""
+    """Return the tasks that hold the keys for which the ready ones of ``tasks`` wait."""
     keys = {
         task.concurrency_key
         for task in tasks
         if task.status == TaskStatus.READY and around.keys[task.concurrency_key]
     }
-    found: defaultdict[str, list[Task]] = defaultdict(list)
+    holders: defaultdict[str, list[Task]] = defaultdict(list)
     if keys:
         running = Task.objects.home().running().filter(concurrency_key__in=keys).order_by("pk")
         columns = "name", "concurrency_key", "holder", "acquired_at", "progress"
         for task in running.only(*columns)[:MAX_GROUPS]:
-            found[task.concurrency_key].append(task)
-    return dict(found)
+            holders[task.concurrency_key].append(task)
+    return dict(holders)
 
 
-def _wanting(holders: set[str], now: datetime) -> dict[str, Sentence]:
-    wanted = Lease.objects.home().filter(wanted_until__gt=DbNow(), wanted_by__in=holders)
-    return {lease.wanted_by: waited_for(lease, now) for lease in wanted} if holders else {}
+def _lease_waits(holders: set[str], now: datetime) -> dict[str, Sentence]:
+    leases = Lease.objects.home().filter(wanted_until__gt=DbNow(), wanted_by__in=holders)
+    return {lease.wanted_by: waited_for(lease, now) for lease in leases} if holders else {}
 
 
 def _key_waiters(tasks: Iterable[Task]) -> dict[str, Capped]:
-    """Return the number of tasks that wait for each key of those of ``tasks`` that run."""
+    """Return the number of tasks that wait for each key of the running ones of ``tasks``."""
     keys = {t.concurrency_key for t in tasks if t.status == TaskStatus.RUNNING} - {""}
     if not keys:
         return {}
@@ -173,9 +173,9 @@ def _key_waiters(tasks: Iterable[Task]) -> dict[str, Capped]:
     first = due.order_by("scheduled_at", "pk").values("pk", "concurrency_key")[: MAX_WAITING + 1]
     listed = sorted(keys)
     counts = {f"k{i}": Count("pk", filter=Q(concurrency_key=k)) for i, k in enumerate(listed)}
-    seen = first.aggregate(all=Count("pk"), **counts)
-    more = seen["all"] > MAX_WAITING
-    return {key: Capped(seen[f"k{i}"], MAX_WAITING, more) for i, key in enumerate(listed)}
+    counted = first.aggregate(all=Count("pk"), **counts)
+    more = counted["all"] > MAX_WAITING
+    return {key: Capped(counted[f"k{i}"], MAX_WAITING, more) for i, key in enumerate(listed)}
 
 
 def _everyone() -> Surroundings:
@@ -239,20 +239,19 @@ def _losses(tasks: Iterable[Task]) -> dict[int, list[tuple[str, bool]]]:
     lately = TaskAttempt.objects.home().filter(
         task__in=often, outcome__in=_LOST, ended_at__gt=after(-FLAPPING_WITHIN)
     )
-    found: defaultdict[int, list[tuple[str, bool]]] = defaultdict(list)
+    losses: defaultdict[int, list[tuple[str, bool]]] = defaultdict(list)
     for reason in _NOT_BEGUN:
         lately = lately.exclude(error__startswith=reason)
     lately = lately.exclude(error__contains=MISMATCH)
     rows = lately.order_by("-pk").values_list("task", "holder", "outcome", "error")
     for key, holder, outcome, error in rows[:MAX_ATTEMPTS_READ]:
         has_died = outcome == AttemptOutcome.LOST and is_lost_with_worker(error)
-        found[key].append((holder, has_died))
-    return {key: holders for key, holders in found.items() if len(holders) >= FLAPS}
+        losses[key].append((holder, has_died))
+    return {key: holders for key, holders in losses.items() if len(holders) >= FLAPS}
 
 
 def _put_off(tasks: list[Task], now: datetime) -> dict[int, str]:
-    """Return why the latest attempt of each of ``tasks`` that is scheduled for later put it off,
-    which counted no claim."""
+    """Return why the latest attempt of each of ``tasks`` postponed it, if that spent no attempt."""
     later = [
         task.pk
         for task in tasks

@@ -1,9 +1,9 @@
 """The trace of a task: every recorded event of its life, in one order.
 
 The events are read from the task's row, its attempts and steps, and the audit; nothing is recorded
-for the trace. So it has what those keep: of the renewals of an attempt the number, and that of the
-latest attempt alone; of the refused writes of an attempt the first; of several postponements, or
-returns for one reason, the latest; of operators the actions on this one task.
+for the trace alone. So it has the number of renewals of the latest attempt only, the first refused
+write of an attempt, the latest of several postponements or returns for one reason, and operators'
+actions on this one task.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MAX_ROWS: Final = 1_000
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a task, at a moment by the database's clock."""
+    """An event in the life of a task, at a moment by the database's clock."""
 
     at: datetime
     #: enqueued, claimed, renewed, progress, step, an outcome of an attempt, refused, succeeded,
     #: cancel_requested, ended, or the action of an operator.
     event: str
     text: str = ""
-    #: The attempt that it belongs to, its holder and its fencing token, as far as there is one.
+    #: The attempt of the event, its holder and its fencing token, if it belongs to one.
     attempt: int | None = None
     holder: str = ""
     fencing_token: int | None = None
@@ -47,7 +47,7 @@ def read_trace(
 
     Args:
         task: The task.
-        with_actions: True to include the actions of operators, for who may see the audit.
+        with_actions: True to include the actions of operators, for users who may see the audit.
         attempts: Its newest attempts, the latest first, if they were read.
         limit: The number of rows of each table that are read, the newest.
     """
@@ -105,15 +105,15 @@ def trace(
 
 
 def _with_claims(events: list[Event]) -> list[Event]:
-    """Return ``events`` with the attempt of each step: the one that was claimed before it."""
-    claim, found = None, []
+    """Return ``events`` with the attempt of each step, which is the one claimed before it."""
+    claim, attributed = None, []
     for each in events:
         if each.event == "claimed":
             claim = each
         elif each.event == "step" and claim is not None:
             each = replace(claim, at=each.at, event=each.event, text=each.text)
-        found.append(each)
-    return found
+        attributed.append(each)
+    return attributed
 
 
 def _action(entry: AuditEntry) -> str:
@@ -124,7 +124,7 @@ def _action(entry: AuditEntry) -> str:
 
 
 def _numbers(progress: object) -> str:
-    """The numbers of a progress, which all may see; the rest is payload."""
+    """Return the numbers of a progress, which all users may see; the rest is payload."""
     values = progress if isinstance(progress, dict) else {}
     numbers = [
         str(values[key]) for key in ("done", "total") if type(values.get(key)) in (int, float)

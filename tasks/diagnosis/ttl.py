@@ -1,19 +1,20 @@
-"""Read from tasks that have ended what a ttl for those of a queue has to be."""
+"""Read the history of a queue's ended tasks, from which a ttl for them is derived."""
 
 from __future__ import annotations
 
 from leasing.diagnosis.ttl import NEWEST, Heartbeats, History
 from tasks.models import AttemptOutcome, Task, TaskAttempt
 
-#: The ends of attempts of which the holder was gone, or told to stop, or that it left to others.
+#: The outcomes of attempts whose holder was gone, was asked to stop, or left them to others.
 _CUT_SHORT = (AttemptOutcome.LOST, AttemptOutcome.CANCELLED, AttemptOutcome.RETURNED)
 
 
 def history_of_queue(queue: str) -> History:
-    """Return what is recorded about the attempts of ``queue``, among the newest of all queues."""
+    """Return the history of the attempts of ``queue``, as far as they are of the newest of all
+    queues."""
     tasks = Task.objects.home()
-    # By the index of what has ended, whose condition has to be asked for, and whatever the queue:
-    # one of which nothing has ended would be looked for in all tasks.
+    # Served by the index of ended tasks, whose condition the query must have. The queue is no
+    # condition: for one without ended tasks all tasks would be searched.
     ended = tasks.succeeded().filter(processed_at__isnull=False).order_by("-processed_at", "-pk")
     rows = ended.values_list(
         "queue", "acquired_at", "renewed_at", "renewals", "ttl", "processed_at"

@@ -1,4 +1,4 @@
-"""Diagnose tasks that worker after worker loses, and tasks with timestamps in the future."""
+"""Diagnose tasks that several workers have lost, and tasks with timestamps in the future."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tasks.querysets import TaskStatus
 NAMED = 5
 
 
-def flapping(task: Task, losses: list[tuple[str, bool]], found: Diagnosis) -> Diagnosis:
-    """Extend the diagnosis of a task that its holders have lost again and again.
+def flapping(task: Task, losses: list[tuple[str, bool]], diagnosis: Diagnosis) -> Diagnosis:
+    """Extend the diagnosis of a task that its holders have lost repeatedly.
 
     Args:
-        task: The task, of which it says how many attempts are left.
+        task: The task.
         losses: The holder of each recent loss, the latest first, and True if it died.
-        found: The diagnosis without regard to them.
+        diagnosis: The diagnosis without regard to the losses.
     """
     named = ", ".join(dict.fromkeys(holder for holder, _ in losses[:NAMED]))
     often = f"{len(losses)} times within {span(FLAPPING_WITHIN)}"
@@ -36,19 +36,20 @@ def flapping(task: Task, losses: list[tuple[str, bool]], found: Diagnosis) -> Di
         else "This is its last attempt."
     )
     return replace(
-        found,
+        diagnosis,
         code="flapping",
         severity="warning",
         headline=headline,
-        next=found.next + f" {then} The task itself may be killing its workers: check its memory "
+        next=diagnosis.next
+        + f" {then} The task itself may be killing its workers: check its memory "
         "use, its run time and its attempts.",
-        facts=[*found.facts, ("Lost by", named)],
-        actions=found.actions or [RESCHEDULE, CANCEL],
+        facts=[*diagnosis.facts, ("Lost by", named)],
+        actions=diagnosis.actions or [RESCHEDULE, CANCEL],
     )
 
 
 def skewed(task: Task, now: datetime) -> Diagnosis:
-    """Diagnose a task with a past event that the database's clock puts into the future."""
+    """Diagnose a task whose past events are in the future by the database's clock."""
     moments = {
         "Enqueued": task.created_at,
         "Claimed": task.acquired_at,

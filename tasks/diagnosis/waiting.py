@@ -28,31 +28,31 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Waiting(Diagnosis):
-    """The diagnosis of a task that waits for what other tasks have, or for a worker to claim it."""
+    """The diagnosis of a task that waits for a key or a slot, or for a worker to claim it."""
 
-    #: The words after "waits", and the reason: ``many`` puts them together for several tasks.
+    #: The words after "waits", and the reason, from which ``many`` makes a sentence.
     for_: str = ""
     why: Sequence[str | Moment] = ()
-    #: What is in the way: the first task that holds the key, or the handler that has most slots.
+    #: The first task that holds the key, or the handler that occupies most slots.
     holder: int | None = None
     handler: str = ""
 
 
-def many(found: Diagnosis, now: datetime, count: Capped, since: datetime) -> Sentence:
-    """Return the reason ``found`` of one task as that of several.
+def many(diagnosis: Diagnosis, now: datetime, count: Capped, since: datetime) -> Sentence:
+    """Return the reason of one task as that of several.
 
     Args:
-        found: The diagnosis of one of them.
+        diagnosis: The diagnosis of one of them.
         now: The database's clock.
         count: The number of tasks that wait for the same reason.
         since: Since when the first of them has been due.
     """
     wait = "1 task waits" if count.value == 1 else f"{count} tasks wait"
     of = "" if count.value == 1 else ", the oldest"
-    why: Sequence[str | Moment] = (found.headline[:1].lower() + found.headline[1:],)
+    why: Sequence[str | Moment] = (diagnosis.headline[:1].lower() + diagnosis.headline[1:],)
     for_ = ""
-    if isinstance(found, Waiting):
-        for_, why = found.for_, (*found.why, ".")
+    if isinstance(diagnosis, Waiting):
+        for_, why = diagnosis.for_, (*diagnosis.why, ".")
     return Sentence(now, f"{wait}{for_}{of} for ", Moment(since, lasts=True), ": ", *why)
 
 
@@ -62,12 +62,12 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     Args:
         task: The task.
         now: The database's clock.
-        around: The workers and what they hold.
+        around: The workers and their tasks.
     """
     wait = Moment(task.scheduled_at, past="due")
     facts = [("Not before", stamped(task.scheduled_at)), *attempt_facts(task)]
-    if found := _unknown(task, now, around, facts):
-        return found
+    if unknown := _unknown(task, now, around, facts):
+        return unknown
     until = f"{stamped(task.scheduled_at)}, {wait.words(now)}."
     reason = around.put_off.get(task.pk, "")
     if MISMATCH in reason:
@@ -81,7 +81,7 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
             headline += f" Reason: {reason}"
         next_ = "A worker claims it then."
         return diagnosed("scheduled", "info", headline, next_, until, facts)
-    # What was taken from its holder was not released.
+    # A task that recovery took back was not released.
     end = "was lost" if task.released_at is None else "failed"
     headline = Sentence(now, f"The last attempt {end}. Next retry ", wait, ".")
     next_ = f"Attempt {task.attempts + 1} of {task.max_attempts} starts then."
@@ -114,8 +114,8 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         )
         until = "A worker serves the queue."
         return diagnosed("no_worker", "critical", headline, next_, until, facts)
-    if found := _unknown(task, now, around, facts):
-        return found
+    if unknown := _unknown(task, now, around, facts):
+        return unknown
     if task.concurrency_key and around.keys[task.concurrency_key] >= (task.concurrency_limit or 1):
         return _key_held(task, now, around, facts)
     awake = [worker for worker in able if around.is_live(worker.name)]
@@ -124,8 +124,8 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         next_ = "Tasks start when one recovers, or another is started: manage.py run_worker."
         return diagnosed("no_worker", "warning", headline, next_, "A worker is back.", facts)
     by_message = all(worker.role == WorkerRole.CELERY for worker in awake)
-    if by_message and (found := unpublished(task, around, facts)):
-        return found
+    if by_message and (problem := unpublished(task, around, facts)):
+        return problem
     slots = around.slots_for(task.name, awake)
     facts.append(("Slots", in_words(slots)))
     if not any(each.free for each in slots):
@@ -170,8 +170,8 @@ def _unknown(
 def missing_handler(name: str, *, are_older: bool) -> str:
     """Return what to do about tasks called ``name`` that no worker has a handler for.
 
-    No name that is spelled alike is advised: as its alias, tasks of this name would run as those of
-    another handler that is in use.
+    It advises no alias under a similar name: tasks of this name would run with a handler that has
+    tasks of its own.
 
     Args:
         name: The name of the tasks.
@@ -213,15 +213,15 @@ def _unfit(task: Task, reason: str, facts: list[tuple[str, str]]) -> Diagnosis:
 def _busy(
     task: Task, workers: Sequence[Worker], around: Surroundings
 ) -> list[tuple[int, str, datetime]]:
-    """Return what occupies the slots of ``workers`` that could run ``task``, the most first: the
-    number of tasks, their handler, and the first claim."""
-    found: dict[str, tuple[int, datetime]] = {}
+    """Return the handlers that occupy the slots of ``workers`` that could run ``task``: the number
+    of tasks, the handler, and the first claim, the most tasks first."""
+    totals: dict[str, tuple[int, datetime]] = {}
     for worker in workers:
         for name, (count, since) in around.busy.get(worker.name, {}).items():
             if worker.kind_of(name) == worker.kind_of(task.name):
-                others, first = found.get(name, (0, since))
-                found[name] = others + count, min(first, since)
-    return sorted(((count, name, since) for name, (count, since) in found.items()), reverse=True)
+                others, first = totals.get(name, (0, since))
+                totals[name] = others + count, min(first, since)
+    return sorted(((count, name, since) for name, (count, since) in totals.items()), reverse=True)
 
 
 def _saturated(
