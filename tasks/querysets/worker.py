@@ -335,7 +335,8 @@ def _claim_portably(
     claimed: list[Task] = []
     for queue in queues:
         kinds, passed = list(KINDS), False
-        while kinds and not passed:
+        # Of several parts, none of which may bring a row, Django makes no union.
+        while kinds and seats.room and not passed:
             first = rows.to_claim_next(queue, seats.room, "kind", kinds=kinds)
             shares, passed = Counter(kind for *_, kind in first), True
             for kind, share in shares.items():

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from leasing.validation.names import check_name
 from tasks import registry
-from tasks.bounds import PRIORITIES, check_between
 from tasks.exceptions import InvalidSchedule, UnknownTask
 from tasks.payload import check_data
 from tasks.scheduling.rules import MissedSlots, rule_of
@@ -77,7 +76,7 @@ def schedule(
         overlap: False to skip a due time while the previous task has not ended.
 
     Raises InvalidSchedule (also when the name is already used by another schedule), InvalidResource
-    (a name), NotSerializable, ValueError (the priority, ``missed``).
+    (a name), NotSerializable.
     """
 
     def declare(target: str | Callable[..., Any]) -> None:
@@ -89,11 +88,11 @@ def schedule(
                 # As JSON gives it back, to be compared with the row's.
                 task_data=json.loads(json.dumps(check_data(data))),
                 queue=check_name(queue, "queue") if queue else "",
-                priority=check_between(priority, *PRIORITIES, "priority"),
+                priority=_check_priority(priority),
                 cron=cron,
                 every=_duration(every),
                 timezone=timezone,
-                missed=MissedSlots(missed).value,
+                missed=_check_missed(missed),
                 overlap=overlap,
             )
         )
@@ -133,6 +132,18 @@ def _check_name(name: str) -> str:
     if len(check_name(name, "name of the schedule")) > LONGEST_NAME:
         raise InvalidSchedule(f"The name of a schedule must not exceed {LONGEST_NAME} characters.")
     return name
+
+
+def _check_priority(priority: int) -> int:
+    if isinstance(priority, bool) or not -32768 <= priority <= 32767:
+        raise InvalidSchedule("The priority must be a whole number from -32768 to 32767.")
+    return priority
+
+
+def _check_missed(missed: str) -> str:
+    if missed not in MissedSlots.values:
+        raise InvalidSchedule(f"missed must be one of {', '.join(MissedSlots.values)}.")
+    return str(MissedSlots(missed).value)
 
 
 def _duration(every: Duration | None) -> timedelta | None:
