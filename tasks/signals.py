@@ -91,7 +91,7 @@ def _send_of_queue(signal: Signal) -> Subscriber:
 
 
 #: The signals of the events of tasks, each with the line of the log about it.
-SIGNALS: dict[str, tuple[Signal, Event | None]] = {
+SIGNALS: dict[str, tuple[Signal, Event]] = {
     "task.enqueued": (enqueued, log.task_enqueued),
     "task.claimed": (claimed, log.task_claimed),
     "task.completed": (completed, log.task_completed),
@@ -107,15 +107,15 @@ SIGNALS: dict[str, tuple[Signal, Event | None]] = {
     "task.discarded": (discarded, log.task_discarded),
     "task.repaired": (repaired, log.task_repaired),
     "task.replaced": (replaced, log.task_replaced),
-    "task.suspected": (suspected, None),
 }
-#: What writes these lines and sends these signals.
+#: Subscribers that write these lines and send these signals.
 SENDERS = {
     name: sending(signal, "task", instance_of, line) for name, (signal, line) in SIGNALS.items()
 }
 _failed = leasing_log.log_failed
 subscribe({f"task.{end}": _report_ends for end in ("completed", "failed", "cancelled")}, _failed)
 subscribe(SENDERS, _failed)
+subscribe({"task.suspected": sending(suspected, "task", instance_of)}, _failed)
 subscribe(
     {"queue.paused": _send_of_queue(paused), "queue.resumed": _send_of_queue(resumed)}, _failed
 )

@@ -93,7 +93,6 @@ class TaskLines:
             self._count += len(rows)
             self._counts.update([(row.name, outcome) for row in rows[left:]])
         _, line = SIGNALS[ENDS[outcome]]
-        assert line is not None
         line.each(rows if outcome in FAILURES else rows[:left], **details)
 
     def ensure_running(self) -> None:
