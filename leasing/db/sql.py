@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
@@ -192,11 +192,8 @@ class Statements:
     def renew_one(self, row: Any) -> bool:
         """Renew the grant of ``row``. Returns whether that was done; ``row`` stands as it was
         written then. Raises LeaseInTransaction."""
-        which = RENEW, ROW
-        made = serves(self._using) and cached_statement(
-            (*self._about, *which), partial(self._of_holder, *which)
-        )
-        if not made:
+        made = self._of_holder(RENEW, ROW)
+        if made is None:
             return False
         connection = connections[self._using]
         refuse_transaction(connection)
@@ -206,11 +203,8 @@ class Statements:
     def release(self, connection: Any, held: list[Any]) -> list[Any]:
         """Release those rows of ``held`` whose grant still lives, and notify those who wait for
         them. Returns these, as they were written."""
-        which = RELEASE, ROW if len(held) == 1 else ROWS
-        made = serves(self._using) and cached_statement(
-            (*self._about, *which), partial(self._of_holder, *which)
-        )
-        if not made:
+        made = self._of_holder(RELEASE, ROW if len(held) == 1 else ROWS)
+        if made is None:
             return []
         if len(held) == 1:
             values = sent(made.field, held[0].pk, connection, grant=held[0].grant_id)
@@ -227,11 +221,8 @@ class Statements:
 
         That limit and the update travel in one message, which PostgreSQL takes for a transaction.
         """
-        which = RENEW, MANY_ROWS
-        made = serves(self._using) and cached_statement(
-            (*self._about, *which), partial(self._of_holder, *which)
-        )
-        if not made:
+        made = self._of_holder(RENEW, MANY_ROWS)
+        if made is None:
             return None
         connection: Any = connections[self._using]
         keys = array_as(made.field, grants.keys(), connection)
@@ -247,7 +238,13 @@ class Statements:
             return made.read.rows(cursor.fetchall())
 
     def _of_holder(self, template: str, which: str) -> _Made | None:
-        return Spelling(*self._about).of_holder(template, which)
+        """Return the statement on rows whose grant still lives; None if it cannot be sent."""
+        if not serves(self._using):
+            return None
+        return cached_statement(
+            (*self._about, template, which),
+            lambda: Spelling(*self._about).of_holder(template, which),
+        )
 
     # Grant
 
@@ -267,13 +264,17 @@ class Statements:
         """
         if not serves(self._using):
             return None
+        connection = connections[self._using]
+        refuse_transaction(connection)
         filters: dict[str, Any] = {}
         if rows is None:
             if terms.request_id is not None:
                 chosen = ONE_BY_REQUEST
                 filters["lowest"], filters["highest"] = terms.grants_of_request
-            make = partial(self._grant, chosen, column)
-            made = cached_statement((*self._about, chosen, column), make)
+            made = cached_statement(
+                (*self._about, chosen, column),
+                lambda: Spelling(*self._about).grant(chosen, column),
+            )
         else:
             try:
                 made, filters = Spelling(*self._about).filtered(terms, chosen, column, value, rows)
@@ -281,8 +282,6 @@ class Statements:
                 return []
         if made is None:
             return None
-        connection = connections[self._using]
-        refuse_transaction(connection)
         named = {name: getattr(terms, name) for name in made.terms}
         values = sent(made.field, value, connection, grant=terms.new_grant(), **named)
         sent_at = clock()
@@ -291,9 +290,6 @@ class Statements:
         for row in granted:
             row.now, row.sent_at = row.acquired_at, sent_at
         return granted
-
-    def _grant(self, chosen: str, column: str) -> _Made | None:
-        return Spelling(*self._about).grant(chosen, column)
 
 
 class Spelling:

@@ -20,6 +20,7 @@ VERBS: list[Any] = [
     pytest.param(lambda lease: Lease.objects.acquire("crane:2"), id="acquire"),
     pytest.param(lambda lease: Lease.objects.hold("crane:2").__enter__(), id="hold"),
     pytest.param(lambda lease: Lease.objects.renew(lease), id="renew"),
+    pytest.param(lambda lease: Lease.objects.none().claim(), id="claim of nothing"),
 ]
 
 
