@@ -42,8 +42,7 @@ pytestmark = pytest.mark.django_db
 TASKS, ATTEMPTS = "/admin/leasing_tasks/task/", "/admin/leasing_tasks/taskattempt/"
 WORKERS, DESIRED = "/admin/leasing_tasks/worker/", "/admin/leasing_tasks/generatordesiredstate/"
 STEPS, QUEUES = "/admin/leasing_tasks/taskstep/", "/admin/leasing_tasks/queue/"
-SAMPLES, SLOTS = "/admin/leasing_tasks/sample/", "/admin/leasing_tasks/scheduleslot/"
-MESSAGES = "/admin/leasing_tasks/outboxmessage/"
+SAMPLES, MESSAGES = "/admin/leasing_tasks/sample/", "/admin/leasing_tasks/outboxmessage/"
 SEEN = (
     *("task", "taskattempt", "taskstep", "queue", "worker", "generatordesiredstate", "sample"),
     "outboxmessage",
@@ -257,6 +256,7 @@ def test_the_name_is_looked_for_among_the_newest_and_an_id_among_all(
     viewer: Client, limits: Limits
 ) -> None:
     old, new = make_task(), make_task()
+    limits(reach=new.pk)
     assert not get(viewer, f"{TASKS}?q=sample.sleep").all("[data-note]")
     limits(reach=1)
     page = get(viewer, f"{TASKS}?q=sample.sleep")

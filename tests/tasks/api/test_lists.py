@@ -35,12 +35,12 @@ pytestmark = [
 PLANNED = {"postgresql": "EXPLAIN ", "sqlite": "EXPLAIN QUERY PLAN "}
 
 
-def pages(client: Client, path: str, noun: str = "tasks", limit: int = 2) -> list[list[Any]]:
+def pages(client: Client, path: str, noun: str = "tasks") -> list[list[Any]]:
     """Return the ids, or names, on each page of a list."""
     found, cursor = [], ""
     mark = "&" if "?" in path else "?"
     while True:
-        answer = call(client, "GET", f"{path}{mark}limit={limit}&cursor={cursor}")
+        answer = call(client, "GET", f"{path}{mark}limit=2&cursor={cursor}")
         assert answer.status == 200, answer.body
         rows = [each.get("task", each) for each in answer.body[noun]]
         found.append([row.get("id", row.get("name", row.get("number"))) for row in rows])

@@ -22,7 +22,6 @@ from tasks.querysets import recovery
 from tests.api_calls import call
 from tests.leasing.support import expire, just_before_the_update, usurp
 from tests.pages import signed_in
-from tests.tasks.support import make_due
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("compatible")]
 
@@ -96,22 +95,10 @@ def claimed(holder: str = "me") -> Task:
     return task
 
 
-def _expired() -> Task:
+def _recovered() -> Task:
     task = claimed()
     expire(task)
-    return task
-
-
-def _recovered() -> Task:
-    task = _expired()
     assert Task.objects.recover() == 1
-    return task
-
-
-def _recovered_and_claimed_by_another() -> Task:
-    task = _recovered()
-    make_due(task)
-    Task.objects.claim("you")
     return task
 
 
@@ -120,23 +107,13 @@ def _retried_after_failure() -> Task:
     return Task.objects.fail(task, "it broke")
 
 
-#: Where the processor "me" may find a task.
 STATES: dict[str, Callable[[], Task]] = {
     "ready": enqueued,
     "mine": claimed,
-    "another's": lambda: claimed("you"),
-    "expired": _expired,
     "recovered": _recovered,
-    "taken over": _recovered_and_claimed_by_another,
     "failed, waiting": _retried_after_failure,
     "succeeded": lambda: Task.objects.complete(claimed(), {"done": True}),
-    "revoked": lambda: _revoked(claimed()),
 }
-
-
-def _revoked(task: Task) -> Task:
-    Task.objects.filter(pk=task.pk).revoke("in the tests", "an operator")
-    return task
 
 
 def next_task(client: Client) -> dict[str, Any]:

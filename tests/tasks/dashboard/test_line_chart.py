@@ -21,12 +21,10 @@ from tasks.dashboard.line_chart import (
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def chart(
-    *lines: list[float | None], unit: str = "tasks", every: int = 10, bridged: int = 0
-) -> Chart:
+def chart(*lines: list[float | None], every: int = 10, bridged: int = 0) -> Chart:
     moments = [NOON + timedelta(seconds=every * n) for n in range(len(lines[0]))]
     named = [Line(f"line-{number}", values, bridged) for number, values in enumerate(lines)]
-    return Chart("depth", "Queue depth", unit, moments, named)
+    return Chart("depth", "Queue depth", "tasks", moments, named)
 
 
 @pytest.mark.parametrize(

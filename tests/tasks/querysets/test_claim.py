@@ -31,8 +31,6 @@ from tests.tasks.support import Reported, grant_to, make_due, row_of, take_over
 
 pytestmark = pytest.mark.django_db
 
-DATA = {"sleep_duration_seconds": 1}
-
 
 def claim_all(**options: Any) -> list[int]:
     return [task.pk for task in Task.objects.claim("ann", limit=100, **options)]

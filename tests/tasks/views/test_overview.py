@@ -24,8 +24,7 @@ from tests.tasks.support import Handlers
 pytestmark = pytest.mark.django_db
 
 LIST, STUCK, WORKERS = "/ops/tasks/", "/ops/tasks/stuck/", "/ops/workers/"
-VIEW, RETRY, REVOKE = "leasing_tasks.view_task", "leasing_tasks.retry_task", "leasing.revoke_lease"
-VIEW_WORKERS, VIEW_LEASES = "leasing_tasks.view_worker", "leasing.view_lease"
+VIEW, VIEW_WORKERS = "leasing_tasks.view_task", "leasing_tasks.view_worker"
 STATES = ("ready", "scheduled", "retrying", "running", "stuck", "succeeded", "failed", "cancelled")
 #: What each list has, where that is more than the tasks of its own state.
 PARTS = {"running": {"running", "stuck"}, "scheduled": {"scheduled", "retrying"}}
@@ -34,10 +33,8 @@ TABS = ("stuck", "running", "ready", "scheduled", "retrying", "failed", "succeed
 viewer = client_with(VIEW, VIEW_WORKERS)
 
 
-def url_of(task: Task, verb: str = "detail") -> str:
-    if verb == "detail":
-        return reverse("leasing_tasks:detail", args=[task.pk])
-    return reverse("leasing_tasks:act", args=[task.pk, verb])
+def url_of(task: Task) -> str:
+    return reverse("leasing_tasks:detail", args=[task.pk])
 
 
 def in_state(state: str) -> Task:

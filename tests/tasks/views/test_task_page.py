@@ -29,10 +29,8 @@ viewer = client_with(VIEW)
 operator = client_with(VIEW, RETRY, REVOKE, "leasing.view_lease", name="olga")
 
 
-def url_of(task: Task, verb: str = "detail") -> str:
-    if verb == "detail":
-        return reverse("leasing_tasks:detail", args=[task.pk])
-    return reverse("leasing_tasks:act", args=[task.pk, verb])
+def url_of(task: Task) -> str:
+    return reverse("leasing_tasks:detail", args=[task.pk])
 
 
 STATES = (

@@ -308,9 +308,9 @@ def test_a_task_that_neither_waits_nor_has_begun_is_given_up(clock: FakeClock) -
 # Stuck
 
 
-def at(executor: ManualExecutor, interval: float = 10.0) -> Any:
+def at(executor: ManualExecutor) -> Any:
     """A task that a slot of ``executor`` is at."""
-    executor.come(Attempt(interval=interval))
+    executor.come(Attempt(interval=10.0))
     return executor.begin()
 
 
