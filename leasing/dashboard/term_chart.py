@@ -14,7 +14,7 @@ from leasing.web.timeline_chart import Drawing, Mark, Span, Track, draw
 
 #: Terms that a drawing shows at most.
 MAX_TERMS: Final = 12
-UNTOLD: Final = Badge("ended, time unknown", "mute", "circle", "?")
+END_UNKNOWN: Final = Badge("ended, time unknown", "mute", "circle", "?")
 
 
 def drawing_of(row: Leasable, timeline: Timeline) -> Drawing:
@@ -61,7 +61,7 @@ def _badge(term: Term, row: Leasable, now: datetime) -> Badge:
         case "expired":
             return EXPIRED
         case _:
-            return UNTOLD
+            return END_UNKNOWN
 
 
 def _notes(term: Term, previous: Term | None) -> Iterable[str]:

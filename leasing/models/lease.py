@@ -286,7 +286,7 @@ class LeaseQuerySet(LeasableQuerySet["Lease"]):
         if asked:
             happened("lease.preempted", [held], by=by)
 
-    def say_wanted(self, resource: str, by: str = "") -> None:
+    def mark_wanted(self, resource: str, by: str = "") -> None:
         """Request a notification of the holder's release; ``by`` is who waits."""
         if connections[self.db].vendor != "postgresql":
             return

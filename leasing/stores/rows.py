@@ -114,14 +114,14 @@ class RowStore:
         attempt = Undoable(partial(self.attempt, resource, terms, key, rows), undo)
         # What can be stopped may wait for days, and is a campaign.
         is_campaign = stopping is not None
-        say_wanted = None
+        mark_wanted = None
         if self.kind.tells_waiters:
-            say_wanted = partial(self._say_wanted, resource, "" if is_campaign else terms.holder)
+            mark_wanted = partial(self._mark_wanted, resource, "" if is_campaign else terms.holder)
         about = {"model": self.model, "resource": resource, "is_campaign": is_campaign}
         began_at = clock()
         try:
             row = yield from taking(
-                self.using, resource, wait, attempt, say_wanted=say_wanted, stopping=stopping
+                self.using, resource, wait, attempt, mark_wanted=mark_wanted, stopping=stopping
             )
         except BaseException as error:
             happened("lease.asked", error=error, seconds=clock() - began_at, **about)
@@ -202,8 +202,8 @@ class RowStore:
                 happened(f"lease.{kind}", rows)
         return granted
 
-    def _say_wanted(self, resource: str, by: str) -> None:
-        self.rows().say_wanted(resource, by)
+    def _mark_wanted(self, resource: str, by: str) -> None:
+        self.rows().mark_wanted(resource, by)
 
     # Renew
 

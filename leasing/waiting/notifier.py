@@ -133,7 +133,7 @@ def taking(
     wait: Wait,
     attempt: Undoable,
     *,
-    say_wanted: Callable[[], object] | None = None,
+    mark_wanted: Callable[[], object] | None = None,
     stopping: threading.Event | None = None,
 ) -> Steps[Any]:
     """Steps that acquire ``resource``, for a driver.
@@ -143,7 +143,7 @@ def taking(
         resource: The name that is waited for.
         wait: Seconds to wait for the holder; None: for ever.
         attempt: Acquires at once, or raises LeaseHeld.
-        say_wanted: Marks the resource as waited for, before each pause, so that its releases are
+        mark_wanted: Marks the resource as waited for, before each pause, so that its releases are
             notified for; None: they are not.
         stopping: An event that ends the wait with LeaseTimeout.
     """
@@ -162,14 +162,14 @@ def taking(
         try:
             return attempt()
         except LeaseHeld:
-            if waiter.left and say_wanted is not None:
-                say_wanted()  # here, for a thread of async code opens a connection for each call
+            if waiter.left and mark_wanted is not None:
+                mark_wanted()  # here, for a thread of async code opens a connection for each call
             raise
 
-    until, is_announced = began_at + patience, say_wanted is not None
+    until, is_announced = began_at + patience, mark_wanted is not None
     with waiting(using, resource, until, stopping, is_announced=is_announced) as waiter:
-        if say_wanted is not None:
-            yield say_wanted
+        if mark_wanted is not None:
+            yield mark_wanted
         while True:
             yield waiter
             if waiter.stopped:

@@ -36,7 +36,7 @@ from tasks.api.schemas import (
 )
 from tasks.api.visibility import VIEW, shown, shown_attempt
 from tasks.dashboard.listing import LATEST_ENDED_FIRST, SOONEST_FIRST, STATES, in_state
-from tasks.diagnosis import diagnose, explain, look_around
+from tasks.diagnosis import diagnose, explain, read_context
 from tasks.diagnosis.trace import read_trace
 from tasks.models import Task, TaskAttempt, TaskStatus
 
@@ -114,11 +114,11 @@ def list_stuck_tasks(request: HttpRequest, limit: Limit = 100, cursor: At = "") 
     deadline has passed, or they report no progress."""
     source = Source(tasks().lapsed(), search=search_of(request))
     rows, following = page_at(cursor, limit, source)
-    around = look_around(rows) if rows else None
+    context = read_context(rows) if rows else None
     stuck = [
         StuckTask(
             task=shown(request, task),
-            diagnosis=DiagnosisOut(id=task.pk, **diagnose(task, around=around).as_json()),
+            diagnosis=DiagnosisOut(id=task.pk, **diagnose(task, context=context).as_json()),
         )
         for task in rows
     ]

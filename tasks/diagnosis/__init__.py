@@ -18,10 +18,10 @@ from datetime import datetime
 
 from leasing.diagnosis.base import Action, Diagnosis, is_skewed
 from tasks.diagnosis.actions import CANCEL, DISCARD, RESCHEDULE, RESUME, RETRY, REVOKE
+from tasks.diagnosis.context import DiagnosisContext, read_context
 from tasks.diagnosis.ended import ended
 from tasks.diagnosis.reasons import reasons_in
 from tasks.diagnosis.running import expired, held, stalled
-from tasks.diagnosis.surroundings import Surroundings, look_around
 from tasks.diagnosis.unsteady import flapping, skewed
 from tasks.diagnosis.waiting import Waiting, later, waiting
 from tasks.models import Task
@@ -34,28 +34,28 @@ QUIET = frozenset(
 
 
 def diagnose(
-    task: Task, now: datetime | None = None, around: Surroundings | None = None
+    task: Task, now: datetime | None = None, context: DiagnosisContext | None = None
 ) -> Diagnosis:
     """Explain the state of ``task``.
 
     Args:
         task: The task.
-        now: The moment, by the database's clock; that of ``around`` by default.
-        around: The answer of ``look_around``: pass it to explain many tasks without further
+        now: The moment, by the database's clock; that of ``context`` by default.
+        context: The answer of ``read_context``: pass it to explain many tasks without further
             queries.
     """
-    around = around or look_around([task])
-    now = now or around.now
+    context = context or read_context([task])
+    now = now or context.now
     if task.status in TaskStatus.ended():
-        return ended(task, around)
+        return ended(task, context)
     if is_skewed(now, task.acquired_at, task.renewed_at, task.created_at):
         return skewed(task, now)
     diagnose_state = _running if task.status == TaskStatus.RUNNING else _ready
-    diagnosis = diagnose_state(task, now, around)
-    if waiters := around.key_waiters.get(task.concurrency_key):
+    diagnosis = diagnose_state(task, now, context)
+    if waiters := context.key_waiters.get(task.concurrency_key):
         number = "1 task waits" if waiters.value == 1 else f"{waiters} tasks wait"
         diagnosis.facts.append(("Concurrency key", f"{task.concurrency_key}: {number} for it"))
-    losses = around.losses.get(task.pk, [])
+    losses = context.losses.get(task.pk, [])
     if losses and diagnosis.code in QUIET:
         return flapping(task, losses, diagnosis)
     return diagnosis
@@ -69,25 +69,25 @@ def explain(task: Task, now: datetime | None = None, *, fresh: bool = True) -> D
         now: The moment, by the database's clock.
         fresh: False if the workers and what they hold may be those of another poll.
     """
-    around = look_around([task], now, fresh=fresh)
-    diagnosis = diagnose(task, around.now, around)
+    context = read_context([task], now, fresh=fresh)
+    diagnosis = diagnose(task, context.now, context)
     if isinstance(diagnosis, Waiting):
-        for reason in reasons_in(task.queue, around):
+        for reason in reasons_in(task.queue, context):
             if reason.diagnosis.headline == diagnosis.headline:
                 diagnosis.facts.append(("In line", reason.sentence))
     return diagnosis
 
 
-def _running(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+def _running(task: Task, now: datetime, context: DiagnosisContext) -> Diagnosis:
     if task.expires_at <= now:
-        return expired(task, now, around)
+        return expired(task, now, context)
     if idle := task.stalled_for(now):
-        return stalled(task, now, idle, around)
-    return held(task, now, around)
+        return stalled(task, now, idle, context)
+    return held(task, now, context)
 
 
-def _ready(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    return later(task, now, around) if task.scheduled_at > now else waiting(task, now, around)
+def _ready(task: Task, now: datetime, context: DiagnosisContext) -> Diagnosis:
+    return later(task, now, context) if task.scheduled_at > now else waiting(task, now, context)
 
 
 __all__ = [
@@ -99,8 +99,8 @@ __all__ = [
     "REVOKE",
     "Action",
     "Diagnosis",
-    "Surroundings",
+    "DiagnosisContext",
     "diagnose",
     "explain",
-    "look_around",
+    "read_context",
 ]

@@ -7,7 +7,7 @@ from datetime import datetime
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import Moment, Sentence, span
 from tasks.conf import task_settings
-from tasks.diagnosis.surroundings import Surroundings
+from tasks.diagnosis.context import DiagnosisContext
 from tasks.diagnosis.unclaimed import diagnosed
 from tasks.models import Task
 
@@ -17,12 +17,14 @@ START_A_RELAY = (
 )
 
 
-def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) -> Diagnosis | None:
+def unpublished(
+    task: Task, context: DiagnosisContext, facts: list[tuple[str, str]]
+) -> Diagnosis | None:
     """Diagnose a task without a message; None if it has one.
 
     Args:
         task: The task, which is due.
-        around: The workers and their tasks.
+        context: The workers and their tasks.
         facts: Names and values that the diagnosis shows.
     """
     if task.queue not in task_settings.CELERY_QUEUES:
@@ -35,7 +37,7 @@ def unpublished(task: Task, around: Surroundings, facts: list[tuple[str, str]]) 
         return diagnosed("no_worker", "critical", headline, next_, until, facts)
     if task.has_message:
         return None
-    if not around.relays:
+    if not context.relays:
         headline = (
             f"Only Celery workers serve the queue {task.queue}, and no relay is running to publish "
             "its tasks to them."

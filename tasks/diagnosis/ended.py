@@ -5,8 +5,8 @@ from __future__ import annotations
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import plural
 from tasks.diagnosis.actions import DISCARD, RETRY
+from tasks.diagnosis.context import DiagnosisContext
 from tasks.diagnosis.facts import attempt_facts, stamped
-from tasks.diagnosis.surroundings import Surroundings
 from tasks.models import Task
 from tasks.querysets import TaskStatus
 from tasks.querysets.base import UNDO_OPEN
@@ -16,7 +16,7 @@ from tasks.querysets.transitions import WITH_PARENT
 OVER = "The task has ended. Nothing else will happen."
 
 
-def ended(task: Task, around: Surroundings) -> Diagnosis:
+def ended(task: Task, context: DiagnosisContext) -> Diagnosis:
     """Diagnose a task that succeeded, failed or was cancelled."""
     until = f"Ended at {stamped(task.processed_at)}."
     facts = [("Ended", stamped(task.processed_at)), *attempt_facts(task)]
@@ -31,7 +31,7 @@ def ended(task: Task, around: Surroundings) -> Diagnosis:
         next_ = OVER
     else:
         facts.append(("Last error", task.last_error))
-        undo = around.undoing.get(task.pk)
+        undo = context.undoing.get(task.pk)
         next_ = _after_failure(task, undo)
         if undo is not None and undo.status in UNDO_OPEN:
             actions = []

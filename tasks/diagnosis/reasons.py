@@ -13,7 +13,7 @@ from django.db.models import Case, Count, F, Min, Q, Value, When
 from leasing.diagnosis.base import Diagnosis
 from leasing.humanize import Sentence
 from leasing.web.counts import Capped
-from tasks.diagnosis.surroundings import Surroundings, holders_of_keys, look_around
+from tasks.diagnosis.context import DiagnosisContext, holders_of_keys, read_context
 from tasks.diagnosis.waiting import many, waiting
 from tasks.models import Task, TaskStatus
 from tasks.querysets.base import CLAIM_ORDER, GIVEN_BACK, GIVEN_BACK_SINCE
@@ -47,20 +47,20 @@ def reasons(queues: Sequence[str], now: datetime, *, fresh: bool = True) -> dict
         now: The database's clock.
         fresh: False if the workers and their tasks may be those of another poll.
     """
-    around = look_around(now=now, fresh=fresh)
-    return {name: reasons_in(name, around) for name in queues[:EXPLAINED]}
+    context = read_context(now=now, fresh=fresh)
+    return {name: reasons_in(name, context) for name in queues[:EXPLAINED]}
 
 
-def reasons_in(queue: str, around: Surroundings) -> list[Reason]:
+def reasons_in(queue: str, context: DiagnosisContext) -> list[Reason]:
     """Return why the due tasks of ``queue`` wait, the longest first. One statement reads LOOKED_AT
     of them, and another the tasks that hold their keys."""
     rows: Any = Task.objects.home().filter(queue=queue, status=TaskStatus.READY)
     first = rows.order_by("kind", *CLAIM_ORDER).values("pk")[: LOOKED_AT + 1]
     held = Task.objects.home().running().exclude(concurrency_key="").values("concurrency_key")
     key = Case(When(concurrency_key__in=held, then="concurrency_key"), default=Value(""))
-    due: Q = Q(scheduled_at__lte=around.now)
+    due: Q = Q(scheduled_at__lte=context.now)
     due_since: Any = F("scheduled_at")
-    if serving := around.serving(queue):
+    if serving := context.serving(queue):
         # Tasks that no worker has a handler for count as due while a worker has put them off.
         put_off = GIVEN_BACK & ~Q(name__in={name for each in serving for name in each.handlers})
         due |= put_off
@@ -82,15 +82,15 @@ def reasons_in(queue: str, around: Surroundings) -> list[Reason]:
         if number:
             terms = {"concurrency_key": key, "concurrency_limit": limit, "created_at": enqueued_at}
             tasks.append((Task(name=name, queue=queue, scheduled_at=due_since, **terms), number))
-    around = replace(around, key_holders=holders_of_keys((task for task, _ in tasks), around))
+    context = replace(context, key_holders=holders_of_keys((task for task, _ in tasks), context))
     alike: defaultdict[str, list[tuple[Diagnosis, int, datetime]]] = defaultdict(list)
     for task, number in tasks:
-        diagnosis = waiting(task, around.now, around)
+        diagnosis = waiting(task, context.now, context)
         alike[diagnosis.headline].append((diagnosis, number, task.scheduled_at))
     reasons = []
     for (diagnosis, number, since), *others in alike.values():
         number += sum(more for _, more, _ in others)
         count = Capped(number, LOOKED_AT, looked_at > LOOKED_AT)
-        sentence = many(diagnosis, around.now, count, since)
+        sentence = many(diagnosis, context.now, count, since)
         reasons.append(Reason(queue, diagnosis, since, sentence))
     return reasons

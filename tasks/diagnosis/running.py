@@ -11,37 +11,37 @@ from leasing.humanize import Moment, Sentence, left, span
 from leasing.web.badges import is_late
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, REVOKE
+from tasks.diagnosis.context import DiagnosisContext
 from tasks.diagnosis.facts import holder_facts, until
-from tasks.diagnosis.surroundings import Surroundings
 from tasks.models import Task
 from tasks.retry import longest_pause
 
 START_ONE = "Start a worker (manage.py run_worker) or a recovery process (manage.py run_recovery)."
 
 
-def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+def held(task: Task, now: datetime, context: DiagnosisContext) -> Diagnosis:
     """Diagnose a running task whose lease has not expired.
 
     Args:
         task: The task.
         now: The database's clock.
-        around: The workers and their tasks.
+        context: The workers and their tasks.
     """
     heard = Moment(task.renewed_at or task.acquired_at or now)
     # A frozen worker locks rows too, but recovery passes its weaker locks.
-    if (lock := around.locks.get(task.pk)) and around.is_live(task.holder):
+    if (lock := context.locks.get(task.pk)) and context.is_live(task.holder):
         return _locked(task, now, lock)
-    if around.is_replaced(task):
+    if context.is_replaced(task):
         headline = f"The process of {task.holder} that ran it has ended; a new one has its name."
         next_ = Sentence(now, "The task is recovered when its lease expires, ", _end(task), ".")
         return _diagnosed(task, now, "holder_gone", "warning", headline, next_)
     if not is_late(task, now):
-        return _on_time(task, now, around)
+        return _on_time(task, now, context)
     next_ = Sentence(now, "If no heartbeat arrives, the task is recovered ", _end(task), ".")
     was = (f"The last heartbeat of {task.holder} for this task was ", heard)
-    if task.holder in around.workers:
+    if task.holder in context.workers:
         worker = ", although the worker was seen recently."
-        if not around.is_live(task.holder):
+        if not context.is_live(task.holder):
             worker = ", and the worker itself is late."
         headline = Sentence(now, *was, worker)
         return _diagnosed(task, now, "late", "warning", headline, next_)
@@ -49,9 +49,9 @@ def held(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     return _diagnosed(task, now, "holder_gone", "warning", headline, next_)
 
 
-def _on_time(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+def _on_time(task: Task, now: datetime, context: DiagnosisContext) -> Diagnosis:
     if task.cancel_requested_at is None:
-        return _without_progress(task, now) or _running(task, now, around)
+        return _without_progress(task, now) or _running(task, now, context)
     by = task.cancel_requested_by or "an operator"
     requested = Moment(task.cancel_requested_at)
     headline = Sentence(now, f"Still running: {by} requested cancellation ", requested, ".")
@@ -63,10 +63,10 @@ def _on_time(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     return replace(diagnosis, actions=[REVOKE])
 
 
-def _running(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
-    next_, use = "It ends when its handler returns.", around.usual.get(task.name)
+def _running(task: Task, now: datetime, context: DiagnosisContext) -> Diagnosis:
+    next_, use = "It ends when its handler returns.", context.usual.get(task.name)
     waits = (
-        [" ", *around.lease_waits[task.holder].parts] if task.holder in around.lease_waits else []
+        [" ", *context.lease_waits[task.holder].parts] if task.holder in context.lease_waits else []
     )
     if use is None or task.acquired_at is None:
         headline = Sentence(now, f"Running on {task.holder}. Heartbeats arrive on time.", *waits)
@@ -97,30 +97,30 @@ def _without_progress(task: Task, now: datetime) -> Diagnosis | None:
     return _diagnosed(task, now, "no_progress", "warning", headline, next_)
 
 
-def stalled(task: Task, now: datetime, idle: timedelta, around: Surroundings) -> Diagnosis:
+def stalled(task: Task, now: datetime, idle: timedelta, context: DiagnosisContext) -> Diagnosis:
     """Diagnose a task whose heartbeats arrive, but no progress for the time ``idle``. Further
     arguments are those of ``held``."""
     progressed = Moment(now - idle)
     says = f"Stalled: {task.holder} sends heartbeats, but its last sign of progress was "
     headline = Sentence(now, says, progressed, ".")
-    if around.someone_sweeps:
+    if context.someone_sweeps:
         return _diagnosed(task, now, "zombie", "warning", headline, _after_the_sweep(task))
     next_ = f"This will not recover automatically: no worker runs recovery. {START_ONE}"
     return _diagnosed(task, now, "zombie", "critical", headline, next_)
 
 
-def expired(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+def expired(task: Task, now: datetime, context: DiagnosisContext) -> Diagnosis:
     """Diagnose a running task whose lease has expired. Arguments are those of ``held``."""
     since = Moment(task.expires_at)
-    if lock := around.locks.get(task.pk):
+    if lock := context.locks.get(task.pk):
         return _locked(task, now, lock)
-    if not around.someone_sweeps:
+    if not context.someone_sweeps:
         because = ", and no worker is running that recovers tasks."
         headline = Sentence(now, f"The lease of {task.holder} expired ", since, because)
         next_ = f"This will not recover automatically. {START_ONE}"
         return _diagnosed(task, now, "no_recoverer", "critical", headline, next_)
     next_ = _after_the_sweep(task)
-    if around.is_live(task.holder) and not around.is_replaced(task):
+    if context.is_live(task.holder) and not context.is_replaced(task):
         says = f"{task.holder} is alive, but did not renew this task: its lease expired "
         headline = Sentence(now, says, since, ".")
         return _diagnosed(task, now, "expired_holder_alive", "warning", headline, next_)

@@ -13,10 +13,10 @@ from tasks import registry
 from tasks.conf import task_settings
 from tasks.diagnosis.actions import CANCEL, RESCHEDULE, RESUME
 from tasks.diagnosis.broker import published, unpublished
+from tasks.diagnosis.context import DiagnosisContext
 from tasks.diagnosis.facts import attempt_facts, progress_words, stamped
 from tasks.diagnosis.handlers import HandlerUse, usual
 from tasks.diagnosis.slots import KINDS, Slots, in_words
-from tasks.diagnosis.surroundings import Surroundings
 from tasks.diagnosis.unclaimed import diagnosed
 from tasks.models import Queue, Task, Worker, WorkerRole
 from tasks.payload import MISMATCH, OTHER_RELEASE
@@ -56,20 +56,20 @@ def many(diagnosis: Diagnosis, now: datetime, count: Capped, since: datetime) ->
     return Sentence(now, f"{wait}{for_}{of} for ", Moment(since, lasts=True), ": ", *why)
 
 
-def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+def later(task: Task, now: datetime, context: DiagnosisContext) -> Diagnosis:
     """Diagnose a task that is scheduled for later.
 
     Args:
         task: The task.
         now: The database's clock.
-        around: The workers and their tasks.
+        context: The workers and their tasks.
     """
     wait = Moment(task.scheduled_at, past="due")
     facts = [("Not before", stamped(task.scheduled_at)), *attempt_facts(task)]
-    if unknown := _unknown(task, now, around, facts):
+    if unknown := _unknown(task, now, context, facts):
         return unknown
     until = f"{stamped(task.scheduled_at)}, {wait.words(now)}."
-    reason = around.put_off.get(task.pk, "")
+    reason = context.put_off.get(task.pk, "")
     if MISMATCH in reason:
         return _unfit(task, reason, facts)
     if reason or not task.last_error:
@@ -89,15 +89,15 @@ def later(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
     return diagnosed("backoff", "info", headline, next_, until, facts)
 
 
-def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
+def waiting(task: Task, now: datetime, context: DiagnosisContext) -> Diagnosis:
     """Diagnose a task that is due. Arguments are those of ``later``."""
     facts = [("Due for", span(now - task.scheduled_at)), *attempt_facts(task)]
     for_ = f" in the queue {task.queue}"
-    if task.queue in around.paused:
-        return _paused(around.paused[task.queue], facts)
-    serving = around.serving(task.queue)
+    if task.queue in context.paused:
+        return _paused(context.paused[task.queue], facts)
+    serving = context.serving(task.queue)
     able = [worker for worker in serving if task.name in worker.handlers]
-    if not serving and task.queue in around.held_queues:
+    if not serving and task.queue in context.held_queues:
         headline = "Due. Remote workers hold tasks of its queue."
         next_ = "A remote worker claims tasks when it has free slots."
         why: Sequence[str] = ("only remote workers serve it, and none claims more tasks",)
@@ -114,22 +114,22 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
         )
         until = "A worker serves the queue."
         return diagnosed("no_worker", "critical", headline, next_, until, facts)
-    if unknown := _unknown(task, now, around, facts):
+    if unknown := _unknown(task, now, context, facts):
         return unknown
-    if task.concurrency_key and around.keys[task.concurrency_key] >= (task.concurrency_limit or 1):
-        return _key_held(task, now, around, facts)
-    awake = [worker for worker in able if around.is_live(worker.name)]
+    if task.concurrency_key and context.keys[task.concurrency_key] >= (task.concurrency_limit or 1):
+        return _key_held(task, now, context, facts)
+    awake = [worker for worker in able if context.is_live(worker.name)]
     if not awake:
         headline = "No worker that can run it is sending heartbeats."
         next_ = "Tasks start when one recovers, or another is started: manage.py run_worker."
         return diagnosed("no_worker", "warning", headline, next_, "A worker is back.", facts)
     by_message = all(worker.role == WorkerRole.CELERY for worker in awake)
-    if by_message and (problem := unpublished(task, around, facts)):
+    if by_message and (problem := unpublished(task, context, facts)):
         return problem
-    slots = around.slots_for(task.name, awake)
+    slots = context.slots_for(task.name, awake)
     facts.append(("Slots", in_words(slots)))
     if not any(each.free for each in slots):
-        return _saturated(for_, slots, now, _busy(task, awake, around), len(awake), facts)
+        return _saturated(for_, slots, now, _busy(task, awake, context), len(awake), facts)
     if by_message:
         return published(task, now, facts)
     headline = "Due. A worker has a free slot for it."
@@ -139,11 +139,11 @@ def waiting(task: Task, now: datetime, around: Surroundings) -> Diagnosis:
 
 
 def _unknown(
-    task: Task, now: datetime, around: Surroundings, facts: list[tuple[str, str]]
+    task: Task, now: datetime, context: DiagnosisContext, facts: list[tuple[str, str]]
 ) -> Diagnosis | None:
     """Diagnose a task whose name is unknown to all workers that serve its queue, as after a rename
     of its handler; None if one knows it, or none serves the queue."""
-    serving = around.serving(task.queue)
+    serving = context.serving(task.queue)
     without = [worker for worker in serving if task.name not in worker.handlers]
     if len(without) < len(serving):
         if without:
@@ -211,13 +211,13 @@ def _unfit(task: Task, reason: str, facts: list[tuple[str, str]]) -> Diagnosis:
 
 
 def _busy(
-    task: Task, workers: Sequence[Worker], around: Surroundings
+    task: Task, workers: Sequence[Worker], context: DiagnosisContext
 ) -> list[tuple[int, str, datetime]]:
     """Return the handlers that occupy the slots of ``workers`` that could run ``task``: the number
     of tasks, the handler, and the first claim, the most tasks first."""
     totals: dict[str, tuple[int, datetime]] = {}
     for worker in workers:
-        for name, (count, since) in around.busy.get(worker.name, {}).items():
+        for name, (count, since) in context.busy.get(worker.name, {}).items():
             if worker.kind_of(name) == worker.kind_of(task.name):
                 others, first = totals.get(name, (0, since))
                 totals[name] = others + count, min(first, since)
@@ -278,10 +278,10 @@ def _usually(takes: Mapping[str, HandlerUse], name: str) -> str:
 
 
 def _key_held(
-    task: Task, now: datetime, around: Surroundings, facts: list[tuple[str, str]]
+    task: Task, now: datetime, context: DiagnosisContext, facts: list[tuple[str, str]]
 ) -> Diagnosis:
     key, limit = task.concurrency_key, task.concurrency_limit or 1
-    holders = around.key_holders.get(key, [])
+    holders = context.key_holders.get(key, [])
     why: list[str | Moment] = []
     takes = usual([each.name for each in holders[:NAMED]], now)
     for each in holders[:NAMED]:
@@ -289,7 +289,7 @@ def _key_held(
         start = f"{', ' if why else 'held by '}task:{each.pk} ({each.name}, running for "
         end = f"{_usually(takes, each.name)}{progress})"
         why += [start, Moment(each.acquired_at or now, lasts=True), end]
-    more = around.keys[key] - len(holders[:NAMED])
+    more = context.keys[key] - len(holders[:NAMED])
     if more or not why:
         why.append(f"{' and ' if why else 'held by '}{plural(more, 'other task')}")
     named = ", ".join(sorted({each.holder for each in holders[:NAMED]}))

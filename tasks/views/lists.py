@@ -19,7 +19,7 @@ from tasks.dashboard.exports import RECOVERED, TASKS, VIEW_PAYLOAD
 from tasks.dashboard.forms import TaskFilter, TaskSearch
 from tasks.dashboard.operator_actions import bulk_actions
 from tasks.dashboard.selection import filter_parameters
-from tasks.diagnosis import diagnose, look_around
+from tasks.diagnosis import diagnose, read_context
 
 VIEW = "leasing_tasks.view_task"
 
@@ -82,8 +82,8 @@ def stuck(request: HttpRequest) -> HttpResponse:
         recovered_page = page_of(
             recovered.listed(filters), filters["at"], search=recovered.search_of(filters)
         )
-        around = look_around(stuck_page.rows, now, fresh=not is_live(request))
-        diagnosed = [(task, diagnose(task, now, around)) for task in stuck_page.rows]
+        context = read_context(stuck_page.rows, now, fresh=not is_live(request))
+        diagnosed = [(task, diagnose(task, now, context)) for task in stuck_page.rows]
         return {
             "filters": _filter_chips(form, listing.FILTERS),
             "address": urlencode(parameters),

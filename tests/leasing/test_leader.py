@@ -491,7 +491,7 @@ def test_a_candidate_who_is_not_answered_campaigns_over_another_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(side_connection, "patience", lambda: 0.1)
-    network = Swallowed(monkeypatch, "_say_wanted")
+    network = Swallowed(monkeypatch, "_mark_wanted")
     bob = Lease.objects.acquire("scheduler", holder="bob")
     pauses = iter([0.0] * 99)
     monkeypatch.setattr(leasing_leader, "pauses", lambda **options: pauses)

@@ -557,16 +557,16 @@ def commit_when_awaited(session: OtherSession) -> None:
 @on_postgresql
 def test_one_mark_serves_all_who_wait_and_is_renewed_before_it_ends(database_clock: Any) -> None:
     lease = Lease.objects.acquire("crane:1")
-    Lease.objects.all().home().say_wanted("crane:1")
+    Lease.objects.all().home().mark_wanted("crane:1")
     first = wanted_until(lease)
     assert timedelta(seconds=3 * MAX_PAUSE) < first - database_now("default")
 
     database_clock.advance(0.1)
-    Lease.objects.all().home().say_wanted("crane:1")
+    Lease.objects.all().home().mark_wanted("crane:1")
     assert wanted_until(lease) == first
 
     mark(lease, 2 * MAX_PAUSE - 0.1)
-    Lease.objects.all().home().say_wanted("crane:1")
+    Lease.objects.all().home().mark_wanted("crane:1")
     assert wanted_until(lease) - database_now("default") > timedelta(seconds=3 * MAX_PAUSE)
 
 
@@ -575,7 +575,7 @@ def test_one_mark_serves_all_who_wait_and_is_renewed_before_it_ends(database_clo
 def test_a_mark_is_set_on_the_row_that_is_waited_for_and_no_other() -> None:
     lease, other = Lease.objects.acquire("crane:1"), Lease.objects.acquire("crane:2")
 
-    Lease.objects.all().home().say_wanted("crane:1")
+    Lease.objects.all().home().mark_wanted("crane:1")
 
     assert wanted_until(lease) is not None
     assert wanted_until(other) is None
@@ -589,7 +589,7 @@ def test_who_waits_for_a_lease_waits_for_no_lock_to_say_so(other_session: OtherS
 
     with connection.cursor() as cursor:
         cursor.execute("SET lock_timeout = '1s'")
-        Lease.objects.all().home().say_wanted("crane:1")
+        Lease.objects.all().home().mark_wanted("crane:1")
         cursor.execute("RESET lock_timeout")
 
     other_session.commit()
@@ -602,7 +602,7 @@ def test_the_mark_names_one_who_waits_but_no_campaign_until_the_next_grant() -> 
     lease = Lease.objects.acquire("crane:1")
 
     def named(by: str) -> str:
-        Lease.objects.all().home().say_wanted("crane:1", by)
+        Lease.objects.all().home().mark_wanted("crane:1", by)
         lease.refresh_from_db()
         return lease.wanted_by
 

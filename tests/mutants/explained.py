@@ -70,7 +70,7 @@ EXPLAINED: dict[str, str] = {
         "In the microsecond in which the grace ends, a row that somebody else has locked "
         "is refused instead of tried again."
     ),
-    "leasing.models.lease.LeaseQuerySet.say_wanted: "
+    "leasing.models.lease.LeaseQuerySet.mark_wanted: "
     "wanted_until__lte=after(timedelta(seconds=2 * MAX_PAUSE)) for "
     "wanted_until__lt=after(timedelta(seconds=2 * MAX_PAUSE))": (
         "A mark is renewed a microsecond sooner."

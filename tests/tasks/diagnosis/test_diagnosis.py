@@ -18,7 +18,7 @@ from leasing.diagnosis.base import FLAPPING_WITHIN, Diagnosis
 from leasing.functions import after, database_now
 from leasing.humanize import stamp
 from tasks import registry
-from tasks.diagnosis import diagnose, look_around
+from tasks.diagnosis import diagnose, read_context
 from tasks.models import AttemptOutcome, Queue, Task, TaskAttempt, Worker
 from tasks.payload import OTHER_RELEASE
 from tasks.sample import SLEEP
@@ -722,9 +722,9 @@ def test_many_tasks_are_explained_with_one_look_around() -> None:
 
     tasks.append(flapping())
     with CaptureQueriesContext(connection) as looking:
-        around = look_around(tasks)
+        context = read_context(tasks)
     with CaptureQueriesContext(connection) as queries:
-        answers = [diagnose(task, around=around) for task in tasks]
+        answers = [diagnose(task, context=context) for task in tasks]
 
     # There row locks are looked for, in a savepoint.
     assert len(looking) == (8 if connection.vendor == "postgresql" else 5) and len(queries) == 0

@@ -46,7 +46,7 @@ _PUT_OFF: Final = (AttemptOutcome.RETURNED, AttemptOutcome.SNOOZED)
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class DiagnosisContext:
     """The workers that were seen recently, and their tasks: read once for many diagnoses."""
 
     now: datetime
@@ -112,9 +112,9 @@ class Surroundings:
         return worker is not None and getattr(worker, "state", "") == WorkerState.LIVE
 
 
-def look_around(
+def read_context(
     tasks: Iterable[Task] = (), now: datetime | None = None, *, fresh: bool = True
-) -> Surroundings:
+) -> DiagnosisContext:
     """Read what ``diagnose`` needs in addition to ``tasks``: four queries, and one each if some of
     the tasks were claimed often, were postponed, wait for a key, run with a key, or are late on
     PostgreSQL; two if some run, and a third if their handlers seldom succeed.
@@ -125,30 +125,30 @@ def look_around(
         fresh: False if the answer may be up to SHARED_FOR old.
     """
     tasks = list(tasks)
-    around = shared("surroundings", _everyone, fresh=fresh)
+    context = shared("diagnosis", _everyone, fresh=fresh)
     now = now or database_now(leasing_settings.DATABASE)
     held = [task for task in tasks if task.status == TaskStatus.RUNNING and task.expires_at > now]
     late = [task.pk for task in tasks if task.status == TaskStatus.RUNNING and is_late(task, now)]
     return replace(
-        around,
+        context,
         now=now,
         losses=_losses(tasks),
         put_off=_put_off(tasks, now),
         usual=usual({task.name for task in held}, now),
         lease_waits=_lease_waits({task.holder for task in held}, now),
-        key_holders=holders_of_keys(tasks, around),
+        key_holders=holders_of_keys(tasks, context),
         key_waiters=_key_waiters(tasks),
         locks=row_locks(Task.objects.home().filter(pk__in=late)) if late else {},
         undoing=_undoing(tasks),
     )
 
 
-def holders_of_keys(tasks: Iterable[Task], around: Surroundings) -> dict[str, list[Task]]:
+def holders_of_keys(tasks: Iterable[Task], context: DiagnosisContext) -> dict[str, list[Task]]:
     """Return the tasks that hold the keys for which the ready ones of ``tasks`` wait."""
     keys = {
         task.concurrency_key
         for task in tasks
-        if task.status == TaskStatus.READY and around.keys[task.concurrency_key]
+        if task.status == TaskStatus.READY and context.keys[task.concurrency_key]
     }
     holders: defaultdict[str, list[Task]] = defaultdict(list)
     if keys:
@@ -178,7 +178,7 @@ def _key_waiters(tasks: Iterable[Task]) -> dict[str, Capped]:
     return {key: Capped(counted[f"k{i}"], MAX_WAITING, more) for i, key in enumerate(listed)}
 
 
-def _everyone() -> Surroundings:
+def _everyone() -> DiagnosisContext:
     using = leasing_settings.DATABASE
     present = query_instances((_present, using), _present)
     workers: dict[str, Worker] = {worker.name: worker for worker in present}
@@ -195,7 +195,7 @@ def _everyone() -> Surroundings:
             held[holder][worker.kind_of(name)] += own
             others, first = busy[holder].get(name, (0, since))
             busy[holder][name] = others + own, min(first, since)
-    return Surroundings(
+    return DiagnosisContext(
         now=EPOCH,
         workers=workers,
         held=dict(held),
