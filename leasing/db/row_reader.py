@@ -90,18 +90,17 @@ class Reader:
                         continue
                     for convert in converters:
                         answer[place] = convert(answer[place], column, connection)
-        read = [dict(zip(self._names, answer, strict=False)) for answer in answers]
         if onto is None:
+            read = [dict(zip(self._names, answer, strict=False)) for answer in answers]
             return [instance_of(self._model, self._using, attributes) for attributes in read]
-        found = onto
-        if not len(onto) == len(read) == 1:
-            key = self._names[self.key]
-            by_key = {getattr(row, key): row for row in onto}
-            found = [by_key[attributes[key]] for attributes in read]
-        for row, attributes in zip(found, read, strict=True):
-            for name, value in attributes.items():
+        found = list(onto)
+        if not len(onto) == len(answers) == 1:
+            by_key = {row.pk: row for row in onto}
+            found = [by_key[answer[self.key]] for answer in answers]
+        for row, values in zip(found, answers, strict=True):
+            for name, value in zip(self._names, values, strict=False):
                 setattr(row, name, value)
-        return list(found)
+        return found
 
 
 #: One for all calls that need an equal one.
