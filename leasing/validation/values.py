@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, time
+from itertools import chain
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -150,9 +151,13 @@ def _nul(part: Any) -> str:
 
 def _is_deeper(value: Any, depth: int) -> bool:
     """Return True if ``value``, an object or a list, is nested more than ``depth`` deep."""
-    items = value.values() if isinstance(value, dict) else value
-    inner = [item for item in items if isinstance(item, _CONTAINERS)]
-    return depth < 1 or any(_is_deeper(item, depth - 1) for item in inner)
+    level = [value]
+    for _ in range(depth):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [part for part in chain.from_iterable(inner) if isinstance(part, _CONTAINERS)]
+        if not level:
+            return False
+    return True
 
 
 def key_of(model: type[Model], text: Any) -> Any:
