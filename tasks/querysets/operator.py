@@ -214,7 +214,7 @@ def _make_ready(
     rows, changed = rows._of_one_table(), 0
 
     def write(keys: list[int]) -> tuple[int, list[Task]]:
-        first(rows._everything().filter(demand, pk__in=keys))
+        first(rows._everything().filter(pk__in=keys))
         done = _write_ready(rows, keys, demand, columns)
         ready = rows._everything().filter(pk__in=keys, status=TaskStatus.READY)
         if done:

@@ -62,9 +62,10 @@ def test_a_hash_is_no_secret() -> None:
 def test_an_expired_token_is_not_found(clocks: ManualKeeper) -> None:
     token, secret = issue(expires_at=clocks.now + timedelta(seconds=60))
     clocks.advance(59)
-    assert ApiToken.objects.bearing(secret) == token
+    assert ApiToken.objects.bearing(secret) == ApiToken.objects.usable().get() == token
     clocks.advance(1)
     assert ApiToken.objects.bearing(secret) is None
+    assert not ApiToken.objects.usable()
 
 
 def test_a_revoked_token_is_not_found_and_keeps_the_moment() -> None:

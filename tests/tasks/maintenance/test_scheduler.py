@@ -253,6 +253,8 @@ def test_an_idle_look_is_one_query_and_says_when_to_come_back(
 ) -> None:
     make(every=timedelta(seconds=3))
     make("later")
+    paused = make("paused")
+    Schedule.objects.filter(pk=paused.pk).update(paused_at=DbNow(), next_at=DbNow())
     with queries() as sent:
         assert scheduler.service().step() == 3.0
     assert len(sent()) == 1
