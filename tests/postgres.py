@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 START_TIMEOUT = 60.0
-STOP_TIMEOUT = 10.0
+STOP_TIMEOUT = 30.0
 OPTIONS = {
     "listen_addresses": "",
     "fsync": "off",
