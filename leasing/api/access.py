@@ -1,21 +1,22 @@
 """Decide who may call the API: nobody without permission, unless the site says otherwise.
 
-**Closed** (the default): a signed-in, active user who has the permission of the route, or a token
-with that permission among its scopes. The session's cookie says who the user is; a request that
-changes something proves by Django's CSRF token that the user meant it. A token comes in a header,
-which no page of another site can make a browser send: it is judged alone, whatever cookies come
-with it.
+**Closed** (the default): the API accepts a signed-in, active user who has the permission of the
+route, or a token with that permission among its scopes. The session cookie identifies the user; in
+a request that changes something, Django's CSRF token proves that the user intended it. A token
+comes in a header that no page of another site can make a browser send, so a request with a token
+is judged by the token alone, whatever cookies come with it.
 
-**Compatible**: as well, clients of the public sample service, which have no credentials, from the
-networks in ``API_COMPATIBLE_HOSTS`` and nowhere else. The address is that of the connection, or
-behind a proxy that ``API_TRUSTED_PROXIES`` names the one that this proxy was called from (see
-``leasing.api.networks``). A request that another proxy forwarded is refused: behind one on this
-machine everyone would come from loopback (a proxy that adds no header cannot be told from a
-client: this mode is not for sites behind such a one). So is one that a browser sends for a page of
-another site. Who comes with a session or a token is judged as in the closed mode, here too.
+**Compatible**: the API also accepts clients of the public sample service, which have no
+credentials, but only from the networks in ``API_COMPATIBLE_HOSTS``. The client's address is that of
+the connection; behind a proxy that ``API_TRUSTED_PROXIES`` names, it is the address that called the
+proxy (see ``leasing.api.networks``). A request without credentials is refused if any other proxy
+forwarded it: behind a proxy on this machine, every client would seem to come from loopback. (A
+proxy that adds no header cannot be distinguished from a client: this mode is not for sites behind
+such a proxy.) A request without credentials is also refused if a browser sends it for a page of
+another site. A request with a session or a token is judged as in the closed mode.
 
-A site that is **read-only** refuses every request that would change something, from every client:
-workers that work over HTTP, too.
+A site that is **read-only** refuses every request that would change something, from every client,
+including workers that use HTTP.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from leasing.validation.names import STRANGER
 from leasing.web.access import READ_ONLY, is_read_only
 
 SAFE = ("GET", "HEAD", "OPTIONS")
-#: The same for no credentials and for wrong ones: a hint would help those who guess.
+#: The same text for missing and for wrong credentials: a difference would help those who guess.
 UNKNOWN = "Sign in, or send a valid token."
 
 
 def scope(permission: str) -> str:
-    """Return ``permission``, which tokens can be given as a scope from now on. What a route
-    requires is one already."""
+    """Register ``permission`` as a scope that tokens can have, and return it. ``Access`` registers
+    the permission of a route."""
     add_scope(permission)
     return permission
 
 
 class Access:
-    """Lets those through who have ``permission``; give it to a route as its ``auth``.
+    """Admits clients that have ``permission``; pass it to a route as its ``auth``.
 
-    A permission is a scope of tokens too, by the same name. Raises HttpError: 401 for nobody, 403
-    for the wrong one.
+    A token has the permission if it has a scope of the same name. Raises HttpError: 401 without
+    valid credentials, 403 for a client that may not do this.
     """
 
     def __init__(self, permission: str) -> None:
@@ -66,8 +67,8 @@ class Access:
 
 
 def may(request: HttpRequest, permission: str) -> bool:
-    """Return True if the client of ``request``, whom its route has let in, has ``permission``;
-    one without credentials, in the compatible mode, has every one."""
+    """Return True if the client of ``request``, which its route has admitted, has ``permission``.
+    A client without credentials, in the compatible mode, has every permission."""
     return principal_of(request).may(permission)
 
 
@@ -103,8 +104,8 @@ def _stranger(request: HttpRequest) -> Principal:
         raise HttpError(403, "Requests without credentials are not accepted through this proxy.")
     if address is None or not is_in(address, leasing_settings.API_COMPATIBLE_HOSTS):
         raise HttpError(403, "Requests without credentials are not accepted from this address.")
-    # Asked for each request, since it also refuses names that are not ours: a page of another
-    # site may have its own name point here.
+    # get_host() also refuses host names that are not in ALLOWED_HOSTS: a page of another site may
+    # let its own host name point to this server.
     host = request.get_host()
     origin = request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2] != host:

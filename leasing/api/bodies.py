@@ -117,7 +117,7 @@ _TOO_DEEP = f"The body is nested more than {MAX_DEPTH} levels deep."
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    if len(found) < len(pairs):  # of which a proxy may have read the other
+    if len(found) < len(pairs):  # a proxy may have used the other value
         raise ValueError("an object has a key twice")
     return found
 
@@ -145,7 +145,7 @@ _decode = json.JSONDecoder(
 
 
 def _utc_milliseconds(moment: datetime) -> str:
-    if moment.tzinfo is not UTC:  # as it is where a database answered
+    if moment.tzinfo is not UTC:  # times from a database are in UTC already
         moment = moment.astimezone(UTC)
     return moment.isoformat(timespec="milliseconds")[:-6] + "Z"
 
@@ -177,13 +177,13 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-#: Of a field that takes whole numbers: to JSON 2.0 is one, as 2 is.
+#: For a field that takes whole numbers: JSON does not distinguish 2.0 from 2.
 WHOLE = BeforeValidator(_whole)
 
 
 class Between:
-    """The bounds of a number, of which settings of LEASING give some: as they are now, in requests
-    and in the document.
+    """The bounds of a number. If a bound is a setting of LEASING, requests and the document use the
+    current value of the setting.
 
     Args:
         lowest: The least value, or the name of a setting.
@@ -215,7 +215,7 @@ class Between:
 
 
 class Keywords:
-    """Further keywords of a field in the document, for what is checked elsewhere."""
+    """Adds keywords to a field in the document, for conditions that are checked elsewhere."""
 
     def __init__(self, **keywords: Any) -> None:
         self._keywords = keywords
@@ -227,7 +227,7 @@ class Keywords:
 #: Any text that every supported database stores.
 Text = Annotated[str, Keywords(pattern=r"^[^\x00]*$")]
 
-#: Text that says something: without the spaces around it there is some left.
+#: Text that is not empty after the spaces around it are removed.
 Words = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1),
@@ -277,7 +277,7 @@ class Request(BaseModel):
 
 @cache
 def _names_in(model: type[BaseModel]) -> frozenset[str]:
-    """Return the names by which the fields of ``model`` are given."""
+    """Return the names that a body may use for the fields of ``model``."""
     names: set[str] = set()
     for name, field in model.model_fields.items():
         alias = field.validation_alias
@@ -300,7 +300,7 @@ def rendered(answer: Any) -> HttpResponse:
 
 def as_json(view: Callable[..., Any]) -> Callable[..., HttpResponse]:
     """Return ``view`` with its answer ``rendered``, for all views of a router. ninja itself would
-    make an object of the fields of the model, and text of that."""
+    first convert the model to a dictionary, and then the dictionary to text."""
 
     @wraps(view)
     def answering(request: HttpRequest, **arguments: Any) -> HttpResponse:

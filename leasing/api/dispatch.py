@@ -1,8 +1,8 @@
 """One view for threads and event loops.
 
-Django runs a view that is a coroutine function through an event loop, under WSGI too, where that
-costs more than many a request. So a view of the API is one only when it is called in an event loop:
-there it is run on a thread, and what it waits for is waited for by the loop.
+Django runs a view that is a coroutine function in an event loop, even under WSGI, where that costs
+more than many a request. So a view of the API looks like a coroutine function only inside an event
+loop: there a thread runs the view, and if the view has to wait, the event loop does the waiting.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ View = Callable[..., HttpResponseBase]
 
 
 async def _coroutine_function() -> None:
-    """Show how this Python marks one."""
+    """Show how this version of Python marks a coroutine function."""
 
 
 _MARK: Final[dict[str, Any]] = vars(markcoroutinefunction(_coroutine_function))
 
 
 class Dispatch:
-    """Calls ``view``, which threads run, and completes its answer where it has to wait.
+    """Calls ``view`` on a thread, and completes its answer if the answer has to wait.
 
     Args:
         api: The API, for ``bad_request``.
         view: Answers a request.
-        complete: Answers it with the result of what it waited for, or an error.
+        complete: Answers the request with the result of its wait, or with an error.
     """
 
-    # The API asks for the token itself, of those who come with a session.
+    # Access itself checks the CSRF token, if the request has a session.
     csrf_exempt = True
 
     def __init__(
@@ -84,22 +84,22 @@ class Dispatch:
         try:
             return await sync_to_async(self._complete)(request, outcome)
         finally:
-            error = None  # or it would have itself in its traceback
+            error = None  # breaks the cycle of the error and its traceback
 
     def _begin(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         response = self._view(request, *args, **kwargs)
         if isinstance(response, Waiting):
-            # Django closes those of a request when it ends.
+            # Django would keep the connections open until the request ends.
             for connection in connections.all(initialized_only=True):
-                if not connection.in_atomic_block:  # as in a test of the site's
+                if not connection.in_atomic_block:  # a test of the site may have one open
                     connection.close()
         return response
 
 
 def _end_request_thread() -> None:
-    """End the thread on which Django runs the synchronous parts of this request: it starts another
-    for the next of them. asgiref has no public call for that; if its attributes change, threads
-    stay."""
+    """End the thread on which Django runs the synchronous parts of this request; Django starts
+    another thread for the next synchronous part. asgiref has no public call for this; if its
+    attributes change, the threads stay."""
     with suppress(AttributeError):
         context = SyncToAsync.thread_sensitive_context.get(None)
         if context is None or getattr(context, "_executor", None):

@@ -1,4 +1,4 @@
-"""The OpenAPI document, as far as it is not derived from the routes by ninja."""
+"""The parts of the OpenAPI document that ninja does not derive from the routes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ IF_NONE_MATCH: Final = {
 
 
 def linked(status: int, **links: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``openapi_extra`` of a route, the answer of which has what other operations need.
+    """Return the ``openapi_extra`` of a route whose answer has values that other operations need.
 
     Args:
         status: The status of the answer.
-        links: By the id of an operation its ``parameters`` and ``requestBody``.
+        links: The ``parameters`` and ``requestBody`` of each operation, by its id.
     """
     named = {name: {"operationId": name, **link} for name, link in links.items()}
     return {"responses": {status: {"links": named}}}
@@ -50,7 +50,7 @@ class Document(OpenAPISchema):
         details: dict[str, Any] = super().operation_details(operation)
         parameters, responses = details["parameters"], details["responses"]
         for each in parameters:
-            if each["name"] == "cursor":  # no text but that of an answer is one
+            if each["name"] == "cursor":  # only a cursor from an answer is valid
                 each["schema"]["format"] = "cursor"
         for status in RETRIED & responses.keys():
             responses[status]["headers"] = {"Retry-After": RETRY_AFTER}

@@ -38,8 +38,8 @@ from leasing.web.cursors import InvalidCursor
 
 _AWAY = "The database is not reachable. Try again later."
 
-#: The status and the text of each error; an empty text is the error's own. An error that is in no
-#: line, nor any of its base classes, is a fault of this package: 500.
+#: The status and the text of each error; empty: the text of the error itself. An error is a fault
+#: of this package (500) if neither its class nor a base class is in this table.
 ERRORS: dict[type[Exception], tuple[int, str]] = {
     LeaseHeld: (409, ""),
     LeaseLost: (409, ""),
@@ -59,26 +59,26 @@ AWAY = (OperationalError, InterfaceError)
 #: After how many seconds to try again when the database is away.
 RETRY_AFTER = 1
 
-#: No answer is kept: each is of one client and one moment.
+#: No cache may store an answer: each answer is for one client and one moment.
 NEVER_STORED = "max-age=0, no-cache, no-store, must-revalidate, private"
 
-#: Documents of an API that are kept: below a path with parameters there is one for each value,
-#: which clients choose.
+#: Maximum number of cached documents of an API: below a path with parameters there is one document
+#: for each value, and clients choose the values.
 MAX_DOCUMENTS = 16
 
-#: Statuses of requests with a body that is not what was asked for.
+#: Statuses of requests whose body is invalid, too large or not JSON.
 BAD_BODY = (400, 413, 415)
 
 
 def answers(good: dict[int, Any], *bad: int) -> dict[int, Any]:
-    """The answers of a route for the OpenAPI document: ``good`` ones by status with their
-    model, the statuses of ``bad`` ones, and those that every route may give."""
+    """Return the answers of a route for the OpenAPI document: the models of ``good`` answers by
+    status, and the error of the ``bad`` statuses and of those that every route may return."""
     return {**dict.fromkeys((401, 403, *bad, 503), Error), **good}
 
 
 def refusal_of(error: Exception) -> tuple[int, str] | None:
-    """Return the status and the text with which one item of a batch is refused by ``error``; None
-    where the error is about the whole request: the database is away, or there is a fault."""
+    """Return the status and the text of ``error`` for one item of a batch; None if the error is
+    about the whole request: the database is not reachable, or this package has a fault."""
     if isinstance(error, HttpError):
         return error.status_code, str(error)
     for kind in type(error).__mro__:
@@ -97,13 +97,13 @@ class LeasingAPI(NinjaAPI):
         urlpatterns = [path("api/", api.urls)]
 
     Every error is ``{"error": "..."}``. Bodies are JSON objects. Access is closed by default:
-    a route that does not say who may call it is for those who may change leases. ``openapi.json``
-    and its page ``docs`` are served to those who may see leases. Arguments are those of NinjaAPI.
-    Views that a site adds are plain functions.
+    a route without ``auth`` requires the permission to change leases. ``openapi.json`` and its page
+    ``docs`` require the permission to see leases. Arguments are those of NinjaAPI. Views that a
+    site adds must be plain functions.
     """
 
     def __init__(self, **options: Any) -> None:
-        given: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "title": "Leases and tasks",
             "urls_namespace": "leasing-api",
             "docs": DocumentPage(),
@@ -111,7 +111,7 @@ class LeasingAPI(NinjaAPI):
             "auth": Access("leasing.change_lease"),
             "parser": BodyParser(),
         }
-        super().__init__(**(given | options))
+        super().__init__(**(defaults | options))
         self._documents: dict[tuple[str, int], Document] = {}
         setting_changed.connect(self._forget_documents)
 
@@ -146,7 +146,7 @@ class LeasingAPI(NinjaAPI):
             if len(self._documents) >= MAX_DOCUMENTS:
                 self._documents.clear()
             self._documents[made_for] = document
-        # A copy, which whoever overrides this may change.
+        # A copy: a method that overrides this one may change it.
         return copy.deepcopy(document, {id(self): self})
 
     def _forget_documents(self, **kwargs: Any) -> None:
@@ -174,8 +174,8 @@ class LeasingAPI(NinjaAPI):
         return self.refuse(request, 404, "There is no such address.")
 
     def _guarded(self, view: View) -> View:
-        """``view`` with everything that goes wrong told in our words, and outside of
-        transactions: a lease cannot be taken in one (see LeaseInTransaction)."""
+        """Return ``view`` with all its errors answered in the format of this API, and outside of
+        transactions: no lease can be acquired inside of one (see LeaseInTransaction)."""
 
         def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             try:
@@ -194,7 +194,7 @@ class LeasingAPI(NinjaAPI):
 
         Args:
             request: The client's request.
-            outcome: Returns what the view would have, or raises.
+            outcome: Returns the answer that the view would have returned, or raises its error.
         """
         try:
             answer = outcome()
@@ -226,7 +226,7 @@ class LeasingAPI(NinjaAPI):
         if isinstance(error, ValidationError):
             return self.refuse(request, 400, _what_is_wrong(error))
         if isinstance(error, HttpError) and isinstance(error.__cause__, HttpError):
-            # What the parser raised comes wrapped into ninja's own words.
+            # ninja wraps an error of the parser into one with a text of its own.
             error = error.__cause__
         reason = unapplied_reason_of(error) if isinstance(error, DatabaseError) else ""
         if reason:
@@ -268,8 +268,9 @@ def try_again_in(response: HttpResponseBase, seconds: float) -> None:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Answer what a middleware refused before any view, such as an unknown Host: in JSON below an
-    API, as Django does elsewhere. Set it as ``handler400`` of the root URLconf."""
+    """Answer a request that a middleware refused before any view ran, such as one with an unknown
+    Host: in JSON below the path of an API, as Django does elsewhere. Set this function as
+    ``handler400`` of the root URLconf."""
     try:
         view = resolve(request.path_info, getattr(request, "urlconf", None)).func
     except Resolver404:
@@ -292,8 +293,8 @@ def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpRespo
 
 
 def _unless_known(request: HttpRequest, response: Any) -> HttpResponseBase:
-    """Return ``response`` with a tag of its content; 304 without content if the client sends the
-    tag of the same."""
+    """Return ``response`` with the ETag of its content; 304 without content if the client sends the
+    same ETag."""
     tag = f'"{blake2b(response.content, digest_size=16).hexdigest()}"'
     response.headers["ETag"] = tag
     known: HttpResponseBase | None = get_conditional_response(request, tag, None, response)
@@ -310,7 +311,7 @@ def _what_is_wrong(error: ValidationError) -> str:
 
 
 def _field_of(place: tuple[str | int, ...]) -> str:
-    """Return the name of a field, with those of the values that it is in: ``leases.0.resource``."""
+    """Return the path of a field: ``leases.0.resource``."""
     source, *inner = place
-    # Of a body the name of the view's argument follows.
+    # In a body, the name of the view's argument precedes the path.
     return ".".join(map(str, inner[1:] if source == "body" else inner)) or str(source)

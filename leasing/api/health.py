@@ -36,12 +36,12 @@ def readyz(request: HttpRequest) -> Notice | HttpResponse:
 
 
 def told(request: HttpRequest, readiness: Readiness) -> Notice | HttpResponse:
-    """Return the answer to a probe: ``readiness``, whose error is for the log alone."""
+    """Return the answer to a probe: ``readiness``. Only the log gets the database's error."""
     if not readiness.missing:
         return Notice(message="ok")
     response = rendered(Status(503, Error(error=readiness.missing)))
     try_again_in(response, RETRY_AFTER)
-    # Each probe of an outage would be an error of Django's otherwise.
+    # Otherwise Django would log an error for each probe during an outage.
     why = f"{readiness.missing} {readiness.error}".rstrip()
     log_response("Not ready: %s", why, response=response, request=request, level="warning")
     return response

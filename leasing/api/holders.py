@@ -1,8 +1,8 @@
 """Routes of holders of named leases: acquire, renew, release.
 
-A request of a holder is judged by its ``lease_key``: see ``keys``. In the compatible mode, whose
-clients have none, the holder's name alone finds the term that a request is about. What is then
-done, is done with the grant of the row that was found.
+A request of a holder is judged by its ``lease_key``: see ``keys``. Clients in the compatible mode
+have no key, so the holder's name alone finds the term that their request is about. Either way, the
+verb then acts for the grant of the row that was found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from leasing.api.errors import BAD_BODY, answers, refusal_of
 from leasing.api.keys import IDEMPOTENT, check_lease_key, request_id
 from leasing.api.principals import principal_of
 
-# GET and POST of /leases are one address, and so of one router.
+# GET and POST of /leases have one path, so they must be on one router.
 from leasing.api.routes import router
 from leasing.api.schemas import (
     Acquire,
@@ -43,13 +43,13 @@ from leasing.store import Renewal, Renewals
 from leasing.validation.names import check_name
 from leasing.validation.terms import Terms
 
-#: The beginnings of names of leases that nobody takes through these routes: those of tasks, and
-#: those of this site itself. So are the kinds of rows that can be leased, see ``check_resource``.
+#: Prefixes of names that no client can lease through these routes: those of tasks, and those of
+#: this site itself. The kinds of leasable rows are reserved too: see ``check_resource``.
 RESERVED = (TASKS, "leasing_tasks.")
 
 may_change = Access("leasing.change_lease")
 
-#: The links of an answer that tells a lease_key, and of one that shows a lease.
+#: The links of an answer that has a lease_key, and of one that shows a lease.
 _TERM = {name: f"$response.body#/{name}" for name in ("resource", "holder", "lease_key")}
 _ID = {"lease_id": "$response.body#/id"}
 OF_TERM: dict[str, dict[str, Any]] = {
@@ -144,8 +144,8 @@ def release(term: Term, lease: Lease) -> None:
     """Give back ``lease``, which ``term`` proves."""
     with lost_is(term):
         if lease.released_at is not None:
-            # Only the ledger tells a revocation from a release: the row has the token that the
-            # revocation raised, and the key does not have that of the grant.
+            # Only the ledger distinguishes a revocation from a release: the row has the token that
+            # the revocation raised, and the lease_key does not contain the token of the grant.
             events = LeaseEvent.objects.about(lease)
             if events.filter(kind="revoked", grant_id=lease.grant_id).exists():
                 raise LeaseLost(lease.resource, "it was revoked")
@@ -153,8 +153,8 @@ def release(term: Term, lease: Lease) -> None:
 
 
 def _renewed_together(term: Term, lease: Lease, renewals: Renewals) -> GrantOut:
-    """Return the answer for ``lease``, which was among those that ``renewals`` tells of. One that
-    somebody had locked is renewed alone, which waits for the lock."""
+    """Return the answer for ``lease`` from the ``renewals`` of its batch. If its row was locked,
+    ``renewals`` does not contain the lease; it is then renewed alone, which waits for the lock."""
     renewal: Renewal | None = renewals.renewed.get(lease.pk)
     if renewal is not None:
         now = renewal.expires_at - timedelta(seconds=renewal.remaining)
@@ -170,7 +170,7 @@ def _renewed_together(term: Term, lease: Lease, renewals: Renewals) -> GrantOut:
 
 @contextmanager
 def _refused_alone(results: dict[int, Renewed], number: int) -> Iterator[None]:
-    """Answer the item ``number`` of a batch with the error of the block."""
+    """If the block is refused, store its error as the result of item ``number`` of a batch."""
     try:
         yield
     except Exception as error:
@@ -187,8 +187,8 @@ def term_of(request: HttpRequest, term: Term) -> Lease:
 
 
 def judged(term: Term, lease: Lease | None) -> Lease:
-    """Return ``lease``, which has the name in ``term``, if it is proven by its key, or without one
-    by the name of its holder.
+    """Return ``lease``, which has the name in ``term``, if ``term`` has its key, or has no key but
+    the name of its holder.
 
     Raises HttpError 409 if the key is wrong, 404 if the holder has no such lease, and
     InvalidResource.
@@ -206,8 +206,8 @@ def judged(term: Term, lease: Lease | None) -> Lease:
 
 @contextmanager
 def lost_is(term: Term) -> Iterator[None]:
-    """Answer the loss of a term that was found by the holder's name with 404, as the sample does;
-    who has proven the term learns of it by 409."""
+    """If the block loses a term that was found by the holder's name, answer 404, as the sample
+    does; a client that has proven the term gets 409."""
     try:
         yield
     except LeaseLost as loss:
@@ -218,7 +218,8 @@ def lost_is(term: Term) -> Iterator[None]:
 
 def check_resource(request: HttpRequest, resource: str) -> None:
     """Raise HttpError 409 if ``resource`` is the name of another model's lease, 403 if the client
-    may not use it. Logs, the ledger and ids call the lease of a row "task:17", after its kind."""
+    may not use it. In logs, the ledger and ids, the name of a row's lease begins with the kind of
+    the row: "task:17"."""
     principal_of(request).check_resource(resource)
     kind, colon, _ = resource.partition(":")
     if resource.startswith(RESERVED) or (colon and kind in lease_kinds().values()):

@@ -1,16 +1,18 @@
 """Proofs of terms over HTTP: the key of a grant, and requests that may be sent again.
 
-**The lease key** is told with a grant and with its renewals, and nowhere else. It is Django's
-signature of model, key and grant, so nothing is stored, and what was signed with one of
-SECRET_KEY_FALLBACKS is accepted. Whoever sends it acts for that grant, by whatever name: a key of
-an earlier grant, of another row, or of nobody is refused in the same words. In the closed mode
-every verb that acts for a holder demands it.
+**The lease key** is sent only in the answers to a grant and to its renewals. It is Django's
+signature of the model, the primary key and the grant, so nothing is stored; a signature that was
+made with one of SECRET_KEY_FALLBACKS is accepted. A client that sends the lease key acts for that
+grant, whatever holder it names. The key of an earlier grant, the key of another row and an invented
+key are refused with the same text. In the closed mode, every verb that acts for a holder requires
+the lease key.
 
-**The Idempotency-Key**, a UUID in a header, makes the id of the grant, together with the client and
-the body. The same request sent again finds its own grant on the row and is answered the same: a
-lost answer is no lost lease. Once the grant has ended, the request is refused instead of granted
-again, because it may be an old one that was held up on its way; the row remembers that until its
-next grant. A claim of tasks has no row of its own: ``tasks.querysets.claim_key`` remembers its key.
+**The Idempotency-Key** is a UUID in a header. The id of the grant is computed from it, the client,
+the path and the body. When the same request is sent again, it finds its own grant on the row and
+gets the same answer: a lost answer does not lose the lease. Once the grant has ended, the request
+is refused instead of granted again, because it may be an old request that was delayed on its way;
+the row stores the id for this until its next grant. A claim of tasks has no row of its own:
+``tasks.querysets.claim_key`` stores its key.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 WRONG_KEY: Final = "The lease_key is not that of the current grant."
 
 
-def _demanded(lease_key: str | None, info: ValidationInfo) -> str | None:
+def _required(lease_key: str | None, info: ValidationInfo) -> str | None:
     if lease_key is not None:
         return lease_key
     assert info.context is not None  # the API validates the bodies of requests
@@ -60,8 +62,8 @@ def _document_key(schema: dict[str, Any], model: type[BaseModel]) -> None:
     document_fields(schema, model)
     closed = leasing_settings.API_ACCESS != "compatible"
     for name in ("holder", "processor", "lease_key"):
-        demanded = (name == "lease_key") == closed
-        if demanded and name in schema["properties"]:
+        required = (name == "lease_key") == closed
+        if required and name in schema["properties"]:
             known = schema["properties"][name]
             (kind, _) = known.pop("anyOf", (known, None))
             schema["properties"][name] = {**known, **kind}
@@ -73,7 +75,7 @@ class HoldersRequest(Request):
 
     model_config = ConfigDict(json_schema_extra=_document_key)
 
-    lease_key: Annotated[str | None, AfterValidator(_demanded)] = Field(
+    lease_key: Annotated[str | None, AfterValidator(_required)] = Field(
         None,
         validate_default=True,
         repr=False,
@@ -108,7 +110,7 @@ def term_shown(row: Leasable, now: datetime) -> dict[str, Any]:
 
     Args:
         row: The row, which the client of the request holds.
-        now: The database's clock when it was written: ``row.now`` after a grant,
+        now: The database's clock when the row was written: ``row.now`` after a grant,
             ``row.renewed_at`` after a renewal.
     """
     row.now = now
@@ -128,12 +130,12 @@ def lease_key_of(row: Leasable) -> str:
 
 
 def check_lease_key(row: Leasable | None, lease_key: str) -> None:
-    """Raise HttpError 409 unless ``lease_key`` is that of the current grant of ``row``. None, a row
-    that is not there, takes as long and is told the same."""
+    """Raise HttpError 409 unless ``lease_key`` is that of the current grant of ``row``. If there is
+    no such row (None), the refusal takes as long and is the same."""
     signed = str(uuid.uuid4()) if row is None or row.grant_id is None else _signed(row)
     sent, secrets = lease_key.encode(), (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     keys = [_signature(secret, signed) for secret in secrets]
-    if not sum([hmac.compare_digest(key, sent) for key in keys]):  # all, found or not
+    if not sum([hmac.compare_digest(key, sent) for key in keys]):  # compare all, in constant time
         raise HttpError(409, WRONG_KEY)
 
 
@@ -142,7 +144,7 @@ def _signed(row: Leasable) -> str:
 
 
 def _signature(secret: str | bytes, signed: str) -> bytes:
-    # A batch has hundreds: a Signer derives its key for each of them.
+    # A batch has hundreds of signatures, and a Signer derives its key anew for each.
     mac = _keyed(secret).copy()
     mac.update(signed.encode())
     return urlsafe_b64encode(mac.digest()).rstrip(b"=")
@@ -150,39 +152,39 @@ def _signature(secret: str | bytes, signed: str) -> bytes:
 
 @lru_cache(maxsize=16)
 def _keyed(secret: str | bytes) -> hmac.HMAC:
-    """Return what signs nothing yet with the key that Django's signing derives from ``secret`` for
-    the salt of lease keys. To copy it takes half the time of the same with the key."""
+    """Return an HMAC, of no data yet, with the key that Django's signing derives from ``secret``
+    for the salt of lease keys. To copy it takes half the time of making one from the key."""
     key = hashlib.sha256(f"{_SALT}signer".encode() + force_bytes(secret)).digest()
     return hmac.new(key, digestmod="sha256")
 
 
 def request_id(request: HttpRequest, body: BaseModel) -> uuid.UUID | None:
     """Return the ``request_id`` of terms for a ``request`` with the header Idempotency-Key; None
-    without one. Another client, address or ``body`` has another, but for the seconds that it waits.
-    Raises HttpError 400."""
-    given = _key_of(request)
-    if given is None:
+    without the header. Another client, method, path or ``body`` has another id; the ``wait`` of the
+    body makes no difference. Raises HttpError 400."""
+    key = _key_of(request)
+    if key is None:
         return None
-    asked = body.model_dump(mode="json", exclude={"wait"})
-    return _digest(caller(request), request.method, request.path, given, asked)
+    fields = body.model_dump(mode="json", exclude={"wait"})
+    return _digest(caller(request), request.method, request.path, key, fields)
 
 
 def wait_id(request: HttpRequest) -> uuid.UUID | None:
     """Return the id of the wait of a ``request`` with the header Idempotency-Key; None without one.
     The same client has the same one for every request with this key to the same address. Raises
     HttpError 400."""
-    given = _key_of(request)
-    return None if given is None else _digest(caller(request), "wait", request.path, given)
+    key = _key_of(request)
+    return None if key is None else _digest(caller(request), "wait", request.path, key)
 
 
 def _key_of(request: HttpRequest) -> str | None:
-    given = request.META.get("HTTP_IDEMPOTENCY_KEY")
-    if given is None:
+    key = request.META.get("HTTP_IDEMPOTENCY_KEY")
+    if key is None:
         return None
-    given = given.strip().removeprefix('"').removesuffix('"')
-    if not _UUID.fullmatch(given):
+    key = key.strip().removeprefix('"').removesuffix('"')
+    if not _UUID.fullmatch(key):
         raise HttpError(400, f"{HEADER} must be a UUID.")
-    return str(given.lower())
+    return str(key.lower())
 
 
 def _digest(*parts: Any) -> uuid.UUID:
@@ -207,7 +209,7 @@ def documented(description: str, *, required: bool = False) -> dict[str, Any]:
     return {"parameters": [parameter]}
 
 
-#: That of a route whose requests may be sent again.
+#: The ``openapi_extra`` of a route whose requests may be sent again.
 IDEMPOTENT: Final = documented(
     "A UUID that the client makes for each request and sends again with it: a repetition is "
     "answered with the grant of the first."

@@ -1,6 +1,6 @@
-"""Routes of one lease, by its id: "17" is a named one, "task:17" that of a task.
+"""Routes of one lease, by its id: "17" is a named lease, "task:17" the lease of a task.
 
-They follow the other routes of leases, whose addresses look like those of a lease.
+These routes are registered after the other routes of leases, whose paths look like that of a lease.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from leasing.api.access import Access, caller
 from leasing.api.bodies import Notice
 from leasing.api.errors import BAD_BODY, answers
 
-# After its routes, and for the same leases.
+# This import registers the routes of holders before those below.
 from leasing.api.holders import may_change, release, term_of
 from leasing.api.lists import At, Limit, Source, page_at
 from leasing.api.principals import principal_of
@@ -83,7 +83,7 @@ def find(request: HttpRequest, lease_id: str) -> Leasable:
         row = find_row(lease_id)
         every = rows_of(type(row))
         seen = principal_of(request).leases(every)
-        # 1_7 is 17 to Python.
+        # Python reads 1_7 as 17, too.
         if row.lease_id == lease_id and (seen is every or seen.filter(pk=row.pk).exists()):
             return row
     raise Http404("There is no such lease.")

@@ -1,9 +1,9 @@
 """Pages of the lists: ``limit`` rows, and the cursor of the next page.
 
-The cursor says behind which row of each source the next page begins, so that rows that come
-meanwhile neither repeat a row nor hide one, and the thousandth page costs what the first costs. A
-list whose condition no index serves looks through REACH rows a page: such a page may have fewer
-rows than its limit, even none, and still a next one.
+The cursor names the row of each source after which the next page begins. So rows that are added in
+the meantime neither repeat a row nor hide one, and the thousandth page costs as much as the first.
+A list with a condition that no index serves examines REACH rows for a page: such a page may have
+fewer rows than its limit, even none, and still be followed by another page.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ At = Annotated[
     ),
 ]
 
-#: Among how many rows one page of a search looks: a fifth of what a page for people does. Programs
-#: follow ``next`` by themselves, and a page that finds nothing in a large table takes about as long
-#: as one that has looked at all of a thousand rows.
+#: The number of rows that one page of a search examines: a fifth of the number for a page that
+#: people read. Programs follow ``next`` by themselves, and a page that finds nothing in a large
+#: table takes about as long as one that has examined all of a thousand rows.
 REACH = 2_000
 
 __all__ = ["At", "Limit", "Page", "Source", "list_route", "page_at"]
@@ -83,15 +83,15 @@ class Source(Generic[Record]):
 def list_route(
     router: Router, path: str, auth: Access, page: type[BaseModel], **links: dict[str, Any]
 ) -> Callable[[View], View]:
-    """Register a view that lists rows, a page at a time. In the document its answer leads to the
-    next page.
+    """Register a view that lists rows, a page at a time. In the document, its answer has a link to
+    the next page.
 
     Args:
         router: The router.
         path: The path of the list.
-        auth: Who may see it.
+        auth: The permission to see the list.
         page: The model of a page.
-        links: What else its answer leads to: see ``linked``.
+        links: Further links of its answer: see ``linked``.
     """
 
     def register(view: View) -> View:
@@ -116,15 +116,15 @@ def page_at(
         at: The cursor of the page; empty: the first page.
         limit: The number of rows, at most.
         sources: Rows of different models or states, each in its order.
-        merged_by: Returns of a row what several sources are merged by, the greatest first. The
-            order of each is that, or it is the same for all its rows.
+        merged_by: Returns the value of a row by which several sources are merged, the greatest
+            first. Each source is in the order of this value, or has one value in all its rows.
     """
     _begin(sources, at)
     pages = [
         page_of(each.rows, each._begin, limit, each.order, each.search, reach=REACH)
         for each in sources
     ]
-    # Of each source from its beginning: what is left of it begins the next page.
+    # The page takes the first rows of each source; the next page begins with the others.
     numbered = ([(row, n) for row in page.rows] for n, page in enumerate(pages))
     key = None if merged_by is None else lambda each: merged_by(each[0])
     shown = list(islice(heapq.merge(*numbered, key=key, reverse=True), limit))
@@ -140,7 +140,7 @@ def page_at(
             last = cursor_of(mine[-1], source.order) if mine else source._begin
             behind = Cursor.decode(page.older) if page.older else last
         cursors.append(behind)
-    # One place for each source, empty for one that is at its beginning.
+    # One part for each source; an empty part means the beginning of the source.
     following = ".".join(each.encode() if each else "" for each in cursors)
     return [row for row, _ in shown], None if is_last else following
 

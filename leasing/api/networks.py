@@ -1,7 +1,7 @@
 """The address that a request was sent from, behind proxies too.
 
-Anybody can send ``X-Forwarded-For``. Each proxy adds the address it was called from at the end, so
-the header is read from there, and only as far as those wrote it that API_TRUSTED_PROXIES names::
+Anybody can send ``X-Forwarded-For``. Each proxy appends the address that called it. So the header
+is read from its end, and only as far as proxies that API_TRUSTED_PROXIES names have written it::
 
     X-Forwarded-For: 127.0.0.1, 203.0.113.7, 10.0.0.2      the connection is from 10.0.0.3
                      ^ claimed  ^ the client  ^ trusted                           ^ trusted
@@ -18,14 +18,14 @@ from leasing.conf import UNIX_SOCKET, leasing_settings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: Headers of proxies, or their beginnings: a request with one was passed on, or pretends to be.
-#: Many a proxy is told to send X-Forwarded-Proto and nothing else.
+#: Headers of proxies, or their prefixes: a request with one was forwarded, or pretends to be. Many
+#: proxies are configured to send X-Forwarded-Proto and nothing else.
 FORWARDED = ("forwarded", "x-forwarded-", "x-real-ip", "via")
 
 
 def client_address(request: HttpRequest) -> Address | None:
-    """Return the address of the client of ``request``; None if it cannot be told: a proxy that is
-    trusted does not say it, or one that is not trusted forwarded the request."""
+    """Return the address of the client of ``request``; None if it is unknown: a trusted proxy does
+    not send it, or a proxy that is not trusted forwarded the request."""
     trusted = leasing_settings.API_TRUSTED_PROXIES
     peer = request.META.get("REMOTE_ADDR") or ""
     if not _is_trusted(peer, trusted):

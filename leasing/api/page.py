@@ -19,7 +19,7 @@ from leasing.api.document import TOKEN
 
 #: The order of methods in a group of operations of one address.
 METHODS: Final = ("get", "post", "put", "delete")
-#: Bounds of a value, as they are told behind its type.
+#: The keywords for the bounds of a value, and the unit that is shown with them.
 LENGTHS: Final = (("minLength", "maxLength", "characters"), ("minItems", "maxItems", "items"))
 
 
@@ -28,7 +28,7 @@ class DocumentPage(DocsBase):
 
     def render_page(self, request: HttpRequest, api: NinjaAPI, **kwargs: Any) -> HttpResponse:
         """Answer the page of the document of ``api``."""
-        # As a client reads it: with texts for keys, and without what Python alone knows.
+        # Through JSON, so that the page reads what a client reads: keys are strings, for example.
         document = json.loads(json.dumps(api.get_openapi_schema(path_params=kwargs), default=str))
         shown = {
             "api": document["info"],
@@ -125,7 +125,8 @@ def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 
 
 def _name_of(schema: dict[str, Any]) -> str:
-    """Return the name of the one schema that ``schema`` is, has items of, or is among others."""
+    """Return the name of the one schema to which ``schema``, its items or one of its alternatives
+    refers; empty if there is none, or more than one."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     inner = [schema.get("items"), *schema.get("anyOf", ()), *schema.get("allOf", ())]
@@ -163,16 +164,16 @@ def _bounds(lowest: Any, highest: Any, before: str, after: str) -> str:
 
 
 def _example(method: str, address: str, schema: dict[str, Any], *, is_closed: bool) -> str:
-    """Return a command line that asks for ``address``, with the fields that have an example."""
+    """Return a curl command for ``address``, with the required fields that have an example."""
     parts = ["curl" if method == "get" else f"curl -X {method.upper()}", address]
     if is_closed:
         parts.append("-H 'Authorization: Bearer TOKEN'")
     if schema:
-        wanted = schema.get("required", ())
+        required = schema.get("required", ())
         body = {
             name: each["examples"][0]
             for name, each in schema.get("properties", {}).items()
-            if name in wanted and "examples" in each
+            if name in required and "examples" in each
         }
         parts += ["-H 'Content-Type: application/json'", f"-d '{json.dumps(body)}'"]
     return " \\\n  ".join(parts)

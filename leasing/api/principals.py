@@ -4,10 +4,10 @@
 |---|---|---|
 | a user | a session, and for changes Django's CSRF token | what its permissions say |
 | a token | ``Authorization: Bearer ...`` | its scopes, on its resources and queues |
-| a stranger | nothing, in the compatible mode, from near | everything |
+| a stranger | nothing, in the compatible mode, from API_COMPATIBLE_HOSTS | everything |
 
-``Access`` finds out who it is; a route asks ``principal_of(request)`` for more: whether a name or a
-queue is covered, and which rows of a list are.
+``Access`` identifies the client; a route then finds out from ``principal_of(request)`` whether the
+client may use a name or a queue, and which rows of a list it may see.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ class Token(Principal):
     def leases(self, rows: Rows) -> Rows:
         prefix = self.token.prefix
         if rows.model is not Lease:
-            # Their names do not begin with it: they come from the model and the key.
+            # Names of rows come from the model and the primary key: none begins with the prefix.
             return rows.none() if prefix else self.tasks(rows)
         if not prefix:
             return rows
-        # An index serves the first condition, which ignores case on SQLite.
+        # An index serves the first condition; the second is exact where SQLite ignores case.
         beginning = Exact(Left(F("resource"), len(prefix)), Value(prefix))
         return rows.filter(Q(resource__startswith=prefix), beginning)
 
@@ -135,12 +135,12 @@ def _has_queue(model: Any) -> bool:
 
 
 def let_in(request: HttpRequest, principal: Principal) -> Principal:
-    """Note that ``request`` is of ``principal``."""
+    """Record ``principal`` as the sender of ``request``, and return it."""
     request.leasing_principal = principal  # type: ignore[attr-defined]
     return principal
 
 
 def principal_of(request: HttpRequest) -> Principal:
-    """Return who sent ``request``, whom its route has let in."""
+    """Return the sender of ``request``, which its route has admitted."""
     principal: Principal = request.leasing_principal  # type: ignore[attr-defined]
     return principal

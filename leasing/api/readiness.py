@@ -1,12 +1,12 @@
 """Readiness of this process: its database answers, and all migrations are applied.
 
-Probes ask often, and nobody has to sign in for the answer. So requests share one that is a second
-old, one of them at a time asks the database, and none waits for a database that hangs: the
-connection is a private one on a thread of its own. While a question is not answered, no other is
-asked, so that an outage costs one thread: the question ends with the connection
-(``leasing.db.connection_watchdog``), or with what keeps that from being opened. Not every driver's
-connections can be cut off, and one that hangs for good must not hide that the database is back:
-after a minute another question is asked.
+Probes are frequent, and need no credentials. So requests share an answer for a second, only one
+request at a time queries the database, and no request waits for a database that hangs: the query
+uses a private connection on a thread of its own. While a query is not answered, no other is sent,
+so that an outage costs one thread. The query ends with its connection (see
+``leasing.db.connection_watchdog``), or when the attempt to open the connection ends. Not every
+driver's connections can be cut off, and a connection that hangs for good must not hide that the
+database is back: after a minute, another query is sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from leasing.runtime.clock import system_clock
 
 #: Seconds in which the database has to answer.
 ANSWER_WITHIN = 2.0
-#: Seconds after which a question without an answer no longer keeps another from being asked.
+#: Seconds after which a query without an answer no longer prevents another query.
 FORGOTTEN_AFTER = 60.0
 #: Seconds for which requests share an answer.
 SHARED_FOR = 1.0
@@ -56,12 +56,12 @@ class Probe:
         self._ask, self._clock, self._answer_within = ask, clock, answer_within
         self._reading = threading.Lock()
         self._latest = Readiness("")
-        #: The connection of the latest question.
+        #: The connection of the latest query.
         self._question: SideConnection | None = None
         self._read_at = self._asked_at = float("-inf")
 
     def read(self) -> Readiness:
-        """Return the state of this process, soon in any case."""
+        """Return the state of this process, even if the database hangs."""
         with self._reading:
             if self._clock() - self._read_at >= SHARED_FOR:
                 self._latest = self._read()
@@ -83,5 +83,5 @@ class Probe:
             return Readiness(away, str(error).strip())
 
 
-#: That of this process.
+#: The probe of this process.
 probe = Probe()

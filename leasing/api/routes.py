@@ -1,9 +1,8 @@
 """Routes that show leases, as clients of the public sample service know them.
 
-A lease is shown with ``created_at`` the moment of its latest grant, which a new grant of the
-same resource moves on while the id stays. In addition to the named leases the lists show those
-of every other leasable model, under ids such as ``task:17``; they are taken and given back by the
-verbs of their own routes.
+``created_at`` of a lease is the time of its latest grant: a new grant of the same resource changes
+it, but not the id. In addition to the named leases, the lists show those of every other leasable
+model, under ids such as ``task:17``; they are acquired and released through routes of their own.
 """
 
 from __future__ import annotations
@@ -99,7 +98,8 @@ def leases_in(request: HttpRequest, state: str, cursor: str, limit: int) -> Leas
 
 
 def source_of(rows: Any, state: str) -> Source[Leasable]:
-    """Return those of ``rows``, of one model, in ``state``, in the order that an index has."""
+    """Return those of ``rows`` that are in ``state``, in an order that an index serves. All
+    ``rows`` are of one model."""
     model: type[Leasable] = rows.model
     order = Order(model.listing.by, parts=model.listing.parts)
     if state == "all":
@@ -112,6 +112,6 @@ def source_of(rows: Any, state: str) -> Source[Leasable]:
 
 
 def granted_at(row: Leasable) -> datetime:
-    """Return the moment of the latest grant of ``row``; of one that nobody has had yet, that at
-    which it was made."""
+    """Return the time of the latest grant of ``row``; if ``row`` was never granted, the time of its
+    creation."""
     return row.acquired_at or getattr(row, "created_at", None) or EPOCH

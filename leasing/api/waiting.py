@@ -1,17 +1,17 @@
 """Requests that wait: for a lease that is held, or for a task to become ready.
 
-The wait is bounded by API_MAX_WAIT, and ended early by what wakes its steps. So is the number of
-requests that wait in a process: one that finds no place is answered at once, as if its wait had
-ended, with Retry-After.
+API_MAX_WAIT bounds the wait, which ends early when its steps are woken. The number of waiting
+requests of a process is bounded too: a request that finds no free place is answered at once, as if
+its wait had ended, with Retry-After.
 
 Under WSGI a wait takes a thread, and if all threads of a process waited, nobody would be answered,
 not even the request that ends the wait. So only API_WAITING_THREADS requests of a process wait at
-the same time, none where it has one thread.
+the same time, and none if the process has only one thread.
 
-Under ASGI it takes neither a thread nor a connection: the view returns ``Waiting``, whose steps are
-taken by the event loop, with threads for single statements. They are stopped when the client hangs
-up. But a wait costs some statements in each second, so only API_WAITING_REQUESTS of a process wait
-at the same time, and of one client API_WAITING_PER_CLIENT.
+Under ASGI a wait takes neither a thread nor a connection: the view returns ``Waiting``, and the
+event loop runs its steps, with a thread for each single statement. The steps are stopped when the
+client disconnects. But a wait costs some statements per second, so at most API_WAITING_REQUESTS
+requests of a process wait at the same time, and at most API_WAITING_PER_CLIENT of one client.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from leasing.api.bodies import Between
 from leasing.conf import leasing_settings
 from leasing.runtime.aio import Steps, drive
 
-#: Seconds for which a client that found no place to wait is asked to stay away.
+#: Retry-After, in seconds, for a request that finds no place to wait.
 NO_PLACE = 1
 
 #: For the body of a request that may wait.
@@ -60,12 +60,12 @@ class Waiting(HttpResponse):
 
     @contextmanager
     def steps(self) -> Iterator[Steps[Any]]:
-        """The steps that bring the result, for a driver in the block. They wait if the block finds
-        a place."""
+        """Yield the steps that produce the result, for a driver in the block. The steps wait only
+        if there is a free place."""
         with _place(self._request) as has_place:
-            yield self._taken(has_place)
+            yield self._run(has_place)
 
-    def _taken(self, has_place: bool) -> Steps[Any]:
+    def _run(self, has_place: bool) -> Steps[Any]:
         result = yield from self._steps(self._wait if has_place else 0)
         if not (result or has_place):
             self._request.try_again_in = NO_PLACE  # type: ignore[attr-defined]
@@ -81,11 +81,11 @@ def answer_with(
     """Return the result of a view that may wait.
 
     Args:
-        request: The client's request, which its route has let in.
+        request: The client's request, which its route has admitted.
         wait: Seconds that it may wait.
-        steps: Steps that wait for so many seconds at most and bring the result. They raise
-            LeaseHeld, or bring something empty, if there is nothing.
-        answer: Makes of the result what the view returns: a Status with its model.
+        steps: Returns steps that wait for at most that many seconds and produce the result. If
+            nothing is available, they raise LeaseHeld or produce something empty.
+        answer: Converts the result to what the view returns: a Status with its model.
     """
     if not wait:
         return answer(drive(steps(0)))
@@ -108,7 +108,7 @@ def _place(request: HttpRequest) -> Iterator[bool]:
     if isinstance(request, ASGIRequest):
         places, of_client = settings.API_WAITING_REQUESTS, settings.API_WAITING_PER_CLIENT
     else:
-        # A server with several threads says so, but not with how many.
+        # A server reports that it has several threads, but not how many.
         places = settings.API_WAITING_THREADS if request.META.get("wsgi.multithread") else 0
         of_client = places
     with _lock:

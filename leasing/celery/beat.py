@@ -12,7 +12,7 @@ What happens when
     the leader dies                 the next reads what was claimed, and continues from there
     ... between claim and confirm   the next sends the slot again, with the same message id, since
                                     it cannot know. No slot is lost; a duplicate has the same id.
-                                    This takes a death within these milliseconds
+                                    A duplicate needs a death within these milliseconds
     the leader is suspended before the claim    the claim is refused when it resumes
     ... between claim and send      its term has ended when it resumes: it does not send
     the broker does not answer      the slot stays claimed and is sent again until the broker
@@ -98,10 +98,10 @@ class LeaderMixin:
         class Mine(LeaderMixin, DatabaseScheduler):
             leader_ttl = 15
 
-    ``leader_name`` is what they compete for; the default is "beat:" and the name of the app's
-    main module. ``leader_ttl`` is after how many seconds a dead leader is succeeded; the default
-    is the setting TTL. ``catch_up`` is how many seconds a slot may be late that is still made
-    up for when later ones have come.
+    ``leader_name`` is the name of the leadership; the default is "beat:" and the name of the app's
+    main module. ``leader_ttl`` is the number of seconds after which a dead leader is replaced; the
+    default is the setting TTL. ``catch_up`` is the number of seconds by which a slot may be late
+    and is still sent, although a later slot is due.
     """
 
     leader_name: str = ""
@@ -175,7 +175,7 @@ class LeaderMixin:
         return due, wait
 
     def reserve(self, entry: Any) -> Any:
-        """Take the slot that is due. Raises LeaseLost when it is not ours to take."""
+        """Claim the slot that is due. Raises LeaseLost if this beat may not claim it."""
         from leasing.models import BeatEntry
 
         assert self._campaign is not None
@@ -204,13 +204,13 @@ class LeaderMixin:
             if isinstance(error.__context__, OperationalError | OSError):
                 self._retry_at = clock() + RETRY_AFTER
                 raise
-            self._confirm(row)  # it would fail for ever, so it is over
+            self._confirm(row)  # every retry would fail, so the slot is done
             raise
         self._confirm(row)
         return sent
 
     def close(self) -> None:
-        """Give back the leadership too. Again changes nothing."""
+        """Give back the leadership, too. A second call changes nothing."""
         campaign, self._campaign = self._campaign, None
         try:
             super().close()  # type: ignore[misc]
@@ -253,13 +253,13 @@ class LeaderMixin:
         return [name for name, row in self._rows.items() if row.is_unsure]
 
     def _send_unsure(self, term: Term) -> None:
-        """Send again what was claimed and, as far as anybody knows, not sent."""
+        """Send again the slots that were claimed and that may not have been sent."""
         if clock() < self._retry_at:
             return
         for name in self._unsure():
             entry = self.schedule.get(name)
             if entry is None:
-                del self._rows[name]  # it was taken off the schedule
+                del self._rows[name]  # the entry was removed from the schedule
                 continue
             term.ensure()
             log.beat_sent_again(entry=name)
@@ -269,7 +269,7 @@ class LeaderMixin:
     def _confirm(self, row: BeatEntry) -> None:
         from leasing.models import BeatEntry
 
-        row.sent_at = datetime.now(UTC)  # this beat knows, even if it cannot say so
+        row.sent_at = datetime.now(UTC)  # this beat knows it, even if the row does not
         try:
             BeatEntry.objects.confirm(row)
         except Error as error:

@@ -1,7 +1,7 @@
-"""Slots: the moments of a plan of Celery's beat, each of which is to be sent once.
+"""Slots: the moments of a schedule of Celery's beat, for each of which one message is sent.
 
-Beat itself knows none. It counts from when it last sent, which is a little later each time, and
-another each time that another beat sends.
+Beat itself has no slots. It counts from the time at which it last sent, which is a little later
+each time, and different in each beat.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def slot_of(entry: Any, last: datetime, catch_up: float) -> datetime:
-    """Return the moment for which ``entry``, which is due, is due: the first after ``last``, or the
-    latest if that one is too old.
+    """Return the slot of ``entry``, which is due: the first moment of its schedule after ``last``,
+    or the latest moment if the first is too old.
 
     Args:
         entry: The entry of beat's schedule.
-        last: The moment for which it was last sent.
+        last: The slot for which the entry was last sent.
         catch_up: Seconds after which a missed moment is too old.
     """
     now = entry.default_now().astimezone(UTC)
@@ -32,7 +32,7 @@ def slot_of(entry: Any, last: datetime, catch_up: float) -> datetime:
         if plan.run_every and now - moment > timedelta(seconds=catch_up):
             moment += plan.run_every * ((now - moment) // plan.run_every)
     else:
-        # Plans are on whole seconds, and this is off by the duration of the look.
+        # Schedules are in whole seconds; the moment is off by the duration of this computation.
         moment = now + plan.remaining_estimate(zoned(last, entry))
         moment = (moment + timedelta(seconds=0.5)).replace(microsecond=0)
         if now - moment > timedelta(seconds=catch_up):
@@ -41,19 +41,19 @@ def slot_of(entry: Any, last: datetime, catch_up: float) -> datetime:
 
 
 def _is_plain(plan: Any) -> bool:
-    """Return True if ``plan`` is an interval, counted from the slot before."""
+    """Return True if ``plan`` is an interval that is counted from the previous slot."""
     if getattr(type(plan), "remaining_estimate", None) is not schedule.remaining_estimate:
         return False
     return not plan.relative or plan.run_every < timedelta(seconds=1)
 
 
 def zoned(moment: datetime, entry: Any) -> datetime:
-    """``moment`` in the zone in which ``entry`` counts: a crontab reads the hour off it."""
+    """Return ``moment`` in the time zone of ``entry``, from which a crontab reads the hour."""
     return moment.astimezone(entry.default_now().tzinfo)
 
 
 def marked(entry: Any, row: BeatEntry) -> Any:
-    """``entry`` as it is sent: the message has the id that was claimed, and its slot."""
+    """Return a copy of ``entry`` whose message has the id that was claimed, and the slot."""
     sent = copy.copy(entry)
     options = dict(entry.options or {})
     options.setdefault("task_id", str(row.task_id))

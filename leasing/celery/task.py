@@ -46,9 +46,9 @@ WhenHeld = Literal["skip", "retry", "wait"]
 PUT_OFF = "lease_put_off"
 #: Seconds for which ``when_held="wait"`` waits by default.
 WAIT = 30.0
-#: Seconds that a retry waits for the attempt that asked for it to end, before it is postponed.
+#: Seconds that a retry waits until the attempt that requested it ends, before it is postponed.
 SETTLING = 5.0
-#: By this part a pause is shortened or lengthened, so that losers do not come back together.
+#: The part by which a pause is shortened or lengthened, so that losers do not come back together.
 JITTER = 0.2
 
 
@@ -67,13 +67,13 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         wait        seconds to wait before the call counts as a loser, None: for ever; the default
                     is 30 for "wait", else 0
         countdown   seconds by which "retry" puts the call off, give or take a fifth
-        max_put_off how often, before the call fails with LeaseHeld; None: for as long as it takes.
-                    These are not counted as retries of the task
+        max_put_off how often "retry" puts the call off before the call fails with LeaseHeld; None:
+                    without limit. This does not count as a retry of the task
 
     The body finds its hold in ``self.request.hold``, and its token in
-    ``self.request.fencing_token``. Called directly, or by ``apply``, the task takes the lease
-    too; nothing can be postponed there, so a loser of "retry" raises LeaseHeld, and called directly
-    one of "skip" as well. ``task.run(...)`` is the body alone.
+    ``self.request.fencing_token``. A task that is called directly, or by ``apply``, acquires the
+    lease too. Such a call cannot be put off: with "retry" a loser raises LeaseHeld, and in a direct
+    call a loser does so with "skip" too. ``task.run(...)`` runs the body without a lease.
 
     Raises TypeError when the task is registered: for a ``resource`` that names no argument, an
     unknown ``when_held``, and for a generator function.
@@ -96,7 +96,7 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request
-        # A request that has its hold is that of a body, which now calls the task directly.
+        # If the request has a hold, its body is running, and now calls the task directly.
         if not request.called_directly and "hold" not in vars(request):
             return self._run_leased(request, args, kwargs)
         request = Context(args=args, kwargs=kwargs)
@@ -159,8 +159,8 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         return Lease.objects.hold(resource, ttl=self.ttl, wait=wait, **options)
 
     def _is_retry_of_holder(self, request: Any, resource: str) -> bool:
-        """Return True if an earlier attempt of this call holds it: that attempt has sent this one,
-        and is about to end or has died since."""
+        """Return True if an earlier attempt of this call holds ``resource``: the earlier attempt
+        has sent this one, and is about to end or has died since."""
         retries: int = request.retries
         return retries > 0 and self._holder_of(request, resource) < retries
 
@@ -192,8 +192,8 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
                 reason=held,
             )
             if self._holder_of(request, held.resource) == request.retries:
-                # The same attempt holds it, for the message was delivered twice: its result would
-                # take the place of the other's.
+                # The same attempt holds the lease, because the message was delivered twice: the
+                # result of this delivery would replace the result of the other.
                 raise Ignore(str(held))
             return self.skipped(held)
         if request.is_eager:
@@ -201,7 +201,7 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         self._put_off(request, held)
 
     def _put_off(self, request: Any, held: LeaseHeld) -> NoReturn:
-        """Send the call again, to be run later. Its retries stay as they are."""
+        """Send the call again, to be run later, with the same number of retries."""
         headers = request.headers or {}
         times = headers.get(PUT_OFF, 0)
         if self.max_put_off is not None and times >= self.max_put_off:
@@ -213,12 +213,12 @@ class LeasedTask(DjangoTask):  # type: ignore[misc]
         try:
             again.apply_async()
         except Exception as error:
-            # The message that brought the call, where it is not acknowledged yet, comes again.
+            # The broker delivers the message of this call again, unless it is acknowledged.
             raise Reject(error, requeue=True) from error
         raise Retry(exc=held, when=countdown, sig=again)
 
     def _retry_if_wanted(self, error: Exception) -> None:
-        """Treat what is raised around the body as Celery does what the body raises."""
+        """Retry after an error around the body, as Celery does after an error of the body."""
         wanted = tuple(getattr(self, "autoretry_for", ()))
         unwanted = tuple(getattr(self, "dont_autoretry_for", ()))
         if not isinstance(error, wanted) or isinstance(error, unwanted):

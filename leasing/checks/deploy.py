@@ -1,7 +1,7 @@
 """Check the settings of a production for what is unsafe: ``manage.py check --deploy``.
 
-Only what loses leases, or opens them to strangers. With ``--database`` the database is asked
-too.
+The checks report only what loses leases, or opens them to strangers. With ``--database`` they also
+query the database.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from leasing.checks.settings import network_of, postgresql_of
 from leasing.conf import leasing_settings
 from leasing.waiting.listener import notifications_arrive
 
-#: Seconds. Of a shorter ttl a pause of a virtual machine, or a failover, outlasts what is left
-#: when a renewal was due.
+#: In seconds. With a shorter ttl, a pause of a virtual machine or a failover takes longer than the
+#: time that is left when a renewal is due.
 SHORTEST_TTL = 5
 #: Characters of a token that nobody guesses: 128 bits in hexadecimal digits.
 SHORTEST_TOKEN = 32
@@ -71,7 +71,7 @@ def check_metrics(**kwargs: Any) -> Iterator[CheckMessage]:
 
 @register(Tags.security, deploy=True)
 def check_enabled(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Say so when no other process would hear of what is held."""
+    """Report that leases are kept in the memory of each process, unknown to other processes."""
     if leasing_settings.ENABLED:
         return
     yield Warning(
@@ -83,7 +83,7 @@ def check_enabled(**kwargs: Any) -> Iterator[CheckMessage]:
 
 @register(Tags.compatibility, deploy=True)
 def check_times(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Times that leave a holder no room for a mishap."""
+    """Report times that are too short for a holder to survive a delay."""
     if _is_below(leasing_settings.TTL, SHORTEST_TTL):
         yield Warning(
             f"LEASING['TTL'] is {leasing_settings.TTL:.12g} s: a short pause of a process or of "
@@ -106,7 +106,7 @@ def _is_below(value: object, bound: float) -> bool:
 
 @register(Tags.compatibility, deploy=True)
 def check_connections(**kwargs: Any) -> Iterator[CheckMessage]:
-    """The database of leases, as far as settings tell."""
+    """Check the settings of the database of leases, without a query."""
     database = connections.settings.get(leasing_settings.DATABASE, {})
     engine = database.get("ENGINE", "")
     if "sqlite" in engine:
@@ -124,11 +124,11 @@ def _check_patience(database: dict[str, Any]) -> Iterator[CheckMessage]:
     options = database.get("OPTIONS", {})
     host = database.get("HOST") or options.get("host", "")
     if not host or host.startswith("/"):
-        return  # a socket: no network swallows anything
+        return  # a Unix socket: no network drops packets
     ttl = leasing_settings.TTL
-    given = options.get("connect_timeout")
+    timeout = options.get("connect_timeout")
     # Zero means for ever, as in libpq.
-    if given and _is_below(float(given), ttl):
+    if timeout and _is_below(float(timeout), ttl):
         return
     yield Warning(
         "Connecting to the database of leases may take longer than a lease lasts.",
@@ -155,8 +155,8 @@ def check_proxies(**kwargs: Any) -> Iterator[CheckMessage]:
             "network that has other hosts too.",
             id="leasing.W109",
         )
-    is_told = settings.SECURE_PROXY_SSL_HEADER or settings.CSRF_TRUSTED_ORIGINS
-    if settings.CSRF_COOKIE_SECURE and not is_told:
+    knows_https = settings.SECURE_PROXY_SSL_HEADER or settings.CSRF_TRUSTED_ORIGINS
+    if settings.CSRF_COOKIE_SECURE and not knows_https:
         yield Warning(
             "Behind a proxy that terminates TLS, Django treats requests as plain HTTP and refuses "
             "changes by signed-in users over the API.",
@@ -171,7 +171,7 @@ def _is_crowd(text: str) -> bool:
     return network is not None and network.num_addresses > 256
 
 
-# What the database says
+# Checks that query the database
 
 
 @register(Tags.database, deploy=True)
@@ -198,7 +198,7 @@ def check_tokens(databases: Sequence[str] | None = None, **kwargs: Any) -> Itera
 
 @register(Tags.database, deploy=True)
 def check_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """Ask PostgreSQL how it is set up."""
+    """Check the configuration of PostgreSQL."""
     using = postgresql_of(databases)
     return [*check_role(using), *check_pooler(using)] if using else []
 
@@ -237,13 +237,13 @@ def check_role(using: str) -> Iterator[CheckMessage]:
 def check_pooler(
     using: str, arrive: Callable[[str], bool] = notifications_arrive
 ) -> Iterator[CheckMessage]:
-    """Ask whether connections keep what a pooler in transaction mode would mix up."""
+    """Check whether connections keep state that a pooler in transaction mode would mix up."""
     database = connections.settings[using]
     threshold = database.get("OPTIONS", {}).get("prepare_threshold")
     if database.get("DISABLE_SERVER_SIDE_CURSORS") and threshold is None:
         return
     if leasing_settings.LISTEN_URL or arrive(using):
-        return  # where LISTEN_URL leads around a pooler, this is not its answer
+        return  # LISTEN_URL may bypass a pooler, so notifications do not reveal one
     yield Warning(
         "The database seems to be behind a pooler in transaction mode, but connections keep "
         "server-side cursors or prepared statements.",

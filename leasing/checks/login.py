@@ -1,8 +1,8 @@
 """System check: visitors of the pages for operators can sign in.
 
 In a new project LOGIN_URL is an address that nothing serves: the first visit of a page ends with
-404, and the page seems to be missing. The login of the admin turns away who is not staff, which an
-operator need not be.
+404, and the page seems to be missing. The login of the admin refuses users who are not staff, and
+an operator need not be staff.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _served() -> str | None:
     if address.netloc or not address.path.startswith("/"):
         return ""  # on another host, or relative to each page
     path = f"/{address.path.removeprefix(get_script_prefix())}"
-    # Of prefixes that are languages only that of the active one resolves.
+    # Of language prefixes, only that of the active language resolves.
     language = translation.get_language_from_path(path) or translation.get_language()
     with translation.override(language):
         found = _view_of(path)

@@ -1,8 +1,9 @@
 """System check: the module ``tasks`` is the queue of this distribution, and no other.
 
-Python looks first in the folder of ``manage.py``. A ``tasks.py`` or ``tasks/`` there, as Invoke
-and Celery's tutorials have it, is imported in place of the queue, and Django takes any module for
-an app: nothing fails until a command is unknown. ``leasing`` has a name of its own, so it can tell.
+Python searches the folder of ``manage.py`` first. A ``tasks.py`` or ``tasks/`` there, as in the
+tutorials of Invoke and Celery, is imported in place of the queue, and Django accepts any module as
+an app: nothing fails until a command is unknown. No such module replaces ``leasing``, so the check
+is here.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def refuse_missing_apps() -> None:
 
 
 def missing_backends() -> list[str]:
-    """The backends in TASKS that are under ``tasks`` and are not there."""
+    """Return the backends in TASKS that should be in ``tasks``, but whose module does not exist."""
     chosen = getattr(settings, "TASKS", None)
     entries = chosen.values() if isinstance(chosen, Mapping) else ()
     return _missing(entry.get("BACKEND") for entry in entries if isinstance(entry, Mapping))
@@ -101,7 +102,7 @@ def _module_in_the_way() -> Path | None:
         return None
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     places = folders or [Path(spec.origin or QUEUE)]
-    # Installers may link the files of a package or its folder: both ends of a link are the same.
+    # Installers may link the files of a package or its folder: compare the targets of links.
     ours = QUEUE_FOLDER.resolve()
     return None if ours in [place.resolve() for place in places] else places[0]
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 #: Views that a message names, at most.
 MAX_NAMED = 5
-#: The least likeness of two names of which one was meant to be the other.
+#: The least similarity at which one name counts as a misspelling of the other.
 LIKE = 0.6
-#: Databases by the names of Django's backends; the last is that of a project without any.
+#: Names that Django's backends give to databases; the last is that of a project without a database.
 SUPPORTED = ("postgresql", "sqlite", "unknown")
 #: Attributes that verbs set on the rows that they return, or annotate.
 SET_ON_ROWS = frozenset({"now", "previous_expired_at", "sent_at", "state"})
@@ -39,7 +39,8 @@ NUMBERS = (
 
 
 def unknown_settings(app_settings: AppSettings, code: str) -> list[CheckMessage]:
-    """An error for each key that is no setting, with the one that was probably meant."""
+    """Return an error for each key that is not a setting, with the setting that was probably
+    meant."""
     known, given = app_settings.known(), app_settings.given()
     if not isinstance(given, Mapping):
         text = f"{app_settings.name} must be a dictionary of settings, not {given!r}."
@@ -56,8 +57,8 @@ def unknown_settings(app_settings: AppSettings, code: str) -> list[CheckMessage]
 
 
 def misnamed_settings(app_settings: AppSettings, code: str) -> list[CheckMessage]:
-    """An error for each dictionary of the project with our settings under nearly our name: nothing
-    would read it."""
+    """Return an error for each dictionary in the project's settings that has our settings under a
+    name similar to ours: nothing would read the dictionary."""
     known = app_settings.known()
     return [
         Error(
@@ -150,19 +151,19 @@ def _check_metrics() -> Iterator[CheckMessage]:
 
 def _check_hosts() -> Iterator[CheckMessage]:
     for key, more in (("API_COMPATIBLE_HOSTS", ()), ("API_TRUSTED_PROXIES", (UNIX_SOCKET,))):
-        given = getattr(leasing_settings, key)
-        wrong = [each for each in given if each not in more and network_of(each) is None]
+        networks = getattr(leasing_settings, key)
+        wrong = [each for each in networks if each not in more and network_of(each) is None]
         yield from (
             Error(
                 f"LEASING[{key!r}] must be a tuple of networks; {each!r} is not one.",
                 id="leasing.E008",
             )
-            for each in ([given] if isinstance(given, str) else wrong)
+            for each in ([networks] if isinstance(networks, str) else wrong)
         )
 
 
 def network_of(text: Any) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """Return the network that ``text`` writes; None if it is none, as leasing.E008 says."""
+    """Return ``text`` as a network; None if it is not one, which leasing.E008 reports."""
     try:
         return ipaddress.ip_network(text)
     except ValueError:
@@ -176,9 +177,9 @@ def check_api_access(**kwargs: Any) -> Iterator[CheckMessage]:
         return
     hosts = ", ".join(leasing_settings.API_COMPATIBLE_HOSTS)
     proxies = ", ".join(leasing_settings.API_TRUSTED_PROXIES)
-    said = f", judged behind {proxies} by X-Forwarded-For" if proxies else ""
+    behind = f", judged behind {proxies} by X-Forwarded-For" if proxies else ""
     yield Warning(
-        f"The lease and task API answers without credentials to {hosts}{said}.",
+        f"The lease and task API answers without credentials to {hosts}{behind}.",
         hint="Set LEASING['API_ACCESS'] = 'closed' to require a session or a token.",
         id="leasing.W001",
     )
@@ -186,8 +187,8 @@ def check_api_access(**kwargs: Any) -> Iterator[CheckMessage]:
 
 @register(Tags.models)
 def check_leasable_models(**kwargs: Any) -> list[CheckMessage]:
-    """Every leasable model has the constraints, a queryset with the verbs, and keys that a lease
-    can go by."""
+    """Check that every leasable model has the constraints, a queryset with the verbs, and primary
+    keys that can name a lease."""
     from leasing.models import Leasable
 
     models = [model for model in apps.get_models() if issubclass(model, Leasable)]
@@ -205,10 +206,10 @@ def _check_model(model: type[Leasable]) -> Iterator[CheckMessage]:
             id="leasing.E018",
         )
         return
-    if taken := sorted({field.name for field in model._meta.get_fields()} & SET_ON_ROWS):
+    if clashing := sorted({field.name for field in model._meta.get_fields()} & SET_ON_ROWS):
         yield Error(
             f"{model._meta.label} has fields with names that verbs set on its rows: "
-            f"{', '.join(taken)}.",
+            f"{', '.join(clashing)}.",
             hint="Rename them; with db_column= the columns keep their names.",
             obj=model,
             id="leasing.E032",
@@ -252,8 +253,8 @@ def _unfit_key(model: type[Leasable]) -> str:
 
 @register(Tags.models)
 def check_routers(**kwargs: Any) -> list[CheckMessage]:
-    """The project's routers send our models where the setting says: what Django itself writes,
-    as ``save()`` and the admin do, would be in another database than the verbs look into."""
+    """Check that the project's routers send our models to LEASING["DATABASE"]: otherwise ``save()``
+    and the admin would write to another database than the verbs."""
     kept = leasing_settings.DATABASE
     found: dict[str, list[str]] = {}
     for model in filter(is_ours, apps.get_models()):
@@ -313,8 +314,8 @@ def check_transactions(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _views_in_transactions() -> list[str]:
-    """Return the paths of the site's views that ATOMIC_REQUESTS puts in transactions. Django's own
-    acquire no leases."""
+    """Return the paths of the site's views that ATOMIC_REQUESTS puts in transactions, except for
+    Django's own views, which acquire no leases."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return []
     using = leasing_settings.DATABASE
@@ -342,10 +343,10 @@ def check_databases(databases: Sequence[str] | None = None, **kwargs: Any) -> li
 
 
 def postgresql_of(databases: Sequence[str] | None) -> str | None:
-    """The database of leases, if it is one of ``databases`` and on PostgreSQL."""
+    """Return the database of leases if it is one of ``databases`` and on PostgreSQL, else None."""
     using = leasing_settings.DATABASE
-    is_asked = using in (databases or ()) and connections[using].vendor == "postgresql"
-    return using if is_asked else None
+    is_checked = using in (databases or ()) and connections[using].vendor == "postgresql"
+    return using if is_checked else None
 
 
 def _check_notifications(using: str) -> Iterator[CheckMessage]:

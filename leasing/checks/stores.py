@@ -1,4 +1,4 @@
-"""System checks: the stores of LEASING["STORES"] can be made, tell their tokens to nobody, and have
+"""System checks: the stores of LEASING["STORES"] can be made, send no token unencrypted, and have
 servers that grant leases."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from leasing.validation.names import is_unencrypted
 
 @register(Tags.compatibility)
 def check_stores(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Report backends that cannot be imported, and options that they lack or do not have."""
+    """Report backends that cannot be imported, and options that are missing or unknown."""
     try:
         aliases = list(stores)
     except InvalidStore as error:
@@ -32,8 +32,8 @@ def check_stores(**kwargs: Any) -> Iterator[CheckMessage]:
 @register(Tags.security, deploy=True)
 def check_addresses(**kwargs: Any) -> Iterator[CheckMessage]:
     """Report tokens that are sent where others may read them."""
-    given = leasing_settings.STORES
-    for alias, entry in given.items() if isinstance(given, Mapping) else ():
+    entries = leasing_settings.STORES
+    for alias, entry in entries.items() if isinstance(entries, Mapping) else ():
         url = entry.get("URL") if isinstance(entry, Mapping) else None
         if isinstance(url, str) and entry.get("TOKEN") and is_unencrypted(url):
             yield Warning(

@@ -53,7 +53,7 @@ class Proof:
 
     @property
     def item(self) -> dict[str, str]:
-        """The fields by which requests name it."""
+        """The fields that identify the grant in a request."""
         return {"resource": self.resource, "lease_key": self.lease_key}
 
 
@@ -90,12 +90,12 @@ class LeaseCalls:
         stopping: threading.Event | None = None,
     ) -> Steps[Term]:
         """Acquire ``resource``: see ``LeaseClient.acquire``. Raises LeaseHeld, LeaseTimeout."""
-        asked: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "resource": check_name(resource, "resource"),
             "holder": default_holder() if holder is None else check_name(holder, "holder"),
         }
         if ttl is not None:
-            asked["ttl"] = check_duration(ttl, "ttl").total_seconds()
+            fields["ttl"] = check_duration(ttl, "ttl").total_seconds()
         patience = math.inf if wait is None else check_duration(wait, "wait").total_seconds()
         began_at = clock()
         ends_at = began_at + patience
@@ -105,14 +105,14 @@ class LeaseCalls:
             longest = 0.0 if is_stopping else self._longest_poll
             poll = min(left, longest)
             try:
-                term = yield from self._acquire_once(asked, poll, stopping)
+                term = yield from self._acquire_once(fields, poll, stopping)
                 return (yield from self._fresh(term))
             except LeaseHeld as held:
                 if not patience:
                     raise
                 waited = clock() - began_at
                 is_stopping = stopping is not None and stopping.is_set()
-                # As what is left is computed: by the time waited, rounding may find no end.
+                # The same expression as in ``left``: with ``waited``, rounding might miss the end.
                 if is_stopping or clock() >= ends_at:
                     late = LeaseTimeout(resource, waited=waited, remaining=held.remaining)
                     late.args = (f"Waited {waited:.1f} s: {held}",)
@@ -127,11 +127,11 @@ class LeaseCalls:
         raise AssertionError("the pauses have no end")
 
     def _acquire_once(
-        self, asked: dict[str, Any], wait: float, stopping: threading.Event | None
+        self, fields: dict[str, Any], wait: float, stopping: threading.Event | None
     ) -> Steps[Term]:
-        """One request with a key of its own, and another if that one was served before and its
-        grant has ended meanwhile."""
-        body = asked | ({"wait": round(wait, 3)} if wait >= 0.001 else {})
+        """Send a request with a key of its own; send a second one, with another key, if the first
+        was served before and its grant has ended in the meantime."""
+        body = fields | ({"wait": round(wait, 3)} if wait >= 0.001 else {})
         for is_last in (False, True):
             request = Request("POST", "/leases", body, key=uuid.uuid4(), wait=wait)
             answer: Answer = yield from self.transport.sending(
@@ -140,8 +140,8 @@ class LeaseCalls:
             if answer.status == 201:
                 return term_of(answer)
             if answer.status == 409 and answer.retry_after:
-                held = LeaseHeld(asked["resource"], remaining=answer.retry_after)
-                # The service tells how long this request has waited; the caller may wait longer.
+                held = LeaseHeld(fields["resource"], remaining=answer.retry_after)
+                # The service reports how long this request waited; the caller may wait longer.
                 held.args = (_WAITED.sub("", answer.message),)
                 raise held
             if answer.status != 409 or is_last:
@@ -150,7 +150,7 @@ class LeaseCalls:
 
     @staticmethod
     def _undo(transport: Transport, answer: Answer) -> None:
-        """Release what nobody waits for any more."""
+        """Release a grant that nobody waits for any more."""
         if answer.status == 201:
             transport.exchange(_releasing(term_of(answer).key))
 
@@ -164,7 +164,7 @@ class LeaseCalls:
                 undo=lambda transport, _: transport.exchange(_releasing(term.key)),
             )
         except ServiceError:
-            return term  # it is trusted for as long as it was
+            return term  # its deadline stays as it was
         term.row.expires_at = renewal.expires_at
         return term.extend(sent_at, renewal)
 
@@ -183,11 +183,12 @@ class LeaseCalls:
         return renewal_of(answer.data), answer.sent_at
 
     def renew_many(self, proofs: Sequence[Proof], timeout: float | None = None) -> Steps[Renewals]:
-        """Renew many leases. The answer names those that are lost; one in neither list was locked.
+        """Renew many leases. Return those that are renewed and those that are lost; a lease that is
+        in neither list was locked.
 
         Args:
             proofs: The proofs of their grants.
-            timeout: Seconds until all must be answered; no request is sent again then.
+            timeout: Seconds until all must be answered; if it is set, no request is sent twice.
         """
         portions = in_portions((each.item for each in proofs), MAX_RENEWED, MAX_RENEWAL_BODY)
 
@@ -226,7 +227,7 @@ class LeaseCalls:
         return answer.data
 
     def active(self) -> Steps[list[Any]]:
-        """Return the leases on names that are held, as the API shows them."""
+        """Return the named leases that are held, as the API shows them."""
         found: list[Any] = []
         following: Any = ""
         while following is not None:
@@ -244,18 +245,19 @@ class LeaseCalls:
 
     def revoke(self, resource: str, reason: str) -> Steps[bool]:
         """Take the lease of ``resource`` from its holder, as an operator. Returns False if nobody
-        holds it. The request is sent once, and ServiceUnavailable leaves open if it was served."""
+        holds it. The request is sent once: after ServiceUnavailable, it may have been served."""
         lease = yield from self.take_back(resource, reason)
         return lease is not None
 
     def take_back(self, resource: str, reason: str) -> Steps[dict[str, Any] | None]:
-        """``revoke``, and return the lease as it is shown afterwards; None if nobody holds it."""
+        """``revoke`` the lease, and return it as the API shows it afterwards; None if nobody holds
+        it."""
         lease = yield from self.get(resource)
         if lease is None:
             return None
         key = checked_field(lease, "id", int)
         request = Request("PUT", f"/leases/{key}/revoke", {"reason": reason})
-        # Once: a second might take it from the next holder.
+        # Sent once: a second request might revoke the lease of the next holder.
         answer: Answer = yield from self.transport.sending(request, patience=0.0)
         if answer.status == 200:
             return answer.data
@@ -265,14 +267,14 @@ class LeaseCalls:
 
 
 def wait_allowed(refusal: RequestRefused) -> float | None:
-    """Return the seconds for which the service lets a request wait; None if it was not refused for
-    that."""
+    """Return the longest wait, in seconds, that the service allows; None if ``refusal`` has another
+    reason."""
     found = _WAIT_ALLOWED.search(str(refusal))
     return None if refusal.status != 400 or found is None else float(found[1])
 
 
 def term_of(answer: Answer) -> Term:
-    """Return the term that ``answer`` tells of. Raises InvalidAnswer."""
+    """Return the term in ``answer``. Raises InvalidAnswer."""
     lease_key = answer.value("lease_key", str)
     renewal = renewal_of(answer.data)
     grant_id = grant_id_of(lease_key)
@@ -293,13 +295,13 @@ def term_of(answer: Answer) -> Term:
 
 
 def grant_id_of(lease_key: str) -> uuid.UUID:
-    """Return the id of a grant for this process: the service tells its own to nobody."""
+    """Return an id of a grant for this process: the service does not disclose its own id."""
     digest = blake2b(lease_key.encode(errors="replace"), digest_size=16).digest()
     return uuid.UUID(int=int.from_bytes(digest, "big"))
 
 
 def renewal_of(data: Any) -> Renewal:
-    """Return the renewal that the fields of an answer tell of. Raises InvalidAnswer."""
+    """Return the renewal in the fields of an answer. Raises InvalidAnswer."""
     return Renewal(
         expires_at=moment_of(checked_field(data, "expires_at", str)),
         remaining=checked_seconds(data, "remaining"),
@@ -335,16 +337,16 @@ def renewing(
     note: Callable[[Renewals, Proof, Any], None],
     timeout: float | None,
 ) -> Steps[Renewals]:
-    """Renew by one request for each portion. What was not answered when one fails is in neither
-    list.
+    """Renew with one request for each portion. If a request fails, the leases that are not answered
+    yet are in neither list.
 
     Args:
         transport: Sends the requests.
         proofs: The proofs of the grants.
-        portions: The items that name them, in the same order.
-        ask: Returns the request for a portion, to be answered within so many seconds.
+        portions: The items that identify the grants, in the same order.
+        ask: Returns the request for a portion, to be answered within that many seconds.
         note: Notes the result of one item.
-        timeout: Seconds until all must be answered; no request is sent again then.
+        timeout: Seconds until all must be answered; if it is set, no request is sent twice.
     """
     found, left = Renewals(), list(proofs)
     until = None if timeout is None else clock() + timeout
@@ -368,8 +370,8 @@ def renewing(
 
 
 def refusal_of(result: Any, status: int) -> str:
-    """Return the text with which one item of a batch was refused. Raises RequestRefused if that
-    says nothing about the item."""
+    """Return the text with which one item of a batch was refused. Raises RequestRefused for an
+    error of the service, which says nothing about the item."""
     text = str(result.get("error") or result.get("message") or "")
     if status >= 500:
         raise RequestRefused(status, text)
@@ -377,7 +379,7 @@ def refusal_of(result: Any, status: int) -> str:
 
 
 def reason_of(resource: str, message: str) -> str:
-    """Return why a lease was lost, of what the service says about it."""
+    """Return the reason why a lease was lost from the ``message`` of the service."""
     return message.removeprefix(f"{resource} was lost: ").rstrip(".") or "no reason given"
 
 

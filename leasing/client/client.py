@@ -95,8 +95,8 @@ class LeaseClient(Client, _Holding):
         return drive(self._calls.renew(term))
 
     def renew_many(self, terms: Sequence[Term]) -> Renewals:
-        """Renew many terms with few requests. The answer's ``renewed`` and ``lost`` are by the
-        ``key`` of each term; one that is in neither was locked: renew it again."""
+        """Renew many terms with few requests. The result's ``renewed`` and ``lost`` are keyed by
+        the ``key`` of each term. A term that is in neither was locked: renew it again."""
         return drive(self._calls.renew_many([term.key for term in terms]))
 
     def release(self, term: Term) -> None:

@@ -1,7 +1,7 @@
 """Exceptions of the clients: what can be wrong with a service, besides a lease or a task.
 
 ServiceError
-├── ServiceUnavailable  no answer, or that of a failure; unknown if the request had its effect
+├── ServiceUnavailable  no answer, or an error of the service; the request may have taken effect
 ├── InvalidAnswer       the address does not answer as this API does
 ├── AccessDenied        the token is missing, unknown, expired, or lacks a scope
 └── RequestRefused      the service refused the request: see ``status``
@@ -20,10 +20,10 @@ class ServiceError(Exception):
 
 class ServiceUnavailable(ServiceError, ConnectionError):
     """The service could not be reached, did not answer in time, or failed; or no token could be
-    read for it. The request may have had its effect all the same.
+    read for it. The request may have taken effect nevertheless.
 
-    ``is_permanent`` is true if another try at once would fail again: its certificate is refused,
-    or it has met an error of its own, whose ``status`` is that of its answer (500).
+    ``is_permanent`` is true if an immediate retry would fail again: the certificate of the service
+    is refused, or the service has answered with an error of its own, of this ``status`` (500).
     """
 
     is_permanent = False

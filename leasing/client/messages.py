@@ -34,7 +34,7 @@ class Request:
     key: uuid.UUID | None = None
     #: Seconds that the service may wait before it answers.
     wait: float = 0.0
-    #: Seconds until an answer must be there, besides ``wait``; None: those of the transport.
+    #: Seconds until the answer must arrive, in addition to ``wait``; None: the transport's timeout.
     timeout: float | None = None
 
 
@@ -46,7 +46,7 @@ class Answer:
     data: dict[str, Any] = field(repr=False)
     #: The moment on this process's clock before the request was sent.
     sent_at: float
-    #: Seconds after which the service asks to try again, or knows more; 0: it does not say.
+    #: The answer's header Retry-After, in seconds; 0: there is none.
     retry_after: float = 0.0
     #: The request that it answers.
     request: Request = field(kw_only=True)
@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def pause(self) -> float:
-        """The seconds for which to stay away, as the service asks."""
+        """The pause before the next try, in seconds, that the service requests."""
         return min(self.retry_after, MAX_RETRY_AFTER)
 
     def value(self, name: str, *kinds: type) -> Any:
@@ -82,7 +82,7 @@ def checked_field(data: Any, name: str, *kinds: type) -> Any:
 
 def checked_seconds(data: Any, name: str) -> float:
     """Return the field ``name`` of ``data``, part of an answer. Raises InvalidAnswer if that is no
-    number of seconds: one without an end would be trusted for ever."""
+    number of seconds: a lease with an infinite number would be trusted for ever."""
     value = checked_field(data, name, int, float)
     if not abs(value) <= LONGEST_DURATION:
         raise InvalidAnswer(f"The answer's {name} is no number of seconds that can be meant.")

@@ -1,10 +1,10 @@
 """Requests to a service: sent, repeated where that is safe, and their answers checked.
 
-A request may be sent twice without a second effect: by the key of its grant, or by its
-Idempotency-Key. (A revocation has neither, and is sent once.) So it is repeated, after pauses with
-jitter, when the service could not be reached, when no answer came (a proxy may have swallowed it,
-and the request was served), and when the answer was 429, 502, 503 or 504. Nothing else is repeated.
-Redirects are not followed: a token goes to no address that nobody gave.
+A request may be sent twice without a second effect, because of its lease_key or its
+Idempotency-Key. (A revocation has neither, and is sent once.) So a request is repeated, after
+pauses with jitter, when the service could not be reached, when no answer came (the request may have
+been served, and a proxy may have lost the answer), and when the status was 429, 502, 503 or 504.
+Nothing else is repeated. Redirects are not followed: the token goes only to the configured address.
 
 What an answer says about time counts from ``sent_at``, the moment on this process's own clock
 before the request was sent; the wall clocks of both ends do not matter.
@@ -45,7 +45,7 @@ QUOTED: Final = 200
 
 #: Returns the token for the next request; it may have been renewed since the last.
 Token = str | Callable[[], str]
-#: Called with what can send, and an answer that nobody waits for.
+#: Called with a transport, and an answer that nobody waits for.
 Undo = Callable[["Transport", Answer], object]
 
 
@@ -72,8 +72,8 @@ class Exchange:
             raise
 
     def _undo_unanswered(self) -> None:
-        # The same request finds what the first was granted, or is granted the same now. Not over
-        # the client's connections, which may be closed by then.
+        # The same request, sent again, finds the grant of the first, or gets that grant now. A twin
+        # sends it, because the client's connections may be closed by then.
         assert self.undo is not None
         with closing(self.transport.twin()) as transport:
             self.undo(transport, transport.exchange(self.request))
@@ -88,7 +88,7 @@ class Transport:
             for which the function fails counts as not answered.
         timeout: Seconds until one try must be answered.
         patience: Seconds for which a request is tried again while the service does not answer.
-        verify: False accepts any certificate; a context of ``ssl`` says which.
+        verify: False accepts any certificate; an SSLContext decides which ones are accepted.
         transport: Sends for httpx, in tests.
     """
 
@@ -117,7 +117,7 @@ class Transport:
         self._transport = transport
         #: The number of requests that the service has answered, and not with an error of its own.
         self.answered = 0
-        #: True once the log has said that it is away, until it has answered.
+        #: True after the log has reported that the service is unavailable, until it answers.
         self._is_away = False
         self.forget()
         _all.add(self)
@@ -135,7 +135,7 @@ class Transport:
         stopping: threading.Event | None = None,
         undo: Undo | None = None,
     ) -> Steps[Answer]:
-        """Steps that send ``request``, again if need be, and bring its answer.
+        """Return the steps that send ``request``, repeatedly if needed, and produce its answer.
 
         Args:
             request: The request.
@@ -162,7 +162,7 @@ class Transport:
                 problem = error
             if clock() + pause > until or (stopping is not None and stopping.is_set()):
                 raise problem
-            if not self._is_away:  # once, and at once: the address may be wrong
+            if not self._is_away:  # logged at the first failure: the address may be wrong
                 self._is_away = True
                 log.service_away(error=problem, seconds=until - clock())
             yield Rest(pause, stopping)
@@ -207,8 +207,8 @@ class Transport:
             client.close()
 
     def forget(self) -> None:
-        """Have no connections. In a forked child: they are the parent's, and so is a lock that no
-        thread of the child would release."""
+        """Start with no connections and a new lock. In a forked child, the connections are the
+        parent's, and no thread of the child would release a lock that the parent held."""
         self.opening = threading.Lock()
         self._client = None
 
@@ -223,7 +223,7 @@ class Transport:
         return client
 
     def _options(self) -> dict[str, Any]:
-        # More connections than threads that send: no request waits for another's.
+        # The number of connections is not limited: no request waits for another one's connection.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         return {"verify": self._verify, "limits": limits, "follow_redirects": False}
 
@@ -257,7 +257,7 @@ class Transport:
             return self._token
         try:
             return checked_token(self._token())
-        except Exception as error:  # it may be about to be replaced: another try reads it again
+        except Exception as error:  # the token may be about to be replaced: a retry reads it again
             what = plain(f"{type(error).__name__}: {error}")
             raise ServiceUnavailable(f"There is no token for {self.url} ({what})") from error
 
@@ -310,7 +310,7 @@ class Transport:
         return answer
 
 
-#: The addresses of which the log has said that they are unencrypted.
+#: The addresses for which the log has warned that the token is sent unencrypted.
 _warned_of: set[str] = set()
 #: Every transport of this process.
 _all: WeakSet[Transport] = WeakSet()
@@ -374,7 +374,7 @@ class AsyncTransport(Transport):
     def async_http(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
         client = self.async_clients.get(loop)
-        if client is None:  # each loop has connections of its own; those of closed ones are over
+        if client is None:  # each loop has its own connections; those of closed loops are dropped
             client = httpx.AsyncClient(transport=self._async_transport, **self._options())
             open_ones = {at: of for at, of in self.async_clients.items() if not at.is_closed()}
             self.async_clients = {**open_ones, loop: client}

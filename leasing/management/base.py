@@ -1,4 +1,4 @@
-"""Bases of the commands: they use our tables, and some of them run until they are stopped."""
+"""Base classes of commands: all use our tables, and some run until they are stopped."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class TablesCommand(BaseCommand):
 
 
 class ServiceCommand(TablesCommand):
-    """A command that runs until it is stopped. Its log is shown, unless the project has decided
-    where to: see ``leasing.management.console``."""
+    """A command that runs until it is stopped. Its log is printed, unless the project has a handler
+    for the log: see ``leasing.management.console``."""
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         with shown(options["verbosity"]):

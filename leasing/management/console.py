@@ -1,4 +1,4 @@
-"""Show the log of a command in its terminal, where the project has not decided about it.
+"""Print the log of a command to its terminal, unless the project has a handler for the log.
 
 Django's default LOGGING has no handler for our loggers: a worker would print its warnings without
 time or level, and nothing else.
@@ -16,9 +16,9 @@ from leasing.logs import LineFormatter
 #: The loggers of this distribution.
 LOGGERS: Final = ("leasing", "tasks")
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-#: The verbosity of the block ``shown`` that runs, for child processes; None outside of one.
+#: The verbosity of the running block ``shown``, for child processes; None outside of such a block.
 verbosity_shown: int | None = None
-#: The names of the loggers that it prints.
+#: The names of the loggers that the block prints.
 loggers_shown: Sequence[str] = ()
 #: Levels by ``--verbosity``; DEBUG for more.
 LEVELS: Final = {0: logging.WARNING, 1: logging.INFO}
@@ -27,8 +27,8 @@ LEVELS: Final = {0: logging.WARNING, 1: logging.INFO}
 @contextmanager
 def shown(verbosity: int) -> Iterator[None]:
     """A block in which the records of our loggers are printed to stderr, with time and level. A
-    logger for which LOGGING has a handler, at itself, above or below, is left as it is; so is a
-    level that LOGGING gives it."""
+    logger is left unchanged if LOGGING has a handler for it, for an ancestor or for a descendant. A
+    level that LOGGING sets is left unchanged, too."""
     global verbosity_shown, loggers_shown
     outside = verbosity_shown, loggers_shown
     console = logging.StreamHandler()

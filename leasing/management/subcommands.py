@@ -25,7 +25,7 @@ class CommonOptions(BaseCommand):
     """Makes a parser of Django's own options, for the subcommands."""
 
     def add_base_argument(self, parser: CommandParser, *args: str, **kwargs: Any) -> None:
-        # A default would override what stands before the subcommand.
+        # A default would override an option that stands before the subcommand.
         super().add_base_argument(parser, *args, **kwargs | {"default": SUPPRESS})
 
 
@@ -41,8 +41,8 @@ class SubcommandsCommand(TablesCommand):
         self.add_subcommands(parser, "action")
 
     def add_subcommands(self, parser: ArgumentParser, dest: str) -> None:
-        """Add the subcommands to ``parser``, of another command too, which finds the one that was
-        chosen as its option ``dest``."""
+        """Add the subcommands to ``parser``, which may belong to another command. The option
+        ``dest`` has the name of the subcommand that was chosen."""
         actions = parser.add_subparsers(dest=dest, required=True, metavar="ACTION")
         common = CommonOptions().create_parser("", "", add_help=False, argument_default=SUPPRESS)
 
@@ -73,7 +73,7 @@ class SubcommandsCommand(TablesCommand):
         Args:
             options: The options of the subcommand.
             facts: The result that is printed as JSON with --json.
-            text: The result that is printed without.
+            text: The result that is printed without --json.
         """
         self.stdout.write(as_json(facts) if options["json"] else text)
 
@@ -105,7 +105,7 @@ def add_operator(parser: ArgumentParser, *, required: bool = False, **reason: An
 
     Args:
         parser: The parser of a subcommand.
-        required: True if nobody does it without a reason.
+        required: True if the operator has to give a reason.
         reason: Further options of --reason.
     """
 

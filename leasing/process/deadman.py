@@ -1,17 +1,18 @@
-"""Runs a command until a deadline that somebody else keeps moving on.
+"""Runs a command until a deadline, which another process keeps extending.
 
     python -I -S deadman.py FD COMMAND ...
 
-``leasing.process.supervisor`` starts it as the first process of a group, for the command and what
-that starts. When the deadline passes, or its parent is gone, or it fails, it kills the group,
-itself included. So nothing of the command outlives its lease, whether the parent was killed,
-paused or hangs. Were this process killed alone, Linux would kill the command with it.
+``leasing.process.supervisor`` starts this program as the first process of a group, to which the
+command and all that it starts belong. When the deadline passes, the parent is gone, or this program
+fails, it kills the group, itself included. So nothing of the command outlives its lease, whether
+the parent was killed, is paused or hangs. If this process alone is killed, Linux kills the command.
 
-FD is a socket. From it come deadlines, in seconds on the clock of ``leasing.runtime.clock``; the
-first starts the command. Its exit code goes back, once; then this waits to be killed, together
-with what the command has left behind.
+FD is a socket, from which this program reads deadlines, in seconds on the clock of
+``leasing.runtime.clock``; the first deadline starts the command. When the command ends, this
+program writes its exit code to FD, and then waits to be killed, together with what the command has
+left behind.
 
-It runs as a file, without the package and without Django: it has to start quickly.
+This program runs as a file, without the package and without Django: it has to start quickly.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 NUMBER = struct.Struct("d")
-#: Seconds between looks at the clock: a machine that was suspended wakes nobody in time.
+#: Seconds between checks of the clock: while a machine is suspended, no timeout elapses.
 CHECK_EVERY = 0.25
-#: As shells have them.
+#: Exit codes, as shells define them.
 NOT_EXECUTABLE, NOT_FOUND, KILLED_BY = 126, 127, 128
-#: Sent to the whole group, for the command; this process goes on until that has ended.
+#: Signals to the group, meant for the command; this process continues until the command ends.
 FOR_THE_COMMAND = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def clock() -> float:
-    """As ``leasing.runtime.clock``, of the process that sends the deadlines."""
+    """Return what ``leasing.runtime.clock`` returns in the process that sends the deadlines."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -54,8 +55,8 @@ class Deadman:
 
     def run(self) -> NoReturn:
         """Start the command at the first deadline, and end with the last."""
-        # Held back until the command is there: what came in between would be lost, in this
-        # process, or in a handler of this program in the process that becomes the command.
+        # Signals are blocked until the command runs. Before that, a signal would be lost in this
+        # process, or in the handler that the process of the command inherits from it.
         signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_COMMAND)
         woken = wake_at_signals()
         self._receive()
@@ -97,12 +98,13 @@ class Deadman:
             self._report(NOT_FOUND if missing else NOT_EXECUTABLE)
             return None
         for number in signal.sigpending() & set(FOR_THE_COMMAND):
-            child.send_signal(number)  # it came before there was a command to hear it
+            child.send_signal(number)  # it arrived before the command was started
         return child
 
 
 def wake_at_signals() -> socket.socket:
-    """A socket that can be read whenever a signal has come; none of them ends this process."""
+    """Return a socket that becomes readable when a signal arrives; no such signal ends this
+    process."""
     woken, waker = socket.socketpair()
     waker.setblocking(False)
     signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
@@ -128,7 +130,7 @@ def bind_to(parent: int) -> Callable[[], None]:
 
 
 def find_prctl() -> Any:
-    """Linux's prctl; None elsewhere."""
+    """Return Linux's prctl; None on other systems."""
     if sys.platform != "linux":
         return None
     try:
@@ -140,7 +142,7 @@ def find_prctl() -> Any:
 
 
 def kill_group() -> NoReturn:
-    """The end of the command, of all it has started, and of this process."""
+    """Kill the command, all that it has started, and this process."""
     os.killpg(0, signal.SIGKILL)
     os._exit(KILLED_BY + signal.SIGKILL)
 
@@ -151,7 +153,7 @@ if __name__ == "__main__":
     try:
         Deadman(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]).run()
     except (EOFError, ConnectionError):
-        pass  # a socket with a report that nobody read ends in an error, not with an end
+        pass  # if a report was not read, the socket ends with an error, not with EOF
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -1,14 +1,16 @@
 """Runs a command for as long as its term lasts, and no longer.
 
-Next to the command runs ``leasing.process.deadman``, which is told until when the term is trusted,
-each time it is renewed, and kills the command and all that it started when that moment passes. So
-it is also right while this process is paused or hangs, or is gone.
+``leasing.process.deadman`` runs next to the command. At each renewal of the term, this process
+sends deadman the moment at which trust in the term ends; when that moment passes, deadman kills the
+command and all that the command has started. So the command ends in time even if this process is
+paused, hangs or is gone.
 
-Asked to end (SIGTERM) the command is
+The command is asked to end, by SIGTERM,
 
-    when trust becomes thin    renewals have failed for a while; it may go on until trust ends
-    when the term is lost      revoked or taken over: another may lead already, so it has a second
-    when this process is       it has ``stop_timeout``; its term is renewed meanwhile
+    shortly before trust ends  because renewals have failed; the command may run until trust ends
+    when the term is lost      revoked or taken over: another process may lead already, so the
+                               command has a second
+    when this process is       the command has ``stop_timeout``; its term is renewed meanwhile
       asked to stop
 """
 
@@ -33,9 +35,9 @@ from leasing.process import deadman
 from leasing.runtime.clock import clock
 from leasing.runtime.event_lines import log
 
-#: Seconds between looks at the term and at whether to stop.
+#: Seconds between checks of the term and of the request to stop.
 POLL_EVERY = 0.1
-#: Seconds that a command has to end when its term was taken away.
+#: Seconds that a command has to end after its term was lost.
 LAST_WORDS = 1.0
 KILLED = deadman.KILLED_BY + signal.SIGKILL
 
@@ -46,9 +48,9 @@ class Run:
 
     #: 128 and the signal's number when a signal ended it.
     code: int
-    #: Why it was asked to; empty when it ended by itself.
+    #: Why the command was asked to end; empty if it ended by itself.
     asked: str = ""
-    #: True if its term ended before it did.
+    #: True if the term ended before the command did.
     term_ended: bool = False
 
 
@@ -57,9 +59,9 @@ class Oversight:
     """Decides when a command is asked to end, and when it is killed. Knows no process.
 
     Args:
-        notice: Seconds before the end of trust at which it is asked.
-        stop_timeout: Seconds that it has to end when this process is asked to stop.
-        last_words: Seconds that it has to end when its term was taken away.
+        notice: Seconds before the end of trust at which the command is asked to end.
+        stop_timeout: Seconds that the command has to end when this process is asked to stop.
+        last_words: Seconds that the command has to end after its term was lost.
     """
 
     notice: float
@@ -76,12 +78,12 @@ class Oversight:
         holder.
 
         Args:
-            now: The moment of this look.
+            now: The current moment.
             trusted_until: The end of trust in the term, by its latest renewal.
             lost: True if the term is lost.
             stopping: True if this process is asked to stop.
         """
-        # Losing the term sets its trust to nothing. What had been promised ends first, at most.
+        # A lost term is not trusted: keep the end of trust that was known before the loss.
         self._trusted_until = max(self._trusted_until, trusted_until)
         if lost and not self._lost:
             self._lost = True
@@ -126,25 +128,25 @@ class SupervisedCommand:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Nothing of the command is left."""
+        """Kill what is left of the command and its group."""
         self._signal(signal.SIGKILL)
         self.watcher.wait()
         self.channel.close()
 
     def run_until(self, moment: float) -> None:
-        """Set the moment, on the holder's clock, at which it is killed, by whichever process still
-        runs then. The first call starts the command."""
+        """Set the moment, on the holder's clock, at which the command is killed, even if this
+        process no longer runs then. The first call starts the command."""
         if moment != self._until:
             self._until = moment
-            with suppress(OSError):  # it has ended, as wait() will tell
+            with suppress(OSError):  # it has ended, as wait() will find out
                 self.channel.send(deadman.NUMBER.pack(moment))
 
     def ask_to_end(self) -> None:
-        """SIGTERM to all of the group."""
+        """Send SIGTERM to the whole group."""
         self._signal(signal.SIGTERM)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the end of the command for so long."""
+        """Wait up to ``seconds`` for the end of the command."""
         ready, _, _ = select.select([self.channel], [], [], seconds)
         if ready:
             self.ended = True
@@ -153,15 +155,15 @@ class SupervisedCommand:
                 self.code = int(*deadman.NUMBER.unpack(report)) if report else None
 
     def _signal(self, number: int) -> None:
-        # The group cannot be another's by now: nobody else waits for its first process.
+        # The id cannot have become another group's: only this process waits for the watcher.
         with suppress(ProcessLookupError):
             os.killpg(self.watcher.pid, number)
 
 
 @contextmanager
 def held_back(numbers: Iterable[int]) -> Iterator[None]:
-    """Signals wait, here and in a process that is started meanwhile, until each lets them
-    come."""
+    """Block signals while the ``with`` block runs. A process that is started in it begins with
+    these signals blocked, and has to unblock them itself."""
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -172,8 +174,8 @@ def held_back(numbers: Iterable[int]) -> Iterator[None]:
 def run_under(
     term: Term, command: Sequence[str], stopping: threading.Event, oversight: Oversight
 ) -> Run:
-    """Run ``command`` until it ends, ``term`` does, or ``stopping`` is set. It finds the name of
-    the lease in LEASE_RESOURCE, and its token in LEASE_FENCING_TOKEN.
+    """Run ``command`` until it ends, ``term`` ends, or ``stopping`` is set. The command finds the
+    name of the lease in LEASE_RESOURCE, and the token of the term in LEASE_FENCING_TOKEN.
 
     Args:
         term: The term whose end ends the command.
@@ -188,13 +190,13 @@ def run_under(
         return oversight.look(clock(), term.trusted_until, term.lost.is_set(), stopping.is_set())
 
     with SupervisedCommand(command, env) as child:
-        asked = ""
+        reason = ""
         while not child.ended:
             child.run_until(look())
-            if oversight.asked != asked:
-                asked = oversight.asked
+            if oversight.asked != reason:
+                reason = oversight.asked
                 log.leader_command_asked_to_end(
-                    command=command[0], resource=term.resource, holder=term.holder, reason=asked
+                    command=command[0], resource=term.resource, holder=term.holder, reason=reason
                 )
                 child.ask_to_end()
             child.wait(POLL_EVERY)

@@ -1,11 +1,12 @@
 """Ends of attempts, as their holder writes them: many in one short transaction, or one alone.
 
-The rows are locked in the order of their keys; then each is written by a conditional update, whose
-count is the answer: one for all completions, one for each of the others. What the database refuses
-of many is tried again one by one, so that none sinks its neighbours. On PostgreSQL, completions of
-a worker and what it has not begun take one statement for all: ``tasks.querysets.sql.ends``.
+The rows are locked in the order of their keys. Then conditional updates write them: one update for
+all completions, and one for each other end; the count of an update says whether it was refused. If
+the database refuses a write of many tasks, each task is tried again alone, so that no task affects
+the others. On PostgreSQL, one statement stores all completions of a worker, and one statement gives
+back all tasks that the worker has not begun: ``tasks.querysets.sql.ends``.
 
-The verb for one task is the verb for many, given one.
+The verb for one task calls the verb for many tasks with that one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from tasks.querysets.unique import key_in_retry
 if TYPE_CHECKING:
     from tasks.models import Task, TaskAttempt
 
-#: Characters of all outputs that the one statement takes.
+#: Maximum number of characters of all outputs in one statement.
 LARGEST = 16_000_000
 
 Refused = list[tuple["Task", Exception]]
@@ -55,18 +56,18 @@ class Ending:
     """The end of an attempt, before it is stored."""
 
     task: Task
-    #: Returns the columns for the row of the task, as it is locked. What several share is the same
-    #: for all of their rows, and is written by one update.
+    #: Returns the columns to write, from the locked row of the task. Endings that share a function
+    #: have the same columns, and one update writes all of them.
     columns: Callable[[Task], dict[str, Any]]
-    #: The record of the attempt, if it is to have one, and which of those before it takes the place
-    #: of: the outcome, and perhaps the error.
+    #: The record of the attempt; None: no record is stored. It replaces earlier records of the task
+    #: that have the outcome, and perhaps the error, in ``like``.
     attempt: TaskAttempt | None = None
     like: dict[str, str] | None = None
-    #: The name of the event, if the task waits again, and the reason.
+    #: The name of the event, unless the task ends as failed or cancelled, and the reason.
     event: str = ""
     reason: str = ""
     raised: BaseException | None = None
-    #: Further columns, with values of the task's own.
+    #: Further columns, whose values differ between tasks.
     own: dict[str, Any] = field(default_factory=dict)
 
 
@@ -82,7 +83,7 @@ class EndVerbs(TaskRows):
             output: Any JSON.
             unexpired: True to require also that the deadline has not passed.
 
-        Raises LeaseLost when this grant no longer has the task (the output is dropped, and the
+        Raises LeaseLost when this grant no longer holds the task (the output is dropped, and the
         attempt records the refusal), NotSerializable.
         """
         return only(_complete(self.home(task), [(task, output)], unexpired=unexpired))
@@ -103,9 +104,9 @@ class EndVerbs(TaskRows):
         left = [result for result in results if id(result[0]) not in ended]
         if not left:
             return []
-        taken = {id(each.task): each for each, _ in left}
+        claimed = {id(each.task): each for each, _ in left}
         _, refused = _complete(rows, [(each.task, output) for each, output in left])
-        return [(taken[id(task)], error) for task, error in refused]
+        return [(claimed[id(task)], error) for task, error in refused]
 
     def fail(self, task: Task, error: BaseException | str, *, unexpired: bool = False) -> Task:
         """End this attempt as failed, and retry the task after a pause or fail it.
@@ -151,16 +152,16 @@ class EndVerbs(TaskRows):
         """``give_back_many`` for workers, of tasks whose handler was never called: on PostgreSQL it
         reads nothing back. Returns the refused ones, each with its error."""
         rows = self.home()
-        given: list[ClaimedTask] = []
+        released: list[ClaimedTask] = []
         if sql.serves(rows.db):
-            # Of two attempts of one task the latter alone: the keys that come back don't say which.
+            # Of two attempts of one task, only the later: the returned keys do not say which it is.
             alike = {each.id: each for each in claimed if not _kind_of(each)}
             keys = one_statement.release_unstarted(rows.db, [*alike.values()]) if alike else set()
-            given = [each for key, each in alike.items() if key in keys]
-            notify(rows.db, given)
-            if given:
-                rows._tell("task.returned", given, reason=reason)
-        done = set(map(id, given))
+            released = [each for key, each in alike.items() if key in keys]
+            notify(rows.db, released)
+            if released:
+                rows._tell("task.returned", released, reason=reason)
+        done = set(map(id, released))
         left = {id(each.task): each for each in claimed if id(each) not in done}
         tasks = [each.task for each in left.values()]
         _, refused = _give_back(rows, tasks, reason, begun=False)
@@ -188,8 +189,8 @@ class EndVerbs(TaskRows):
 
         def columns(row: Task) -> dict[str, Any]:
             attempt.error = row.last_error if row.cancel_requested_at else cancellation(by)
-            told = {"last_error": attempt.error, **traced(task)}
-            return {"status": TaskStatus.CANCELLED, **told, **ending()}
+            shared = {"last_error": attempt.error, **traced(task)}
+            return {"status": TaskStatus.CANCELLED, **shared, **ending()}
 
         return only(_end(self.home(task), [Ending(task, columns, attempt)], "cancel"))
 
@@ -230,10 +231,10 @@ def _fail(
 ) -> EndResult:
     endings = []
     for task, error in failures:
-        # The policy is asked before the transaction begins, which on SQLite is a lock already.
+        # The policy decides before the transaction begins: on SQLite, a transaction is a lock.
         delay, (text, *trace) = pause_after(task, error), described(error)
-        said = {"last_error": text, **traced(task), **_kind_of(task)}
-        columns = partial(_unsuccessful, said=said, delay=delay, spent=True)
+        shared = {"last_error": text, **traced(task), **_kind_of(task)}
+        columns = partial(_unsuccessful, shared=shared, delay=delay, spent=True)
         attempt = attempt_model().of(task, "failed", text, *trace)
         raised = error if isinstance(error, BaseException) else None
         event = "task.attempt_failed"
@@ -252,10 +253,10 @@ def _give_back(
     of = attempt_model().of
     attempts = [(task, of(task, "returned", reason)) for task in tasks]
     like = {"outcome": "returned", "error": reason} if begun else None
-    given, refused = _refund(rows, attempts, "give back", delay, like)
+    returned, refused = _refund(rows, attempts, "give back", delay, like)
     if not delay:
-        notify(rows.db, [task for task in given if task.status == TaskStatus.READY])
-    return given, refused
+        notify(rows.db, [task for task in returned if task.status == TaskStatus.READY])
+    return returned, refused
 
 
 def _refund(
@@ -265,19 +266,19 @@ def _refund(
     delay: timedelta,
     like: dict[str, str] | None,
 ) -> EndResult:
-    """Set the tasks ready in ``delay`` with their attempts uncounted. Each record takes the place
-    of those ``like`` it; None: there is to be none."""
+    """Make the tasks ready after ``delay``, without counting the attempts. The record of an attempt
+    replaces earlier records that match ``like``; None: no record is stored."""
     event = "task.snoozed" if verb == "snooze" else "task.returned"
     endings = []
     for task, attempt in attempts:
-        said = {"attempts": F("attempts") - 1, **traced(task), **_kind_of(task)}
-        columns = partial(_unsuccessful, said=said, delay=delay)
+        shared = {"attempts": F("attempts") - 1, **traced(task), **_kind_of(task)}
+        columns = partial(_unsuccessful, shared=shared, delay=delay)
         record = attempt if like else None
         endings.append(Ending(task, columns, record, like, event=event, reason=attempt.error))
     return _end(rows, endings, verb)
 
 
-# Columns of a row, as it is locked
+# Columns to write to a locked row
 
 
 def _succeeded(row: Task) -> dict[str, Any]:
@@ -285,22 +286,23 @@ def _succeeded(row: Task) -> dict[str, Any]:
 
 
 def _unsuccessful(
-    row: Task, said: dict[str, Any], delay: timedelta | None, *, spent: bool = False
+    row: Task, shared: dict[str, Any], delay: timedelta | None, *, spent: bool = False
 ) -> dict[str, Any]:
-    """The columns of a task that is tried again in ``delay``, unless it is asked to stop, or this
-    attempt is ``spent`` and was the last."""
+    """Return the columns of a task that is tried again after ``delay``. The task is cancelled
+    instead if that was requested, and fails if ``delay`` is None, or if this attempt is ``spent``
+    and was the last. All three have the ``shared`` columns."""
     if row.cancel_requested_at is not None:
-        return {"status": TaskStatus.CANCELLED, **said, **ending()}
+        return {"status": TaskStatus.CANCELLED, **shared, **ending()}
     if delay is None or spent and row.attempts >= row.max_attempts:
-        return {"status": TaskStatus.FAILED, **said, **ending()}
+        return {"status": TaskStatus.FAILED, **shared, **ending()}
     moved = {"scheduled_at": after(delay)} if delay else {}
     freed = {"unique_key": key_in_retry()} if spent else {}
-    return {"status": TaskStatus.READY, **moved, **freed, **over(), **said}
+    return {"status": TaskStatus.READY, **moved, **freed, **over(), **shared}
 
 
 def _kind_of(task: Task | ClaimedTask) -> dict[str, int]:
-    """The column of the kind of its handler here, where the row may have another: by it the task is
-    claimed again."""
+    """Return the column ``kind`` if the handler in this process may have another kind than the row:
+    the next claim selects the task by its kind."""
     handler = registry.get(task.name)
     known = task.kind if isinstance(task, ClaimedTask) else task.__dict__.get("kind")
     if handler is None or handler.kind.number == known:
@@ -328,8 +330,8 @@ def _end(
 def _end_together(
     rows: TaskRows, endings: list[Ending], verb: str, unexpired: bool
 ) -> dict[int, Exception]:
-    """Store them in a transaction, and tell of it. Returns the errors of refused tasks, by the
-    ``id()`` of the task."""
+    """Store ``endings`` in a transaction, and publish their events. Returns the errors of refused
+    tasks, by the ``id()`` of the task."""
     if not endings:
         return {}
     stored: list[Ending] = []
@@ -352,8 +354,10 @@ def _end_together(
 
 
 def _store(rows: TaskRows, endings: list[Ending], unexpired: bool) -> list[Ending]:
-    """Return those that were stored; their tasks are then as their rows are."""
-    # Of one attempt named twice the first counts; of two attempts that which the row is in.
+    """Store those ``endings`` whose grants still hold their tasks, and return them. The tasks then
+    have the values of their rows."""
+    # If an attempt is named twice, its first ending counts; of two attempts of a task, the one that
+    # the row is in counts.
     first = {(each.task.pk, each.task.grant_id): each for each in reversed(endings)}
     keys, grants = zip(*first, strict=True)
     mine = rows._everything().filter(pk__in=keys, grant_id__in=grants).holding().order_by("pk")
@@ -369,7 +373,7 @@ def _store(rows: TaskRows, endings: list[Ending], unexpired: bool) -> list[Endin
         # With all conditions again: not every database has row locks.
         keys, grants = zip(*[(each.task.pk, each.task.grant_id) for each in alike], strict=True)
         is_same: dict[str, Any] = {"pk__in": keys, "grant_id__in": grants}
-        if len(alike) == 1:  # those of many are written whether they are asked to stop or not
+        if len(alike) == 1:  # many are completed whether their cancellation was requested or not
             is_same["cancel_requested_at__isnull"] = row.cancel_requested_at is None
         still = rows._everything().filter(**is_same).holding()
         own = {name: _each_its_own(name, alike) for name in alike[0].own}
@@ -383,7 +387,7 @@ def _store(rows: TaskRows, endings: list[Ending], unexpired: bool) -> list[Endin
         each.task.raised = each.raised
     tasks = [each.task for each in stored]
     attempts = attempt_model()._default_manager.using(rows.db)
-    if stored and (like := stored[0].like):  # as of all that one verb ends
+    if stored and (like := stored[0].like):  # the same for all endings of one verb
         unprotected(attempts.filter(task__in=tasks, **like))._forget()
     attempts.bulk_create([each.attempt for each in stored if each.attempt is not None])
     compensation.store(rows, tasks)
@@ -391,7 +395,7 @@ def _store(rows: TaskRows, endings: list[Ending], unexpired: bool) -> list[Endin
 
 
 def _each_its_own(column: str, alike: list[Ending]) -> Any:
-    """Return what an update sets the ``column`` to, of which each has a value of its own."""
+    """Return the value that one update sets ``column`` to, where each of ``alike`` has its own."""
     one, values = alike[0].own[column], {each.task.pk: each.own[column] for each in alike}
     if all(each is one for each in values.values()):
         return one
@@ -424,24 +428,24 @@ def _tell(rows: TaskRows, ended: Ending) -> None:
 
 
 def _complete_at_once(rows: TaskRows, results: list[tuple[ClaimedTask, Any]]) -> list[ClaimedTask]:
-    """Complete the tasks whose grants hold, and return them: none if an output is refused, or all
-    are too large for one statement."""
-    asked: dict[int, tuple[ClaimedTask, Any]] = {}
+    """Complete the tasks that their grants still hold, and return those; none if an output is
+    refused, or all outputs together are too large for one statement."""
+    by_id: dict[int, tuple[ClaimedTask, Any]] = {}
     for result in results:
-        asked.setdefault(result[0].id, result)
-    asked = {key: asked[key] for key in sorted(asked)}
-    outputs = [output for _, output in asked.values()]
+        by_id.setdefault(result[0].id, result)
+    by_id = {key: by_id[key] for key in sorted(by_id)}
+    outputs = [output for _, output in by_id.values()]
     try:
-        # Together they take half as long as one by one, and are seldom refused.
+        # To encode all outputs together takes half as long as one by one, and seldom fails.
         text = dumped_json(outputs, OUTPUT)
         if len(text) > LARGEST:
             return []
-        # Within a transaction an error of it is to harm nothing else.
+        # Within the caller's transaction, a savepoint confines an error of the statement.
         with transaction.atomic(rows.db) if in_transaction(rows.db) else nullcontext():
-            done = one_statement.complete(rows.db, [each for each, _ in asked.values()], text)
+            done = one_statement.complete(rows.db, [each for each, _ in by_id.values()], text)
     except (NotSerializable, DataError, IntegrityError):
         return []
     for key, at in done.items():
-        claimed, output = asked[key]
+        claimed, output = by_id[key]
         claimed.ended_with = output, at
-    return [asked[key][0] for key in done]
+    return [by_id[key][0] for key in done]

@@ -1,5 +1,5 @@
-"""The part of a handler's context that asks its attempt alone: it is the same in a worker with a
-database and in one of a service."""
+"""The part of a handler's context that depends on its attempt alone: it is the same in a worker
+with a database and in a worker of a service."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tasks.exceptions import TaskCancelled
 
 
 class AttemptContext:
-    """A context over an attempt with ``ensure`` and ``wait``, which says when it was ``stopping``,
-    ``cancelled_by`` whom, and when its ``deadline`` is, with the ``timeout_error`` of that."""
+    """The context of an attempt. The attempt has the methods ``ensure`` and ``wait``, and the
+    attributes ``claimed``, ``stopping``, ``cancelled_by``, ``deadline`` and ``timeout_error``."""
 
     _attempt: Any
     claimed: Any
 
-    #: Why the handler gave its task back, and for how long; None while it did not.
+    #: Why the handler gave its task back, and for how long; None if it did not.
     given_back: tuple[str, timedelta] | None = None
 
     def __init__(self, attempt: Any) -> None:
@@ -64,8 +64,8 @@ class AttemptContext:
 
     def _report(self, done: Any, total: Any, more: dict[str, Any]) -> dict[str, Any]:
         """Return a report of progress as it is stored."""
-        given = {"done": done, "total": total}
-        return {key: said for key, said in given.items() if said is not None} | more
+        counts = {"done": done, "total": total}
+        return {key: count for key, count in counts.items() if count is not None} | more
 
     def give_back(self, reason: str = "", *, delay: float | timedelta = 0) -> None:
         """Make the task ready again when the handler returns, without spending the attempt. It

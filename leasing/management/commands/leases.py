@@ -29,7 +29,7 @@ from leasing.runtime.terminal import as_json, as_table, plain
 from leasing.stores import InvalidStore, stores
 from leasing.web.badges import badge_of_event
 
-#: Seconds, a day: tokens that are raised stay ahead of the clock until it has come so far.
+#: A day, in seconds: raised tokens stay ahead of the clock until the clock reaches them.
 FURTHEST = 86_400
 #: Events of a lease that are shown, the latest.
 EVENTS = 10
@@ -81,7 +81,7 @@ class Command(SubcommandsCommand):
             leases = leases.filter(grants=0)
         elif options["state"]:
             leases = getattr(leases, options["state"])()
-        # An application's before those that workers hold for their own services.
+        # Leases of an application come before those that workers hold for their own services.
         rows = sorted(leases.with_state().order_by("resource"), key=is_internal)
         head = ("RESOURCE", "STATE", "HOLDER", "UNTIL", "TOKEN")
         table = [head, *(_columns(lease) for lease in rows)]

@@ -29,7 +29,7 @@ class Command(TablesCommand):
         parser.add_argument("--json", action="store_true", help="Print a JSON object")
 
     def handle(self, **options: Any) -> None:
-        # Less, and the clocks of a database and its successor could disagree by more.
+        # Below a day, a difference between the clocks of a database and its successor may matter.
         if not 1 <= options["days"] <= 36_500:
             raise CommandError("--days must be from 1 to 36500.")
         if not 1 <= options["batch"] <= 10_000:

@@ -105,10 +105,10 @@ class Command(ServiceCommand):
                 if options["once"]:
                     sys.exit(ExitCode.TERM_ENDED)
                 if not run.term_ended:
-                    leader.resign()  # another may have better luck with it
+                    leader.resign()  # the command may succeed in another process
 
 
 def exit_code(run: Run) -> int:
-    """Return the exit code of this process when ``run`` was its last: 0 for a command that was
-    asked to end and left it to the signal, else the command's own."""
+    """Return the exit code of this process after its last ``run``: 0 if the command was asked to
+    end and SIGTERM ended it, else the exit code of the command."""
     return 0 if run.asked and run.code == KILLED_BY + SIGTERM else run.code
