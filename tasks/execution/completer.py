@@ -103,7 +103,7 @@ class Completer:
 
     def is_stuck(self) -> bool:
         """Return True if a result whose task is renewed still has not been stored for 3 times
-        its ttl, and for twice ANSWER_TIMEOUT, though the database answered all the while."""
+        its ttl, and for four times ANSWER_TIMEOUT, though the database answered all the while."""
         now, timing = clock(), self._timing
         if self.database_down or keeper.draining:
             self._down_at = now

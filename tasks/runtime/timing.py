@@ -31,9 +31,10 @@ class Timing:
     #: a lock on one of its rows.
     stuck_writer_after: float = 1.0
     #: After this many times the ttl of its task an outcome that is not stored ends the worker, but
-    #: not before the answers to so many statements about it may have been lost.
+    #: not before this many times ANSWER_TIMEOUT: a lost answer takes two of them to be noticed if
+    #: the question about it gets no answer either, and the next statement may lose its own.
     stuck_after: float = 3
-    stuck_after_answers: int = 2
+    stuck_after_answers: int = 4
     #: The pauses between the tries to store an outcome.
     store_pauses: tuple[float, ...] = (0.1, 0.3, 1, 2, 4, 8, 15)
     #: The time between two looks of the watcher.

@@ -112,8 +112,8 @@ class Late(Result):
 STUCK: dict[str, tuple[float, Late, str, bool]] = {
     "three ttl": (1090.0, Late(), "", False),
     "longer than three ttl": (1090.1, Late(), "", True),
-    "answers of short ttls": (1030.0, Late(ttl=4), "", False),
-    "longer than two answers": (1030.1, Late(ttl=4), "", True),
+    "answers of short ttls": (1060.0, Late(ttl=4), "", False),
+    "longer than four answers": (1060.1, Late(ttl=4), "", True),
     "nobody renews it": (9999.0, Late(is_lost=True), "", False),
     "the database was away": (1045 + 90.0, Late(), "database", False),
     "the database was away long ago": (1045 + 90.1, Late(), "database", True),
