@@ -152,7 +152,9 @@ def begun_once_a_grant(operations: Sequence[Operation], facts: TaskFacts) -> Ite
             yield Violation("begun once a grant", text, tuple(calls))
     last_return: dict[int, int] = {}
     for attempt in facts.attempts:
-        if attempt.outcome in ("returned", "snoozed"):
+        # The last attempt of a task that was lost beside a suspect is not counted (decision 30).
+        is_spared = attempt.outcome == "lost" and attempt.error.endswith(": not counted")
+        if attempt.outcome in ("returned", "snoozed") or is_spared:
             last_return[attempt.task] = max(attempt.token, last_return.get(attempt.task, 0))
     for change in facts.changes:
         calls = by_grant.get((change.task, change.token), [])

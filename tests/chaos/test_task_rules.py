@@ -216,6 +216,8 @@ def test_what_began_and_is_handed_back_as_if_it_had_not_is_found() -> None:
     assert rules([*calls, handler(lasting=None)], TaskFacts(changes)) == ["begun once a grant"]
     returned = [Attempt(7, 1, "w", "returned", "the worker stops")]
     assert rules([*calls, handler(lasting=None)], TaskFacts(changes, returned)) == []
+    spared = [Attempt(7, 1, "w", "lost", "with task:9, which may be the cause: not counted")]
+    assert rules([*calls, handler(lasting=None)], TaskFacts(changes, spared)) == []
 
 
 def test_a_task_that_nobody_cancelled_and_one_that_began_after_it_was_cancelled_are_found() -> None:

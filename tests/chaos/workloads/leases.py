@@ -45,7 +45,7 @@ def succeed(part: Part) -> None:
     """Wait for the same lease, over a network that does not, and hold it for a moment."""
     while not part.stop.is_set():
         # It is refused before ``works_again`` would miss an answer: the other may keep it longer.
-        hold = Lease.objects.hold(SLOW, ttl=SLOW_TTL, wait=4 * TTL, stopping=part.stop)
+        hold = Lease.objects.hold(SLOW, ttl=SLOW_TTL, wait=2 * TTL, stopping=part.stop)
         held_for(part, SLOW, hold, 0.2)
         part.stop.wait(TTL)
 
