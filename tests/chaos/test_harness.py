@@ -20,7 +20,7 @@ from tests.chaos.history import CLOCK, read_histories
 from tests.chaos.sabotage import SABOTAGES, Sabotage, sabotaged
 from tests.chaos.servers import PGBOUNCER, pgbouncer
 from tests.chaos.workload import Actor, Run, website
-from tests.chaos.world import World
+from tests.chaos.world import GAVE_UP, World
 from tests.plugin import ROOT
 from tests.postgres import NoServer
 from tests.processes import wait_for
@@ -62,6 +62,22 @@ def test_a_process_that_ends_by_itself_is_named_and_started_again(world: World) 
 
     assert world.violations[0].rule == "a process ended by itself"
     assert world.violations[0].message == "short ended with 3:\nno more\n"
+
+
+@pytest.mark.parametrize(("ago", "is_named"), [(1.0, False), (60.0, True)])
+def test_a_worker_that_gives_up_is_named_unless_there_was_a_fault_just_before(
+    ago: float, is_named: bool, world: World
+) -> None:
+    world.hit_at = time.monotonic() - ago
+    world.start(Actor("worker", ["-c", f"raise SystemExit({GAVE_UP!r})"]))
+
+    def again() -> bool:
+        world.look()
+        return len(world.crew) > 1
+
+    wait_for(again)
+
+    assert [each.rule for each in world.violations] == ["a process ended by itself"] * is_named
 
 
 def test_a_process_that_was_killed_is_started_again(world: World) -> None:

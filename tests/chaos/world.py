@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -32,6 +33,9 @@ from tests.proxy import TcpProxy
 BEAT, STALL = 0.02, 0.25
 #: Seconds after which an ended process is started again.
 RESTART_AFTER = 0.3
+#: A worker that no result leaves, or whose slots are all blocked, gives up, and is started again:
+#: what it says then, and the seconds after a fault within which that is no violation.
+GAVE_UP, GIVES_UP_WITHIN = "The worker gave up because it was stuck", 12.0
 
 
 @dataclass
@@ -112,6 +116,8 @@ class World:
         self.crew: list[Running] = []
         self.recorder = Recorder(run.folder, "chaos")
         self.violations: list[Violation] = []
+        #: When the latest fault ended, on the monotonic clock.
+        self.hit_at = -math.inf
         #: How often processes were stopped inside a write, by kinds of resources.
         self.inside: Counter[str] = Counter()
 
@@ -194,8 +200,9 @@ class World:
             if each.has_stopped or each.process.poll() is None:
                 continue
             if not each.again_at:
-                if not (each.is_hit or each.actor.is_foreign):
-                    end = each.process.output[-1500:]
+                end = each.process.output[-1500:]
+                gave_up = GAVE_UP in end and time.monotonic() - self.hit_at < GIVES_UP_WITHIN
+                if not (each.is_hit or each.actor.is_foreign or gave_up):
                     words = f"{each.actor.name} ended with {each.process.returncode}:\n{end}"
                     self.violations.append(Violation("a process ended by itself", words))
                 each.again_at = time.monotonic() + RESTART_AFTER
@@ -253,6 +260,7 @@ class World:
                 under_way.remove(each)
                 _, fault, steps, found, at = each
                 next(steps, None)
+                self.hit_at = time.monotonic()
                 self.recorder.note("fault", fault.name, began=at, **found)
             time.sleep(BEAT)
 
