@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from inspect import getattr_static
 from typing import Any
@@ -71,14 +71,14 @@ class Reader:
         return ", ".join(f"{table}.{column}" for column in self._columns)
 
     def rows(
-        self, answers: Sequence[Sequence[Any]], onto: Sequence[Any] | None = None
+        self, answers: Sequence[Sequence[Any]], onto: Mapping[Any, Any] | None = None
     ) -> list[Any]:
         """Return the rows of ``answers``. What is read behind columns and attributes is left alone.
 
         Args:
             answers: What PostgreSQL answered.
-            onto: Instances that were asked for: the columns are written onto those that were
-                answered. None: all are new ones.
+            onto: Instances that were asked for, by their keys: the columns are written onto those
+                that were answered. None: all are new ones.
         """
         if self._conversions:
             connection = connections[self._using]
@@ -93,10 +93,8 @@ class Reader:
         if onto is None:
             read = [dict(zip(self._names, answer, strict=False)) for answer in answers]
             return [instance_of(self._model, self._using, attributes) for attributes in read]
-        found = list(onto)
-        if not len(onto) == len(answers) == 1:
-            by_key = {row.pk: row for row in onto}
-            found = [by_key[answer[self.key]] for answer in answers]
+        is_one = len(onto) == len(answers) == 1
+        found = list(onto.values()) if is_one else [onto[answer[self.key]] for answer in answers]
         for row, values in zip(found, answers, strict=True):
             for name, value in zip(self._names, values, strict=False):
                 setattr(row, name, value)

@@ -103,7 +103,6 @@ ALL = (
     ORDER BY t.{column}"""
 )
 OR_NONE = " AND (SELECT count(*) FROM chosen) = cardinality(%(value)s::{value_type}[])"
-AS_ASKED = "ORDER BY array_position(%(value)s::{value_type}[], w.{column})"
 FIRST = BEFORE + " WHERE {available} ORDER BY t.{key} LIMIT %(value)s"
 AS_CHOSEN = "ORDER BY array_position(ARRAY(SELECT {key} FROM chosen), w.{key})"
 HAD_EXPIRED = "c.grants > 0 AND c.released_at IS NULL"
@@ -198,20 +197,19 @@ class Statements:
         connection = connections[self._using]
         refuse_transaction(connection)
         values = sent(made.field, row.pk, connection, grant=row.grant_id)
-        return bool(made.read.rows(fetch_all(connection, made.text, values), onto=[row]))
+        return bool(made.read.rows(fetch_all(connection, made.text, values), onto={row.pk: row}))
 
-    def release(self, connection: Any, held: list[Any]) -> list[Any]:
-        """Release those rows of ``held`` whose grant still lives, and notify those who wait for
-        them. Returns these, as they were written."""
+    def release(self, connection: Any, held: Mapping[Any, Any]) -> list[Any]:
+        """Release those rows of ``held``, by their keys, whose grant still lives, and notify those
+        who wait for them. Returns these, as they were written."""
         made = self._of_holder(RELEASE, ROW if len(held) == 1 else ROWS)
         if made is None:
             return []
+        grants = [row.grant_id for row in held.values()]
         if len(held) == 1:
-            values = sent(made.field, held[0].pk, connection, grant=held[0].grant_id)
+            values = sent(made.field, next(iter(held)), connection, grant=grants[0])
         else:
-            keys, grants = zip(*((row.pk, row.grant_id) for row in held), strict=True)
-            keys = array_as(made.field, keys, connection)
-            values = {"keys": keys, "grants": array_of(list(grants))}
+            values = {"keys": array_as(made.field, held, connection), "grants": array_of(grants)}
         return made.read.rows(fetch_all(connection, made.text, values), onto=held)
 
     def renew(self, grants: Mapping[Any, uuid.UUID], timeout: float) -> list[Any] | None:
@@ -257,7 +255,7 @@ class Statements:
         Args:
             terms: The terms of the grants, with a request for ONE alone.
             chosen: ONE: the row whose ``column`` is ``value``; ALL: those whose ``column`` is in
-                ``value``, in the order of these, or none; FIRST: up to ``value``, in their order.
+                ``value``, in any order, or none; FIRST: up to ``value``, in their order.
             column: The name of a field, or "pk".
             value: See ``chosen``.
             rows: The rows of which they are to be; None: any.
@@ -394,7 +392,7 @@ class Spelling:
             answer=read.sql("w"),
             expired=expired,
             written=written,
-            order=self._text({FIRST: AS_CHOSEN, ALL: AS_ASKED}.get(chosen, ""), **by),
+            order=self._text(AS_CHOSEN) if chosen is FIRST else "",
         )
         asked = " ".join([sql_of(self._kind.available), *columns.values()])
         return _Made(text, read, field, tuple(re.findall(r"%\((\w+)\)s", asked)))

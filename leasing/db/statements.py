@@ -159,8 +159,8 @@ AS_TEXT: Mapping[type, Callable[[Any], Any]] = {
 #: was seen to be its own, and its cursors by statement.
 ATTRIBUTE = "_leasing_cursors"
 NONE_YET: tuple[Any, int, dict[str, Any]] = (None, 0, {})
-#: Cursors that a connection may have, and the rows of the latest answer of each.
-MAX_CURSORS, MAX_ROWS = 50, 1
+#: Cursors that a connection may have.
+MAX_CURSORS = 50
 
 
 def fetch_all(
@@ -195,8 +195,12 @@ def fetch_all(
     cursor = cursors.pop(key, None) or new_cursor(connection)
     cursor.execute(sql, params)
     # The driver has read them by now: there is no error for Django's wrapper to translate.
-    rows = (cursor.cursor if type(cursor) is CursorWrapper else cursor).fetchall()
-    if len(rows) <= MAX_ROWS and len(cursors) < MAX_CURSORS:
+    driven = cursor.cursor if type(cursor) is CursorWrapper else cursor
+    rows = driven.fetchall()
+    # Of psycopg 3 alone. With its answer, a cursor that is kept would keep every payload it read.
+    answer = getattr(driven, "pgresult", None)
+    if answer is not None and len(cursors) < MAX_CURSORS:
+        answer.clear()
         cursors[key] = cursor
     return rows
 

@@ -169,13 +169,14 @@ class RowStore:
         return Claim(self._told(granted), self)
 
     def grant_all(self, terms: Terms, column: str, names: list[str]) -> Claim[Any]:
-        """Grant the rows whose ``column`` is one of ``names``, which are sorted, or none. Raises
-        LeaseHeld."""
+        """Grant the rows whose ``column`` is one of ``names``, which are sorted, or none. Returns
+        them in that order. Raises LeaseHeld."""
         for number in range(TRIES):
             granted = self._statements.grant(terms, sql.ALL, column, names)
             if granted is None:
                 granted = self._grant_all(terms, column, names)
             if len(granted) == len(names):
+                granted.sort(key=attrgetter(column))
                 return Claim(self._told(granted), self)
             self.rows().judge_all(names, terms)
             if number:
@@ -261,7 +262,7 @@ class RowStore:
         followed = during("lease.release", row) if followers else NOTHING
         connection = connections[self.using]
         with followed, leaving:
-            if freed := self._statements.release(connection, [row]):
+            if freed := self._statements.release(connection, {row.pk: row}):
                 after_commit(connection, partial(self._freed, freed))
                 return
             rows = self.rows()
@@ -282,7 +283,7 @@ class RowStore:
         elif left:
             with claims.ending(self.using, left.values()) as standing:
                 connection = connections[self.using]
-                freed = self._statements.release(connection, list(left.values()))
+                freed = self._statements.release(connection, left)
                 after_commit(connection, partial(self._freed, freed))
                 for row in freed:
                     del left[key(row)]

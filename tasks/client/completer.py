@@ -53,7 +53,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Suspect:
+class _Unstored:
     """An outcome that the service failed to store alone."""
 
     outcome: Outcome
@@ -77,7 +77,7 @@ class Completer:
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         self._gives_up = threading.Event()
         self._streak = Streak()
-        self._suspects: list[_Suspect] = []
+        self._unstored: list[_Unstored] = []
         self._answered: int | None = None
         self._thread = threading.Thread(target=self._run, name="task-results", daemon=True)
 
@@ -105,13 +105,13 @@ class Completer:
             left = [outcome for outcome in batch if outcome is not None]
             for verb in (COMPLETE, FAIL, GIVE_BACK):
                 self._store_all(verb, [outcome for outcome in left if outcome.verb == verb])
-            for suspect in [each for each in self._suspects if each.due_at <= clock()]:
-                self._try_again(suspect)
-            if is_over and self._outcomes.empty() and not self._suspects:
+            for unstored in [each for each in self._unstored if each.due_at <= clock()]:
+                self._try_again(unstored)
+            if is_over and self._outcomes.empty() and not self._unstored:
                 return
 
     def _next(self) -> list[Outcome | None]:
-        due_at = min((each.due_at for each in self._suspects), default=None)
+        due_at = min((each.due_at for each in self._unstored), default=None)
         try:
             left = None if due_at is None else max(0.0, due_at - clock())
             batch = [self._outcomes.get(timeout=left)]
@@ -172,7 +172,7 @@ class Completer:
         for outcome, fault in failed:
             log.task_put_aside(outcome.claimed, verb=verb, error=fault)
             due_at = clock() + STRIKE_EVERY
-            self._suspects.append(_Suspect(outcome, self._calls.transport.answered, due_at))
+            self._unstored.append(_Unstored(outcome, self._calls.transport.answered, due_at))
         return []
 
     def _is_answered(self) -> bool:
@@ -180,18 +180,18 @@ class Completer:
         before, self._answered = self._answered, self._calls.transport.answered
         return before is not None and self._answered > before
 
-    def _try_again(self, suspect: _Suspect) -> None:
-        outcome, seen = suspect.outcome, self._calls.transport.answered
+    def _try_again(self, unstored: _Unstored) -> None:
+        outcome, seen = unstored.outcome, self._calls.transport.answered
         try:
             refused = self._store(outcome.verb, [outcome])
         except Exception as error:
-            suspect.due_at = clock() + STRIKE_EVERY
-            if not _is_fault(error) or seen == suspect.seen:
+            unstored.due_at = clock() + STRIKE_EVERY
+            if not _is_fault(error) or seen == unstored.seen:
                 return  # nothing says that the service is well
-            suspect.seen, suspect.strikes = seen, suspect.strikes + 1
-            if suspect.strikes < STRIKES:
+            unstored.seen, unstored.strikes = seen, unstored.strikes + 1
+            if unstored.strikes < STRIKES:
                 return
-            self._suspects.remove(suspect)
+            self._unstored.remove(unstored)
             log.task_given_up(outcome.claimed, verb=outcome.verb, error=error)
             if outcome.verb == COMPLETE:
                 text = f"The service failed to store the output: {error}"
@@ -199,7 +199,7 @@ class Completer:
             else:
                 self._done([outcome.execution])
         else:
-            self._suspects.remove(suspect)
+            self._unstored.remove(unstored)
             self._note(outcome.verb, [outcome], refused)
 
     def _store(self, verb: str, outcomes: Sequence[Outcome]) -> Refused:

@@ -63,9 +63,17 @@ def test_a_statement_that_failed_leaves_no_cursor(connection: Any) -> None:
     assert kept(connection) == {}
 
 
-def test_cursors_are_few_and_have_small_answers(connection: Any) -> None:
-    fetch_all(connection, "SELECT generate_series(1, 2)", [])
-    assert kept(connection) == {}
+def test_a_cursor_that_is_kept_has_given_its_answer_back(connection: Any) -> None:
+    many = "SELECT generate_series(1, %s::int)"
+    assert len(fetch_all(connection, many, [1_000])) == 1_000
+    (cursor,) = kept(connection).values()
+    assert cursor.pgresult.ntuples == 0
+
+    assert fetch_all(connection, many, [2]) == [(1,), (2,)]
+    assert kept(connection) == {many: cursor}
+
+
+def test_cursors_are_few(connection: Any) -> None:
     for number in range(MAX_CURSORS + 1):
         fetch_all(connection, f"SELECT {number}", [])
     assert len(kept(connection)) == MAX_CURSORS
