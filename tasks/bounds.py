@@ -7,7 +7,7 @@ from datetime import timedelta
 
 #: The lowest and the highest priority: the bounds of the column.
 PRIORITIES = (-32768, 32767)
-#: Those of the number of attempts, and of the tasks of a concurrency key that run at a time.
+#: Bounds of the number of attempts, and of the tasks of a concurrency key that run at a time.
 COUNTS = (1, 32767)
 #: Beyond it lies a mistake in arithmetic, and not far behind that the end of every calendar.
 LONGEST_DELAY = timedelta(days=3650)

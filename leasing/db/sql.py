@@ -200,8 +200,8 @@ class Statements:
         return bool(made.read.rows(fetch_all(connection, made.text, values), onto={row.pk: row}))
 
     def release(self, connection: Any, held: Mapping[Any, Any]) -> list[Any]:
-        """Release those rows of ``held``, by their keys, whose grant still lives, and notify those
-        who wait for them. Returns these, as they were written."""
+        """Release the rows whose grant still lives, and notify those who wait for them. ``held``
+        maps keys to rows. Returns the released rows, as they were written."""
         made = self._of_holder(RELEASE, ROW if len(held) == 1 else ROWS)
         if made is None:
             return []

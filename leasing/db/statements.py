@@ -159,8 +159,9 @@ AS_TEXT: Mapping[type, Callable[[Any], Any]] = {
 #: was seen to be its own, and its cursors by statement.
 ATTRIBUTE = "_leasing_cursors"
 NONE_YET: tuple[Any, int, dict[str, Any]] = (None, 0, {})
-#: Cursors that a connection may have.
-MAX_CURSORS = 50
+#: Cursors that a connection may have. Each keeps the values that it sent last: those that are
+#: longer, in characters, are sent ``once``.
+MAX_CURSORS, LONG_VALUE = 50, 100_000
 
 
 def fetch_all(
@@ -197,7 +198,8 @@ def fetch_all(
     # The driver has read them by now: there is no error for Django's wrapper to translate.
     driven = cursor.cursor if type(cursor) is CursorWrapper else cursor
     rows = driven.fetchall()
-    # Of psycopg 3 alone. With its answer, a cursor that is kept would keep every payload it read.
+    # Only psycopg 3 has this attribute; cursors of psycopg 2 are not kept. A kept cursor would keep
+    # its answer, with every payload in it. Loaders have copied what they read.
     answer = getattr(driven, "pgresult", None)
     if answer is not None and len(cursors) < MAX_CURSORS:
         answer.clear()

@@ -169,8 +169,8 @@ class RowStore:
         return Claim(self._told(granted), self)
 
     def grant_all(self, terms: Terms, column: str, names: list[str]) -> Claim[Any]:
-        """Grant the rows whose ``column`` is one of ``names``, which are sorted, or none. Returns
-        them in that order. Raises LeaseHeld."""
+        """Grant the rows whose ``column`` is one of ``names``, or none. Returns them sorted by
+        ``column``. Raises LeaseHeld."""
         for number in range(TRIES):
             granted = self._statements.grant(terms, sql.ALL, column, names)
             if granted is None:
@@ -275,8 +275,10 @@ class RowStore:
     def release_rows(self, rows: Iterable[Any]) -> dict[Any, LeaseLost]:
         """Release the grants of ``rows``, on PostgreSQL in one statement. Returns how those were
         lost that were, by their keys; all others are released."""
-        key = attrgetter(self.model._meta.pk.attname)
-        left = {key(row): row for row in rows}
+        pk = self.model._meta.pk
+        key = attrgetter(pk.attname)
+        # As the database answers it: a row that the caller has made may have a number as text.
+        left = {pk.to_python(key(row)): row for row in rows}
         release = self.release_row
         if self.kind.release is not self.kind.plain_release:
             release = self.rows().release

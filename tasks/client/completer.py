@@ -53,7 +53,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Unstored:
+class _PutAside:
     """An outcome that the service failed to store alone."""
 
     outcome: Outcome
@@ -77,7 +77,7 @@ class Completer:
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         self._gives_up = threading.Event()
         self._streak = Streak()
-        self._unstored: list[_Unstored] = []
+        self._put_aside: list[_PutAside] = []
         self._answered: int | None = None
         self._thread = threading.Thread(target=self._run, name="task-results", daemon=True)
 
@@ -105,13 +105,13 @@ class Completer:
             left = [outcome for outcome in batch if outcome is not None]
             for verb in (COMPLETE, FAIL, GIVE_BACK):
                 self._store_all(verb, [outcome for outcome in left if outcome.verb == verb])
-            for unstored in [each for each in self._unstored if each.due_at <= clock()]:
-                self._try_again(unstored)
-            if is_over and self._outcomes.empty() and not self._unstored:
+            for aside in [each for each in self._put_aside if each.due_at <= clock()]:
+                self._try_again(aside)
+            if is_over and self._outcomes.empty() and not self._put_aside:
                 return
 
     def _next(self) -> list[Outcome | None]:
-        due_at = min((each.due_at for each in self._unstored), default=None)
+        due_at = min((each.due_at for each in self._put_aside), default=None)
         try:
             left = None if due_at is None else max(0.0, due_at - clock())
             batch = [self._outcomes.get(timeout=left)]
@@ -172,7 +172,7 @@ class Completer:
         for outcome, fault in failed:
             log.task_put_aside(outcome.claimed, verb=verb, error=fault)
             due_at = clock() + STRIKE_EVERY
-            self._unstored.append(_Unstored(outcome, self._calls.transport.answered, due_at))
+            self._put_aside.append(_PutAside(outcome, self._calls.transport.answered, due_at))
         return []
 
     def _is_answered(self) -> bool:
@@ -180,18 +180,18 @@ class Completer:
         before, self._answered = self._answered, self._calls.transport.answered
         return before is not None and self._answered > before
 
-    def _try_again(self, unstored: _Unstored) -> None:
-        outcome, seen = unstored.outcome, self._calls.transport.answered
+    def _try_again(self, aside: _PutAside) -> None:
+        outcome, seen = aside.outcome, self._calls.transport.answered
         try:
             refused = self._store(outcome.verb, [outcome])
         except Exception as error:
-            unstored.due_at = clock() + STRIKE_EVERY
-            if not _is_fault(error) or seen == unstored.seen:
+            aside.due_at = clock() + STRIKE_EVERY
+            if not _is_fault(error) or seen == aside.seen:
                 return  # nothing says that the service is well
-            unstored.seen, unstored.strikes = seen, unstored.strikes + 1
-            if unstored.strikes < STRIKES:
+            aside.seen, aside.strikes = seen, aside.strikes + 1
+            if aside.strikes < STRIKES:
                 return
-            self._unstored.remove(unstored)
+            self._put_aside.remove(aside)
             log.task_given_up(outcome.claimed, verb=outcome.verb, error=error)
             if outcome.verb == COMPLETE:
                 text = f"The service failed to store the output: {error}"
@@ -199,7 +199,7 @@ class Completer:
             else:
                 self._done([outcome.execution])
         else:
-            self._unstored.remove(unstored)
+            self._put_aside.remove(aside)
             self._note(outcome.verb, [outcome], refused)
 
     def _store(self, verb: str, outcomes: Sequence[Outcome]) -> Refused:

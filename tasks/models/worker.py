@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from django.db import models, transaction
-from django.db.models import Case, Q, Value, When
+from django.db.models import Case, Q, Subquery, Value, When
 from django.db.models.functions import Length
 
 from leasing.db.dialects import take_write_lock
@@ -127,14 +127,15 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
     def succeed(self, name: str) -> None:
         """Delete the rows of the processes before the worker called ``name`` that had its label on
         its host and have ended: its row has their ends from now on."""
-        worker = self.filter(name=name).first()
-        if worker is None:
-            return
-        before = self.labelled(worker.label).filter(hostname=worker.hostname, pk__lt=worker.pk)
+        mine = self.filter(name=name)
+        before = self.labelled(name.rpartition(":")[0]).filter(
+            hostname__in=mine.values("hostname"), pk__lt=Subquery(mine.values("pk"))
+        )
         gone = Q(last_seen_at__lt=DbNow() - Worker.GONE_AFTER)
         ended = list(before.filter(gone | Q(stopped_at__isnull=False)))
-        if ended:
-            self.filter(name=name).update(ends=_ends_of(ended, worker.former_ends))
+        worker = mine.first() if ended else None
+        if worker is not None:
+            mine.update(ends=_ends_of(ended, worker.former_ends))
             self.filter(pk__in=[each.pk for each in ended]).delete()
 
     def forget_gone(self) -> None:

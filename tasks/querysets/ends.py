@@ -219,6 +219,8 @@ def _complete(
             unfit.append((task, error))
         else:
             endings.append(Ending(task, _succeeded, event="task.completed", own=own))
+    refused_before = {id(task) for task, _ in unfit}
+    endings = [each for each in endings if id(each.task) not in refused_before]
     completed, refused = _end(rows, endings, "complete", unexpired)
     return completed, [*unfit, *refused]
 

@@ -71,8 +71,8 @@ class Executor:
         #: be given back.
         self._took: deque[float] = deque(maxlen=PACED_BY)
         self._ended = 0
-        #: The latest moment in ``_begun`` when all slots looked long, and when to judge them again.
-        self._seen_long, self._confirm_at = math.nan, math.inf
+        #: The value of ``_long_from`` when it was last reached, and when to judge the slots again.
+        self._long_from_seen, self._confirm_at = math.nan, math.inf
         #: Since when each of the tasks that are over has been seen to run on.
         self._over_since: dict[Attempt, float] = {}
 
@@ -170,8 +170,8 @@ class Executor:
         except IndexError:
             return None
         long_from = self._long_from
-        is_seen = long_from == self._seen_long
-        return min(first, self._confirm_at if is_seen else long_from)
+        is_confirming = long_from == self._long_from_seen
+        return min(first, self._confirm_at if is_confirming else long_from)
 
     def overdue(self) -> list[Attempt]:
         """Return the attempts that wait if they do so for too long, or behind long tasks: they are
@@ -180,8 +180,8 @@ class Executor:
         if until is None or now < until:
             return []
         long_from = self._long_from
-        if until == long_from != self._seen_long:
-            self._seen_long, self._confirm_at = long_from, now + CONFIRM_AFTER
+        if until == long_from != self._long_from_seen:
+            self._long_from_seen, self._confirm_at = long_from, now + CONFIRM_AFTER
             return []
         self._ended = 0
         return self.withdraw()

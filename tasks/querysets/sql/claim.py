@@ -34,7 +34,7 @@ from django.db import connections
 from leasing.db import sql
 from leasing.db.routing import is_plain
 from leasing.db.row_reader import reader
-from leasing.db.statements import array_of, cached_statement, fetch_all, joined, moment, new_cursor
+from leasing.db.statements import array_of, cached_statement, fetch_all, joined, moment
 from leasing.functions import EPOCH, DbMicroseconds, DbNow
 from leasing.querysets import GRANTING as GRANTING_OF_LEASES
 from leasing.runtime.clock import clock
@@ -119,8 +119,10 @@ FOUND_ONE = """
 SHARED = """
 WITH first AS MATERIALIZED (
     SELECT * FROM (
-        SELECT queue, kind FROM unnest(%(queues)s::text[]) AS each (queue), LATERAL (
-            SELECT asked.kind FROM unnest(%(kinds)s::smallint[]) AS kinds (kind), LATERAL (
+        SELECT queue, kind FROM (
+            SELECT * FROM unnest(%(queues)s::text[]) LIMIT {places}
+        ) AS each (queue), LATERAL (
+            SELECT asked.kind FROM unnest(ARRAY{kinds}::smallint[]) AS kinds (kind), LATERAL (
                 SELECT each.queue, kinds.kind
             ) AS asked, LATERAL (
                 SELECT * FROM (
@@ -303,9 +305,9 @@ def claim(
 ) -> tuple[list[Task], bool]:
     """Grant ready tasks of every kind that need no seat, with every column, as model instances.
     Returns them, and whether there may be more."""
-    values = {**_values(terms, queues, seats), "kinds": array_of(list(KINDS))}
+    values = _values(terms, queues, seats)
     parts = (CLAIM, SHARED, "", FOUND, PASSED_OF_SHARED)
-    sent_at, answers = _sent(rows, parts, values, seats, whole=True)
+    sent_at, answers = _sent(rows, parts, values, seats, places=len(queues), whole=True)
     read = reader(rows.model, rows.db)
     passed, now, *_ = answers[0]
     found = [columns for _, _, *columns, _, _ in answers if columns[read.key] is not None]
@@ -359,13 +361,7 @@ def _sent(
     statement = cached_statement(key, make)
     text = planned(statement)
     sent_at = clock()
-    if whole:
-        # A hundred instances that Django reads and makes take longer than the statement.
-        with new_cursor(connection) as cursor:
-            cursor.execute(text, values)
-            answers = cursor.fetchall()
-    else:
-        answers = fetch_all(connection, text, values, known_as=statement)
+    answers = fetch_all(connection, text, values, known_as=statement)
     plan_took(clock() - sent_at, len(answers))
     return sent_at, answers
 
@@ -391,6 +387,8 @@ def _spelled(
         "asked": asked,
         "found": found,
         "passed": passed,
+        # A constant: for as many kinds as a parameter may have PostgreSQL plans at every call.
+        "kinds": list(KINDS),
         "most": most,
         "places": places,
         "now": now,

@@ -10,7 +10,14 @@ from typing import Any
 
 from django.db import connections
 
-from leasing.db.statements import array_of, cached_statement, fetch_all, joined, moment
+from leasing.db.statements import (
+    LONG_VALUE,
+    array_of,
+    cached_statement,
+    fetch_all,
+    joined,
+    moment,
+)
 from leasing.functions import DbNow
 from tasks.querysets.claimed import ClaimedTask
 from tasks.querysets.sql.plans import planned
@@ -65,7 +72,8 @@ def complete(using: str, mine: Sequence[ClaimedTask], outputs: str) -> dict[int,
     did, in microseconds since 1970, by their keys."""
     grants = bytes.fromhex("".join([each.grant for each in mine]).replace("-", ""))
     ids = array_of([each.id for each in mine])
-    return dict(_sent(using, COMPLETE, {"ids": ids, "grants": grants, "outputs": outputs}))
+    values = {"ids": ids, "grants": grants, "outputs": outputs}
+    return dict(_sent(using, COMPLETE, values, once=len(outputs) > LONG_VALUE))
 
 
 def release_unstarted(using: str, mine: Sequence[ClaimedTask]) -> set[int]:
@@ -75,11 +83,11 @@ def release_unstarted(using: str, mine: Sequence[ClaimedTask]) -> set[int]:
     return {key for (key,) in _sent(using, RELEASE_UNSTARTED, {"ids": ids, "grants": grants})}
 
 
-def _sent(using: str, template: str, values: dict[str, Any]) -> list[Any]:
+def _sent(using: str, template: str, values: dict[str, Any], *, once: bool = False) -> list[Any]:
     connection: Any = connections[using]
 
     def make() -> str:
         return template.format(now=moment(DbNow, connection))
 
     statement = cached_statement(template, make)
-    return fetch_all(connection, planned(statement), values, known_as=statement)
+    return fetch_all(connection, planned(statement), values, known_as=statement, once=once)

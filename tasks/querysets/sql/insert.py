@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.signals import post_save, pre_save
 
 from leasing.db.row_reader import instance_of
-from leasing.db.statements import cached_statement, fetch_all, moment
+from leasing.db.statements import LONG_VALUE, cached_statement, fetch_all, moment
 from leasing.functions import DbNow
 from tasks.notifier import CHANNEL
 from tasks.payload import dumped_many
@@ -231,7 +231,8 @@ def _sent(connection: Any, template: str, model: type[Task], values: dict[str, A
     )
     with guard:
         statement = cached_statement(template, make)
-        rows = fetch_all(connection, statement, {**_nothing(model), **values})
+        once = len(values["task_data"]) > LONG_VALUE
+        rows = fetch_all(connection, statement, {**_nothing(model), **values}, once=once)
     return rows[0] if rows else None
 
 

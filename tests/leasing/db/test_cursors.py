@@ -11,8 +11,9 @@ from django.db import DatabaseError, DataError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from leasing.db import statements
-from leasing.db.statements import MAX_CURSORS, fetch_all
+from leasing.db.statements import LONG_VALUE, MAX_CURSORS, fetch_all
 from leasing.models import Lease
+from tasks.models import Task
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("on_postgresql")]
 
@@ -71,6 +72,17 @@ def test_a_cursor_that_is_kept_has_given_its_answer_back(connection: Any) -> Non
 
     assert fetch_all(connection, many, [2]) == [(1,), (2,)]
     assert kept(connection) == {many: cursor}
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+def test_no_cursor_keeps_a_long_value_that_it_sent(connection: Any, size: int) -> None:
+    task = Task.objects.enqueue("jobs.echo", {"text": "x" * size})
+    Task.objects.complete_claimed([(each, "x" * size) for each in Task.objects.take("ann")])
+
+    assert Task.objects.get(pk=task.pk).task_output == "x" * size
+    verbs = ("INSERT INTO leasing_tasks_task", "task_output = ")
+    kept_verbs = [verb for verb in verbs if any(verb in text for text in kept(connection))]
+    assert kept_verbs == ([] if size > LONG_VALUE else list(verbs))
 
 
 def test_cursors_are_few(connection: Any) -> None:

@@ -90,6 +90,16 @@ def test_copies_of_the_rows_stay() -> None:
     assert stored(twin)["released_at"] is None
 
 
+def test_rows_that_the_caller_has_made_may_have_their_keys_as_text(sent: Sent) -> None:
+    made = [Lease(pk=str(lease.pk), grant_id=lease.grant_id) for lease in make_leases(2)]
+    sent.clear()
+
+    assert Lease.objects.release_many(made) == {}
+
+    assert Lease.objects.released().count() == 2
+    assert sorted(lease.pk for _, lease, _ in sent) == sorted(int(lease.pk) for lease in made)
+
+
 def test_what_was_given_back_before_is_no_loss() -> None:
     one, two = make_leases(2)
     again = copy.copy(one)

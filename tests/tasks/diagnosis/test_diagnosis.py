@@ -717,7 +717,7 @@ def test_nothing_is_offered_where_nothing_needs_doing() -> None:
     assert diagnose(due()).actions == []
 
 
-def test_many_tasks_are_explained_with_one_look_around() -> None:
+def test_many_tasks_are_explained_by_one_reading_of_their_context() -> None:
     tasks: list[Any] = [make_task(state="stuck", holder="ann") for _ in range(5)]
 
     tasks.append(flapping())

@@ -338,6 +338,7 @@ def test_a_claim_that_was_prepared_is_planned_once(
     with claims_sent() as statements:
         assert take(size)
         assert take(size)
+        assert Task.objects.claim("ann", limit=size)
     server: Any = connection.connection
     monkeypatch.setattr(server, "prepare_threshold", 0)
     parameters = {
@@ -359,7 +360,7 @@ def test_a_claim_that_was_prepared_is_planned_once(
             "SELECT generic_plans FROM pg_prepared_statements WHERE statement LIKE '%chosen AS%'"
         )
         plans = [generic for (generic,) in cursor.fetchall()]
-    assert len(plans) == len(statements) == 2
+    assert len(plans) == len(statements) == 3
     assert min(plans) > 0
 
 

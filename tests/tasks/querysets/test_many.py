@@ -67,6 +67,16 @@ def test_many_are_completed_each_with_its_output(
     assert reported == [("completed", task.pk, {}) for task in tasks]
 
 
+@pytest.mark.parametrize("outputs", [(object(), 1), (1, object())])
+def test_a_task_with_two_outputs_of_which_one_is_no_json_is_refused(outputs: Any) -> None:
+    (task,) = running(1)
+
+    done, refused = Task.objects.complete_many([(task, output) for output in outputs])
+
+    assert (done, [each for each, _ in refused]) == ([], [task])
+    assert row_of(task)["status"] == TaskStatus.RUNNING
+
+
 def test_an_output_of_nothing_is_stored_as_one_alone_is() -> None:
     one, *some = running(3)
     Task.objects.complete(one)
