@@ -159,8 +159,8 @@ AS_TEXT: Mapping[type, Callable[[Any], Any]] = {
 #: was seen to be its own, and its cursors by statement.
 ATTRIBUTE = "_leasing_cursors"
 NONE_YET: tuple[Any, int, dict[str, Any]] = (None, 0, {})
-#: Cursors that a connection may have. Each keeps the values that it sent last: those that are
-#: longer, in characters, are sent ``once``.
+#: Cursors that a connection may have. Each keeps the values that it sent last, so outputs and data
+#: of tasks with more than LONG_VALUE characters are sent ``once``.
 MAX_CURSORS, LONG_VALUE = 50, 100_000
 
 

@@ -277,7 +277,7 @@ class RowStore:
         lost that were, by their keys; all others are released."""
         pk = self.model._meta.pk
         key = attrgetter(pk.attname)
-        # As the database answers it: a row that the caller has made may have a number as text.
+        # A row that the caller has made may have a number as text; the database answers a number.
         left = {pk.to_python(key(row)): row for row in rows}
         release = self.release_row
         if self.kind.release is not self.kind.plain_release:

@@ -212,15 +212,15 @@ def _complete(
 ) -> EndResult:
     endings: list[Ending] = []
     unfit: Refused = []
-    for task, output in results:
+    # Of a task that is named twice the first output counts.
+    first = {id(result[0]): result for result in reversed(results)}
+    for task, output in reversed(first.values()):
         try:
             own = {"task_output": check_json(output, OUTPUT)}
         except NotSerializable as error:
             unfit.append((task, error))
         else:
             endings.append(Ending(task, _succeeded, event="task.completed", own=own))
-    refused_before = {id(task) for task, _ in unfit}
-    endings = [each for each in endings if id(each.task) not in refused_before]
     completed, refused = _end(rows, endings, "complete", unexpired)
     return completed, [*unfit, *refused]
 

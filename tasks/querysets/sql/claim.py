@@ -15,10 +15,10 @@ whoever sees one grant of a claim could tell the others.
 
 In the texts, names in capitals are the texts of this file. The limit is a parameter, of which the
 planner of a prepared statement knows no value: alone it would make it expect a tenth of the table.
-So {most}, a limit that is never less, and {places}, the number of queues and kinds, stand beside
-it as constants. And each limit is a query: for a parameter, a plan made for its value would seem
-cheaper than one for any value, and be made for every claim. A subquery may find more rows than the
-limit; no more are locked, for rows are locked as the outer query asks for them.
+So {most}, a limit that is never less, and {places}, the number of places that are looked at, stand
+beside it as constants. And each limit is a query: for a parameter, a plan made for its value would
+seem cheaper than one for any value, and be made for every claim. A subquery may find more rows than
+the limit; no more are locked, for rows are locked as the outer query asks for them.
 """
 
 from __future__ import annotations
@@ -387,7 +387,8 @@ def _spelled(
         "asked": asked,
         "found": found,
         "passed": passed,
-        # A constant: for as many kinds as a parameter may have PostgreSQL plans at every call.
+        # A constant: of an array parameter a plan for any value expects ten, which seems so dear
+        # that PostgreSQL never chooses it.
         "kinds": list(KINDS),
         "most": most,
         "places": places,

@@ -90,13 +90,14 @@ def test_copies_of_the_rows_stay() -> None:
     assert stored(twin)["released_at"] is None
 
 
-def test_rows_that_the_caller_has_made_may_have_their_keys_as_text(sent: Sent) -> None:
-    made = [Lease(pk=str(lease.pk), grant_id=lease.grant_id) for lease in make_leases(2)]
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_that_the_caller_has_made_may_have_their_keys_as_text(count: int, sent: Sent) -> None:
+    made = [Lease(pk=str(lease.pk), grant_id=lease.grant_id) for lease in make_leases(count)]
     sent.clear()
 
     assert Lease.objects.release_many(made) == {}
 
-    assert Lease.objects.released().count() == 2
+    assert Lease.objects.released().count() == count
     assert sorted(lease.pk for _, lease, _ in sent) == sorted(int(lease.pk) for lease in made)
 
 

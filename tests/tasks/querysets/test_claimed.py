@@ -302,11 +302,12 @@ def test_mixed_up_grants_complete_nothing() -> None:
 
 
 @pytest.mark.usefixtures("unheard")
-def test_of_one_named_twice_the_first_output_counts() -> None:
+@pytest.mark.parametrize("second", ["second", object()])
+def test_of_one_named_twice_the_first_output_counts(second: Any) -> None:
     make_task()
     (one,) = take()
 
-    refused = Task.objects.complete_claimed([(one, "first"), (one, "second")])
+    refused = Task.objects.complete_claimed([(one, "first"), (one, second)])
 
     assert [(each, type(error)) for each, error in refused] in ([], [(one, LeaseLost)])
     assert output_of(one) == "first"
