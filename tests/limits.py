@@ -28,7 +28,7 @@ from tasks.client import completer as client_completer
 from tasks.client import worker as client_worker
 from tasks.dashboard import listing, queue_rows, selection
 from tasks.diagnosis import reasons
-from tasks.execution import attempt, chaos
+from tasks.execution import chaos, runner
 from tasks.fleet import child, hand_back, parent
 from tasks.maintenance import counting, invariants, recovery, scheduler
 from tasks.outbox import relay
@@ -76,7 +76,7 @@ BOUNDS: dict[str, list[tuple[Any, str]]] = {
     "next_try": [(parent, "NEXT_TRY")],
     "pause": [(waiter, "FIRST_PAUSE"), (waiter, "MAX_PAUSE")],
     "prefetch": [(Threads, "prefetch")],
-    "progress_silence": [(attempt, "SILENCE")],
+    "progress_silence": [(runner, "SILENCE")],
     "raised_together": [(querysets, "RAISED_TOGETHER")],
     "reach": [(changelist, "REACH"), (lists, "REACH"), (paging, "REACH")],
     "reading_reach": [(paging, "READING_REACH")],

@@ -25,8 +25,6 @@ from tasks.querysets import TaskQuerySet
 from tasks.querysets.claimed import ClaimedTask, resource_of
 from tasks.runtime import marks
 
-#: The share of its progress timeout for which a task may wait for a slot without a report.
-SILENCE = 0.1
 #: Seconds between looks whether what an end waits for has come.
 CHECK_EVERY = 0.01
 #: The verbs that are stored for many at once.

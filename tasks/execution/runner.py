@@ -22,7 +22,7 @@ from leasing.exceptions import LeaseLost
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from tasks.exceptions import Snooze, TaskCancelled
-from tasks.execution.attempt import COMPLETE, FAIL, SILENCE, Attempt, Outcome, wait_until
+from tasks.execution.attempt import COMPLETE, FAIL, Attempt, Outcome, wait_until
 from tasks.execution.chaos import Chaos
 from tasks.execution.completer import store_outcomes
 from tasks.execution.context import Context
@@ -35,6 +35,8 @@ from tasks.runtime.timing import USUAL, Timing
 
 LEFT_OPEN = "The handler left a transaction open; its writes are rolled back."
 STOPPED = "its worker was stopped"
+#: The share of its progress timeout for which a task may wait for a slot without a report.
+SILENCE = 0.1
 
 #: Calls the handler of an attempt, and returns what it returns.
 Call = Callable[[Attempt, Context], Any]

@@ -45,13 +45,14 @@ def _answers(output: str) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_keeper_forgets_in_a_child_even_if_its_lock_was_held_at_the_fork(hand: ByHand) -> None:
-    at_fork, forked = threading.Event(), threading.Event()
+    held, at_fork, forked = threading.Event(), threading.Event(), threading.Event()
     watchdogs: list[threading.Thread] = []
 
     def clock() -> float:
         # The watchdog reads it under the lock of the keeper: the process forks just then.
         thread = threading.current_thread()
-        if thread.name == "leasing-watchdog" and not at_fork.is_set():
+        is_due = held.is_set() and not at_fork.is_set()
+        if thread.name == "leasing-watchdog" and is_due:
             watchdogs.append(thread)
             at_fork.set()
             forked.wait(PATIENCE)
@@ -59,7 +60,9 @@ def test_a_keeper_forgets_in_a_child_even_if_its_lock_was_held_at_the_fork(hand:
         return holder_clock()
 
     keeper = Keeper(clock=clock)
+    keeper.look_every = 0.05
     (hold,) = enter(hand.store, keeper, 1)
+    held.set()
     assert at_fork.wait(PATIENCE)
     keeper.after_fork()
 

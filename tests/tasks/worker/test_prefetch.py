@@ -201,6 +201,7 @@ def test_the_time_for_progress_counts_from_where_a_task_begins(
         wait_for(lambda: row_of(second)["progressed_at"] > claimed_at)
         turnstile.let(1)
         wait_for(lambda: states() == ["succeeded"] * 2)
+    assert row_of(second)["attempts"] == 1
 
 
 def test_a_task_that_was_lost_or_cancelled_while_it_waited_does_not_begin(
