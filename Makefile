@@ -75,11 +75,11 @@ surface: $(VENV)/test.stamp
 	@$(RUN) -m tests.surface
 
 # Changes each condition of the verbs in turn; a test must fail. SHORT=1 tries as many as fit in
-# three minutes: first those of which no test is noted, then others in an order by SEED=7. NEW=1
+# two minutes: first those of which no test is noted, then others in an order by SEED=7. NEW=1
 # tries the former alone, ONLY=once selects by name, and KEEP=1 notes the tests that failed in the
 # table of mutants and tests, tests/mutants/killers.json.
 mutants: $(VENV)/test.stamp
-	@$(RUN) -m tests.mutants $(if $(SHORT),--minutes 3) $(if $(SEED),--seed $(SEED)) \
+	@$(RUN) -m tests.mutants $(if $(SHORT),--minutes 2) $(if $(SEED),--seed $(SEED)) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(NEW),--new) $(if $(KEEP),--keep)
 
 # Everything on both databases under each pair of Python and Django; COMBOS="3.12/6.1" selects some.

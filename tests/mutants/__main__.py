@@ -1,6 +1,6 @@
 """Bends each condition of the verbs in turn, and prints which test notices: ``make mutants``.
 
-    python -m tests.mutants [--minutes 3] [--seed 7] [--only NAME] [--new] [--keep] [--list]
+    python -m tests.mutants [--minutes 2] [--seed 7] [--only NAME] [--new] [--keep] [--list]
 
 The test that noticed a mutant in an earlier round is tried alone: ``killers`` has it as a hint,
 and a line that is wrong costs time only. Where there is none, or it notices nothing any more, tests
