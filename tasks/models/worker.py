@@ -128,13 +128,12 @@ class WorkerQuerySet(RoutedQuerySet["Worker"]):
         """Delete the rows of the processes before the worker called ``name`` that had its label on
         its host and have ended: its row has their ends from now on."""
         mine = self.filter(name=name)
-        before = self.labelled(name.rpartition(":")[0]).filter(
-            hostname__in=mine.values("hostname"), pk__lt=Subquery(mine.values("pk"))
+        before = self.labelled(Worker(name=name).label).filter(
+            hostname=Subquery(mine.values("hostname")), pk__lt=Subquery(mine.values("pk"))
         )
         gone = Q(last_seen_at__lt=DbNow() - Worker.GONE_AFTER)
         ended = list(before.filter(gone | Q(stopped_at__isnull=False)))
-        worker = mine.first() if ended else None
-        if worker is not None:
+        if ended and (worker := mine.first()):
             mine.update(ends=_ends_of(ended, worker.former_ends))
             self.filter(pk__in=[each.pk for each in ended]).delete()
 
