@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tests.chaos.changes import Change
 from tests.chaos.faults import OF_PROCESSES
 from tests.chaos.history import FAILED, Operation
-from tests.chaos.workload import Violation
+from tests.chaos.workload import WEB, Violation
 
 #: Seconds within which a process works again after a fault, and those that a loaded machine may
 #: take for it beyond the stalls that the harness has recorded: a process is started from nothing.
@@ -198,13 +198,18 @@ def _during(faults: Iterable[Operation], began: int, ended: int) -> float:
     """Return the seconds between these in which a server, the network or the machine was hit."""
     total, reached = 0, began
     for each in faults:
-        if each.name == "fault" and each.resource in OF_PROCESSES:
+        if each.name == "fault" and each.resource in OF_PROCESSES and not _hits_server(each):
             continue
         after = RECOVERY * 1e9 if each.name == "fault" else 0
         first, last = max(each.began, reached), min(int(_ended(each) + after), ended)
         if last > first:
             total, reached = total + last - first, last
     return total / 1e9
+
+
+def _hits_server(fault: Operation) -> bool:
+    """Return True for a fault of processes that hit the web server, which all others ask."""
+    return any(victim.startswith(f"{WEB}-") for victim in fault.value.get("victims", ()))
 
 
 def taken_over_in_time(

@@ -263,11 +263,8 @@ FAULTS: dict[str, Kind] = {
     "drop-replies": Kind(drop_replies, (0.5 * TTL, 1.1 * TTL, 2 * TTL), True),
     "clock": Kind(clock, is_of_server=True),
 }
-#: Those that hit single processes; calls of others go on.
-OF_PROCESSES = {
-    *(name for name in FAULTS if name.startswith(("kill", "stop")) and name != "kill-web"),
-    "clock",
-}
+#: Those that hit single processes; calls of others go on, but for a web server's.
+OF_PROCESSES = {*(name for name in FAULTS if name.startswith(("kill", "stop"))), "clock"}
 
 
 class Planned(NamedTuple):

@@ -175,12 +175,19 @@ def fault(began: float, ended: float, name: str, **value: Any) -> Operation:
         (7.0, [fault(3.1, 6.9, "black")], 0),
         (7.0, [at(3.1, 6.9, "chaos", "stall")], 0),
         (7.0, [at(9.0, 9.0, "chaos", "load", share=3.0)], 0),
+        (7.0, [fault(3.1, 6.9, "stop", victims=["web-3"])], 0),
+        (7.0, [fault(3.1, 6.9, "stop", victims=["a-1"])], 1),
         (7.0, [fault(2.0, 2.0, "kill", victims=["a-1"])], 1),
         (7.0, [fault(2.0, 2.0, "kill", victims=["b-2"])], 0),
     ],
     ids=[
         *("soon", "late", "no network", "no machine", "a loaded machine"),
-        *("the holder died", "the waiter was hit"),
+        *(
+            "the server stood still",
+            "the holder stood still",
+            "the holder died",
+            "the waiter was hit",
+        ),
     ],
 )
 def test_what_somebody_waits_for_is_granted_soon(

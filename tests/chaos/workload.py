@@ -118,4 +118,4 @@ def website(run: Run) -> Actor:
     """Return the web server of the site, which answers at ``run.servers["web"]``."""
     args = ["-m", "gunicorn", "--workers", "1", "--threads", "8", "--bind", run.servers["bind"]]
     args += ["--graceful-timeout", "2", "--log-level", "warning", "project.wsgi"]
-    return Actor("web", args, WEB, "direct", {"LEASING_API_ACCESS": "compatible"}, lasts=True)
+    return Actor(WEB, args, WEB, "direct", {"LEASING_API_ACCESS": "compatible"}, lasts=True)
