@@ -40,7 +40,7 @@ class TaskQueueSettings(AppSettings):
     #: Each worker looks for tasks whose holder is gone when the next deadline that it knows has
     #: passed, and at least this often. So only a task that was claimed since its last look can be
     #: found late, by less than this.
-    SWEEP_EVERY: float = 3.0
+    SWEEP_EVERY: float = 5.0
     #: Seconds between checks of the other invariants, by one of all workers.
     EXAMINE_EVERY: float = 60.0
     #: Seconds between the deletions of what RETENTION does not keep, by one of all workers; None:

@@ -11,14 +11,17 @@ from urllib.parse import urlsplit
 import psycopg
 from django.db import connection as django_connection
 
-from tasks.models import Task
+from tasks.models import Schedule, Task
 from tests.benchmarks import cpu, filling
 from tests.benchmarks.bench import Bench, Figures, soon
 from tests.benchmarks.databases import Databases, log_of
 from tests.benchmarks.workloads.drain import end, start_workers
 
-#: Until a worker that has just come up has found its rhythm.
-SETTLED_AFTER = 12.0
+#: Until a worker that has just come up has found its rhythm: it looks for the rows of predecessors,
+#: and examines tasks, once soon.
+SETTLED_AFTER = 60.0
+#: Until the connections that tasks needed are given back.
+RESTED_AFTER = 12.0
 RUN_BEFORE = 20
 #: Seconds between two looks at the sessions, and for which they are looked at after work.
 LOOK = 0.25
@@ -36,6 +39,7 @@ def run(bench: Bench) -> Figures:
         django_connection.ensure_connection()  # ours, which is not to be counted
         before = count_sessions(other, name)
         started = start_workers(bench, 1)
+        Schedule.objects.pause()  # those of the demo, whose tasks would be something to do
         time.sleep(min(SETTLED_AFTER, 2 * bench.size.idle_seconds))
         logged = log.stat().st_size if log else 0
         used, wall = cpu.of_session(started[0].pid), time.perf_counter()
@@ -44,10 +48,11 @@ def run(bench: Bench) -> Figures:
         wall = time.perf_counter() - wall
         statements = count_statements(log, name, logged) if log else None
         other.execute(f'ALTER DATABASE "{name}" RESET log_statement'.encode())
+        Schedule.objects.resume()
         # Afterwards: it may hold more, and the tasks of the last minute are counted for charts.
         Task.objects.enqueue_many("bench.nap", [{"seconds": 0.01}] * RUN_BEFORE)
         soon(lambda: Task.objects.succeeded().count() == RUN_BEFORE, "the tasks are done")
-        time.sleep(min(SETTLED_AFTER, bench.size.idle_seconds))
+        time.sleep(min(RESTED_AFTER, bench.size.idle_seconds))
         after = most_sessions(other, name, LOOK_FOR) - before
     end(started)
     filling.forget_tasks()

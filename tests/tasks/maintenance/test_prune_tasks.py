@@ -346,9 +346,22 @@ def test_a_worker_examines_and_prunes_by_itself(rounds: Callable[[int], int]) ->
     assert left() == set()
     assert set(OnceKey.objects.values_list("key", flat=True)) == {
         "leasing_tasks:examine",
-        "leasing_tasks:left_behind",
         "leasing_tasks:prune",
     }
+
+
+@pytest.mark.usefixtures("rounds")
+def test_where_nothing_was_cancelled_one_query_looks_for_children(
+    django_assert_num_queries: Callable[..., Any],
+) -> None:
+    _, children, _ = housekeeping.services(threading.Event())
+
+    with django_assert_num_queries(1):
+        children.step()
+
+    make_task(state="cancelled")
+    children.step()
+    assert OnceKey.objects.filter(key="leasing_tasks:left_behind").exists()
 
 
 @pytest.mark.usefixtures("rounds")

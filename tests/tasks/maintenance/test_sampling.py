@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import IntegrityError, connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
@@ -364,6 +364,19 @@ def test_writing_a_slot_again_changes_nothing_and_keeps_what_workers_added(
 
     assert Sample.objects.get(slot=slot.number, queue="").renewals == 4
     assert Sample.objects.get(slot=slot.number, queue="default").completed == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_few_samples_are_one_statement_and_of_many_all_or_none_are_stored() -> None:
+    many = [Sample(queue=f"q{number}", slot=10) for number in range(60)]
+
+    without_slot: Any = Sample()
+    with pytest.raises(IntegrityError):
+        sampling.store([*many, without_slot])
+    assert not Sample.objects.exists()
+    assert len(queries(lambda: sampling.store(many[:50]))) == 1
+    sampling.store(many)
+    assert Sample.objects.count() == 60
 
 
 def test_a_queue_that_no_setting_names_is_sampled_too(clock: Clock) -> None:
