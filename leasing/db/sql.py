@@ -115,6 +115,7 @@ NOTED = """, noted AS (
     FROM {written}
 )"""
 
+NONE: frozenset[str] = frozenset()
 #: The kinds of keys that PostgreSQL spells as ``str`` does. Not those derived from them, which may
 #: be anything in Python.
 _SPELLED_ALIKE = frozenset(
@@ -146,6 +147,13 @@ def in_sql(text: Text) -> Callable[[Method], Method]:
 def sql_of(method: Any) -> Any:
     """Return the SQL of ``method``; None if it has none."""
     return getattr(method, "sql", None)
+
+
+def alike_in(columns: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of those ``columns`` to which a statement writes one value in all rows: in
+    their SQL is neither the row nor a function."""
+    texts = {name: re.sub(r"%\(\w+\)s", "", text) for name, text in columns.items()}
+    return frozenset(name for name in texts if not re.search(r"\bt\.|\(", texts[name]))
 
 
 @cache
@@ -310,7 +318,8 @@ class Spelling:
             read = Reader(self._model, self._using, self._model.renewal_columns, more=("now",))
         else:
             changed = self._model.verb_columns - self._model.granted_columns
-            read = Reader(self._model, self._using, changed)
+            alike = alike_in(RELEASED) if which is ROWS else NONE
+            read = Reader(self._model, self._using, changed, alike=alike)
         text = self._text(
             template,
             which=self._text(which),
@@ -318,7 +327,7 @@ class Spelling:
             holding=self._text(sql_of(kind.holding)),
             unexpired=self._text(sql_of(kind.unexpired)),
             columns=self._assigned(sql_of(kind.renewal) if is_renewal else RELEASED),
-            answer=read.sql("t" if is_renewal else "w")
+            answer=read.sql(*(("t",) if is_renewal else ("w", "freed")))
             + (self._text(", {now}") if which is MANY_ROWS else ""),
             noted=self._noted("freed AS w", "'released'", "''", "NULL"),
             told=self._text(TOLD) if kind.tells_waiters else "",
@@ -376,7 +385,8 @@ class Spelling:
         that ``alias``."""
         is_one = chosen not in (ALL, FIRST)
         columns = sql_of(self._kind.granting)
-        read = Reader(self._model, self._using, more=("previous_expired_at",))
+        alike = NONE if is_one else alike_in(columns)
+        read = Reader(self._model, self._using, more=("previous_expired_at",), alike=alike)
         expired = f"CASE WHEN {HAD_EXPIRED} THEN c.expires_at END"
         how = f"CASE WHEN {HAD_EXPIRED} THEN 'taken_over' ELSE 'acquired' END"
         written = self._text("granted AS w JOIN chosen AS c ON c.{key} = w.{key}")
@@ -389,7 +399,7 @@ class Spelling:
             chosen=self._text(CHOSEN_ROW if is_one else CHOSEN_ROWS)
             + (self._text(OR_NONE, **by) if chosen is ALL else ""),
             noted=self._noted(written, how, "c.holder", expired),
-            answer=read.sql("w"),
+            answer=read.sql("w", "granted"),
             expired=expired,
             written=written,
             order=self._text(AS_CHOSEN) if chosen is FIRST else "",

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from leasing.db.dialects import after_commit, in_transaction
 from leasing.exceptions import LeaseLost
 from leasing.holding.interrupt import Interrupt
-from leasing.holding.term import RELEASE, Term, detach_all, keep_all, leave_all
+from leasing.holding.term import RELEASE, Term, confirm_all, detach_all, keep_all, leave_all
 from leasing.runtime.aio import in_thread
 from leasing.runtime.events import happened
 
@@ -85,8 +85,7 @@ class Claim(list[Row]):
         for term in terms:
             if term.key in losses:
                 term.refuse(losses[term.key].reason)
-            else:
-                term.confirm()
+        confirm_all(terms)
         return losses
 
     def _term_under(self, grant_id: uuid.UUID | None) -> Term | None:

@@ -247,7 +247,7 @@ class Term:
         except LeaseLost as loss:
             self.refuse(loss.reason)
             raise
-        self.confirm()  # and not before: after a failure a second call tries again
+        confirm_all([self])  # and not before: after a failure a second call tries again
 
     # Its state
 
@@ -304,11 +304,6 @@ class Term:
                 self._keeper.call(self._tell_lost, is_prompt=self.is_prompt)
             finally:  # without threads the callback runs here, and may raise
                 self._keeper.call(partial(self.store.lost, self, reason))
-
-    def confirm(self) -> None:
-        """Take it for released: the store has answered so."""
-        with _lock:
-            self.state = CONFIRM.get(self.state, self.state)
 
     def refuse(self, reason: str) -> None:
         """Mark it lost by a release that the store refused for ``reason``."""
@@ -487,6 +482,13 @@ def leave_all(terms: Sequence[Term], event: Mapping[State, State]) -> None:
             term.state = event.get(term.state, term.state)
             term.trusted_until = 0.0
     terms[0]._keeper.discard(terms)
+
+
+def confirm_all(terms: Sequence[Term]) -> None:
+    """Take those for released that were to be: the store has answered so."""
+    with _lock:
+        for term in terms:
+            term.state = CONFIRM.get(term.state, term.state)
 
 
 def detach_all(terms: Sequence[Term]) -> None:

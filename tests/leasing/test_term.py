@@ -9,7 +9,7 @@ import pytest
 
 from leasing.exceptions import LeaseLost
 from leasing.holding.keeper import Keeper
-from leasing.holding.term import State, Term, keep_all
+from leasing.holding.term import State, Term, confirm_all, keep_all
 from leasing.store import Renewal
 from tests.leasing.support import ByHand, enter, far_away, granted
 
@@ -73,7 +73,7 @@ EVENTS: dict[str, tuple[Do, dict[State, State]]] = {
         {HELD: RELEASED, ENDING: RELEASED, LOST: RELEASED, UNRELEASED: RELEASED},
     ),
     "the answer to an earlier release comes": (
-        lambda hand, term: term.confirm(),
+        lambda hand, term: confirm_all([term]),
         {UNRELEASED: RELEASED},
     ),
     "an earlier release is refused": (

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import models
+from django.db.models.query_utils import DeferredAttribute
 
-from leasing.db.row_reader import read_by
+from leasing.db.row_reader import Reader, read_by
+from leasing.db.sql import alike_in
 from leasing.functions import database_now
 from leasing.models import Lease
 
@@ -38,3 +41,66 @@ def test_of_some_columns_no_others_are_read() -> None:
 
     assert columns_of(found) == {"id": lease.pk, "holder": "ann"}
     assert found.resource == "crane"
+
+
+def test_leases_granted_together_are_as_they_are_stored_and_share_nothing_that_can_change() -> None:
+    names = ["crane", "dock", "kiln"]
+    leases = Lease.objects.acquire_many(names, metadata={"n": [1]}, holder="ann", ttl=5)
+
+    def are_as_stored() -> bool:
+        rows = Lease.objects.order_by("resource")
+        return [columns_of(lease) for lease in leases] == [columns_of(row) for row in rows]
+
+    assert are_as_stored()
+    leases[0].metadata["n"].append(2)
+    assert leases[1].metadata == {"n": [1]}
+
+    leases[0].refresh_from_db()
+    leases.give_back()
+    assert all(lease.released_at is not None for lease in leases)
+    assert are_as_stored()
+
+
+def test_a_column_is_alike_unless_the_row_or_a_function_is_in_its_sql() -> None:
+    columns = {
+        "holder": "%(holder)s",
+        "expires_at": "{now} + %(ttl)s::interval",
+        "released_at": "NULL",
+        "grants": "t.grants + 1",
+        "size": "random()",
+    }
+
+    assert alike_in(columns) == {"holder", "expires_at", "released_at"}
+
+
+class Noting(DeferredAttribute):
+    """Notes what is set."""
+
+    def __set__(self, row: Any, value: Any) -> None:
+        row.__dict__[self.field.attname] = value
+        row.notes.append(value)
+
+
+class NotedField(models.CharField):  # type: ignore[type-arg]
+    descriptor_class = Noting
+
+
+class Parcel(models.Model):
+    label = NotedField(max_length=20)
+    weight = models.IntegerField(default=0)
+    notes: list[str] = []
+
+    class Meta:
+        app_label = "parcels"
+
+
+def test_what_a_field_does_as_it_is_set_is_done_for_rows_that_are_read_again() -> None:
+    read = Reader(Parcel, "default", alike=frozenset({"weight"}))
+    parcels = {number: Parcel(pk=number, label="old") for number in (1, 2)}
+    Parcel.notes.clear()
+
+    found = read.rows([(2, "b", 7), (1, "a", None)], onto=parcels)
+
+    assert found == [parcels[2], parcels[1]]
+    assert [(parcel.label, parcel.weight) for parcel in found] == [("b", 7), ("a", 7)]
+    assert Parcel.notes == ["b", "a"]
