@@ -95,8 +95,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of brokers first: so one worker of pytest-xdist has them, and starts each
-    broker once."""
-    items.sort(key=lambda item: not BROKERS & set(getattr(item, "fixturenames", ())))
+    broker once. Then those that take a minute: others are run beside them."""
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        uses_broker = bool(BROKERS & set(getattr(item, "fixturenames", ())))
+        return not uses_broker, not item.get_closest_marker("long")
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:

@@ -45,6 +45,7 @@ def workers_that_completed() -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_shows_all_workers_at_work_and_stops_cleanly(spawn: Spawn, port: int) -> None:
     demo = spawn(["manage.py", "demo"], PORT=str(port), PYTHONWARNINGS="default")
 

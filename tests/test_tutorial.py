@@ -87,6 +87,7 @@ def test_output_is_compared_but_for_what_differs(expected: str, seen: str, match
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_tutorial_is_followed_in_less_than_three_minutes(tmp_path: Path) -> None:
     # Whatever it waits for has an end of its own, which on a loaded machine may come late.
     faulthandler.cancel_dump_traceback_later()

@@ -64,7 +64,8 @@ def main(options: list[str]) -> int:
     """Run the checks; 0 when all that were picked are as they should be."""
     checks, start = Checks(), time.monotonic()
     # To fill a table with a million rows takes a loaded machine a while.
-    given = ["--db", "postgresql", "-o", "faulthandler_timeout=400", str(FOLDER), *options]
+    given = ["--db", "postgresql", "-o", "faulthandler_timeout=400", str(FOLDER)]
+    given += ["--numprocesses", "2", "--dist", "worksteal", *options]
     code = int(pytest.main(given, plugins=[checks]))
     failed = sum(bool(check.failures) for check in checks.of_number.values())
     passed = len(checks.of_number) - failed

@@ -48,13 +48,13 @@ def run(bench: Bench) -> Figures:
         wall = time.perf_counter() - wall
         statements = count_statements(log, name, logged) if log else None
         other.execute(f'ALTER DATABASE "{name}" RESET log_statement'.encode())
-        Schedule.objects.resume()
         # Afterwards: it may hold more, and the tasks of the last minute are counted for charts.
         Task.objects.enqueue_many("bench.nap", [{"seconds": 0.01}] * RUN_BEFORE)
         soon(lambda: Task.objects.succeeded().count() == RUN_BEFORE, "the tasks are done")
         time.sleep(min(RESTED_AFTER, bench.size.idle_seconds))
         after = most_sessions(other, name, LOOK_FOR) - before
     end(started)
+    Schedule.objects.resume()
     filling.forget_tasks()
     figures: Figures = {
         "idle worker (% of a core)": {"ours": 100 * used / wall},
