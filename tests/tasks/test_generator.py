@@ -554,8 +554,9 @@ class TestInThreads:
                 wait_for(lambda: Task.objects.count() > count)
 
     def test_a_generator_whose_lease_was_revoked_stands_by_and_comes_back(
-        self, caplog: pytest.LogCaptureFixture
+        self, caplog: pytest.LogCaptureFixture, settings: Settings
     ) -> None:
+        settings.LEASING = {"TTL": 3}  # a second until it hears of that
         start_generator()
         with generating(name="ann"):
             wait_for(lambda: generator_status().status == "RUNNING")

@@ -142,7 +142,7 @@ def test_a_thread_of_a_worker_that_ends_is_started_again(
     count = replaced[name]
     once(monkeypatch, *where, SystemExit())
 
-    with watched() as worker:
+    with watched(seen_every=0.1) as worker:
         for number in range(2):
             make_task(name="jobs.echo", data={})
             wait_for(lambda: states() == ["succeeded"] * (number + 1))  # noqa: B023
