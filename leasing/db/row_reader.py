@@ -38,9 +38,9 @@ class Reader:
         using: The alias of the database.
         some: The names of the columns that are read, besides the key; None: all.
         more: Attributes whose values are read behind the columns.
-        alike: The names of columns that have one value in all rows of an answer. Only the first row
-            brings them, and of kinds in SHARED alone: half of what an answer says is moments and
-            intervals, which PostgreSQL writes and the driver reads slowly.
+        alike: The names of columns that have one value in all rows of an answer. Only one row
+            returns them; those of other kinds than SHARED are in every row all the same. PostgreSQL
+            and the driver are slow at timestamps and intervals, which are half of an answer.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Reader:
         self._is_plain = model.__setattr__ is models.Model.__setattr__ and all(
             type(getattr_static(model, field.attname)) is DeferredAttribute for field in fields
         )
-        #: The names of what the first row brings; and the places and names of what each brings.
-        self._alike = tuple(
-            field.attname for field in fields if field.column in alike and type(field) in SHARED
-        )
-        self._own = [
-            (place, name) for place, name in enumerate(self._names) if name not in self._alike
+        #: The places and names of what one row returns, and of what each returns.
+        self._alike = [
+            (place, field.attname)
+            for place, field in enumerate(fields)
+            if field.column in alike and type(field) in SHARED
         ]
+        self._own = [each for each in enumerate(self._names) if each not in self._alike]
         #: To copy this and to replace its values takes half the time of a new dictionary.
         self._blank: dict[str, Any] = dict.fromkeys(self._names)
         #: The places of values of which the driver brings something else, and what makes them.
@@ -88,14 +88,12 @@ class Reader:
                 self._conversions.append((place, column, found, is_json and len(found) == 1))
 
     def sql(self, table: str, among: str = "") -> str:
-        """Return the columns of ``table``, as a statement lists them that answers with the rows of
-        the query ``among``."""
+        """Return the columns of ``table`` for a SELECT whose rows are those of ``among``."""
         columns = [f"{table}.{column}" for column in self._columns]
         key = self._columns[self.key]
-        for place, name in enumerate(self._names[: len(columns)]):
-            if name in self._alike:
-                is_first = f"{table}.{key} = (SELECT {key} FROM {among} LIMIT 1)"
-                columns[place] = f"CASE WHEN {is_first} THEN {columns[place]} END"
+        for place, _ in self._alike:
+            is_first = f"{table}.{key} = (SELECT {key} FROM {among} LIMIT 1)"
+            columns[place] = f"CASE WHEN {is_first} THEN {columns[place]} END"
         return ", ".join(columns)
 
     def rows(
@@ -118,24 +116,24 @@ class Reader:
                         continue
                     for convert in converters:
                         values[place] = convert(values[place], column, connection)
-        common, own = self._blank, self._own
-        for first in answers if self._alike else ():
-            common = dict(zip(self._names, first, strict=False))
-            if any(common[name] is not None for name in self._alike):
+        alike, own = self._alike, self._own
+        same: dict[str, Any] = {}
+        for answer in answers if alike else ():
+            if any(answer[place] is not None for place, _ in alike):
+                same = {name: answer[place] for place, name in alike}
                 break
         if onto is None:
-            new = []
+            new, blank = [], (self._blank | same if same else self._blank)
             for answer in answers:
-                attributes = common.copy()
+                attributes = blank.copy()
                 for place, name in own:
                     attributes[name] = answer[place]
                 new.append(instance_of(self._model, self._using, attributes))
             return new
         is_one = len(onto) == len(answers) == 1
         found = list(onto.values()) if is_one else [onto[answer[self.key]] for answer in answers]
-        same = {name: common[name] for name in self._alike}
         for row, answer in zip(found, answers, strict=True):
-            if self._is_plain:
+            if self._is_plain and type(row) is self._model:
                 attributes = row.__dict__
                 for place, name in own:
                     attributes[name] = answer[place]

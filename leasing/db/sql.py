@@ -116,6 +116,8 @@ NOTED = """, noted AS (
 )"""
 
 NONE: frozenset[str] = frozenset()
+#: SQL that has one value in all rows of a statement.
+_OF_NO_ROW = re.compile(r"(%\(\w+\)s|\{now\}|NULL|'[^']*'|\d+|::\w+|[ +-])+")
 #: The kinds of keys that PostgreSQL spells as ``str`` does. Not those derived from them, which may
 #: be anything in Python.
 _SPELLED_ALIKE = frozenset(
@@ -150,10 +152,9 @@ def sql_of(method: Any) -> Any:
 
 
 def alike_in(columns: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of those ``columns`` to which a statement writes one value in all rows: in
-    their SQL is neither the row nor a function."""
-    texts = {name: re.sub(r"%\(\w+\)s", "", text) for name, text in columns.items()}
-    return frozenset(name for name in texts if not re.search(r"\bt\.|\(", texts[name]))
+    """Return the names of those ``columns`` to which a statement surely writes one value in all
+    rows: their SQL uses terms, the clock and constants alone."""
+    return frozenset(name for name, text in columns.items() if _OF_NO_ROW.fullmatch(text))
 
 
 @cache

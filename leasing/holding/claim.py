@@ -82,10 +82,10 @@ class Claim(list[Row]):
             for term in terms:
                 term.note_unreleased(failure)
             return {}
+        confirm_all([term for term in terms if term.key not in losses])
         for term in terms:
             if term.key in losses:
                 term.refuse(losses[term.key].reason)
-        confirm_all(terms)
         return losses
 
     def _term_under(self, grant_id: uuid.UUID | None) -> Term | None:

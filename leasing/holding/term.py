@@ -485,7 +485,8 @@ def leave_all(terms: Sequence[Term], event: Mapping[State, State]) -> None:
 
 
 def confirm_all(terms: Sequence[Term]) -> None:
-    """Take those for released that were to be: the store has answered so."""
+    """Mark ``terms`` as released, for the store has confirmed that. A term that was lost meanwhile
+    stays lost."""
     with _lock:
         for term in terms:
             term.state = CONFIRM.get(term.state, term.state)
