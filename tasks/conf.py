@@ -38,8 +38,9 @@ class TaskQueueSettings(AppSettings):
     #: All queues. Other names are refused, so that a typo does not hide tasks.
     QUEUES: tuple[str, ...] = ("default",)
     #: Each worker looks for tasks whose holder is gone when the next deadline that it knows has
-    #: passed, and at least this often. So only a task that was claimed since its last look can be
-    #: found late, by less than this.
+    #: passed, and at least this often, or as often as its ttl says if that is shorter. So only a
+    #: task with a shorter ttl or progress_timeout that was claimed since its last look is found
+    #: late, by less than this. Celery beat and remote workers know no deadlines.
     SWEEP_EVERY: float = 5.0
     #: Seconds between checks of the other invariants, by one of all workers.
     EXAMINE_EVERY: float = 60.0

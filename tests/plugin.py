@@ -95,7 +95,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of brokers first: so one worker of pytest-xdist has them, and starts each
-    broker once. Then those that take a minute: others are run beside them."""
+    broker once. Then those that take a minute, so that none of them is the last."""
 
     def place(item: pytest.Item) -> tuple[bool, bool]:
         uses_broker = bool(BROKERS & set(getattr(item, "fixturenames", ())))

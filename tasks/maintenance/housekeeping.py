@@ -25,6 +25,7 @@ from leasing.runtime.services import Service
 from tasks.conf import KEYED, retention, task_settings
 from tasks.log import log
 from tasks.maintenance import recovery
+from tasks.maintenance.invariants import is_anything_stopped
 from tasks.models import Task
 from tasks.querysets import BULK_BATCH
 
@@ -104,9 +105,12 @@ def services(stopping: threading.Event) -> list[Service]:
     duties = [
         _duty("examine", "Examining tasks", examine_every, recovery.examine),
         _duty(
-            *("left_behind", "Cancelling children", cancel_every, recovery.cancel_left_behind),
-            # Most of the time nothing was cancelled, which one look tells.
-            is_needed=Task.objects.stopped().exists,
+            "left_behind",
+            "Cancelling children",
+            cancel_every,
+            recovery.cancel_left_behind,
+            # Most of the time nothing was cancelled, which one query tells.
+            is_needed=is_anything_stopped,
         ),
     ]
     if prune_every is not None:

@@ -40,7 +40,12 @@ from leasing.runtime.events import happened
 from tasks.exceptions import TaskError
 from tasks.models import Queue, Schedule, Task, TaskStatus, Worker, WorkerState
 from tasks.querysets import SWEEP_BATCH, ScheduleQuerySet, TaskQuerySet
-from tasks.querysets.base import CANCEL_REQUESTED, GIVEN_BACK, GIVEN_BACK_SINCE
+from tasks.querysets.base import (
+    CANCEL_REQUESTED,
+    GIVEN_BACK,
+    GIVEN_BACK_SINCE,
+    STOPPED_WITHIN,
+)
 from tasks.querysets.operator import OPEN
 from tasks.querysets.transitions import WITH_PARENT, closing
 from tasks.registry import UNKNOWN_DELAY
@@ -373,6 +378,22 @@ def is_anything_amiss() -> bool:
         lambda: {each.kind: Exists((each.candidates or each.violations)()) for each in INVARIANTS},
     )
     return any(found.values())
+
+
+def is_anything_stopped() -> bool:
+    """Return True if any task is ``stopped``, whose children may be left behind. Each part reads
+    one row of an index, also where the planner takes the table for full of such tasks."""
+
+    def latest() -> dict[str, Subquery]:
+        lately = after(-STOPPED_WITHIN)
+        cancelled = _tasks().filter(status=TaskStatus.CANCELLED, processed_at__gte=lately)
+        asked = _tasks().running().filter(CANCEL_REQUESTED)
+        return {
+            "cancelled": Subquery(cancelled.order_by("-processed_at").values("pk")[:1]),
+            "asked": Subquery(asked.order_by("pk").values("pk")[:1]),
+        }
+
+    return any(query_scalars(Task, leasing_settings.DATABASE, "stopped", latest).values())
 
 
 def in_batches(recover: Callable[[int], int], until: float = math.inf) -> int:

@@ -1,10 +1,11 @@
 """The controller: finds tasks whose holder is gone, and every other state that must not be.
 
     sweep     when the next lease of a task runs out unless it is renewed, and at the latest after
-              SWEEP_EVERY seconds, in every controller: takes back what has expired
+              SWEEP_EVERY seconds, or the ttl of this process's tasks, in every controller: takes
+              back what has expired
     examine   about every EXAMINE_EVERY seconds, in one of them: checks the invariants
-    children  about every LEFT_BEHIND_EVERY seconds, in one of them: checks that no child is left
-              open by the cancellation of its parent
+    children  about every LEFT_BEHIND_EVERY seconds, in one of them, where a task was stopped
+              lately: checks that no child is left open by the cancellation of its parent
     prune     about every PRUNE_EVERY seconds, in one of them: see
               ``tasks.maintenance.housekeeping``
 
@@ -16,16 +17,19 @@ examines at a time is to spare the database, and nothing depends on it.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from leasing.runtime.clock import clock
 from leasing.runtime.events import happened
 from leasing.runtime.services import LONGEST_TICK, Service
+from leasing.validation.names import check_ttl
 from tasks.conf import task_settings
 from tasks.log import log
 from tasks.maintenance.invariants import (
@@ -95,10 +99,10 @@ def sweep() -> int:
     return total
 
 
-def _sweep() -> tuple[int, float]:
-    """Recover some of what there is. Returns how much, and in how many seconds to look again: at
-    once while there is more."""
-    pause = task_settings.SWEEP_EVERY * random.uniform(0.95, 1.0)
+def _sweep(longest: float = math.inf) -> tuple[int, float]:
+    """Recover some of what there is. Returns how much, and in how many seconds to look again,
+    ``longest`` at most: at once while there is more."""
+    pause = min(task_settings.SWEEP_EVERY, longest) * random.uniform(0.95, 1.0)
     lapse_in = Task.objects.next_lapse_in()
     if lapse_in is None:
         return 0, pause
@@ -162,12 +166,15 @@ def _tell_suspects(invariant: Invariant, found: list[Any]) -> None:
             happened("task.suspected", [row], kind=invariant.kind, what=invariant.what)
 
 
-def service(found: Callable[[], object] = lambda: None) -> Service:
+def service(
+    found: Callable[[], object] = lambda: None, ttl: float | timedelta | None = None
+) -> Service:
     """Sweeps in every process that recovers. ``found`` is called after a sweep that recovered
-    something."""
+    something. ``ttl`` is that of the tasks of this process, the setting by default: one that is
+    claimed just after a look cannot lapse before the next."""
 
     def tick() -> float:
-        recovered, pause = _sweep()
+        recovered, pause = _sweep(check_ttl(ttl).total_seconds())
         totals.succeeded_at = time.time()
         if recovered:
             found()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from contextlib import ExitStack
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ NAMES_EVERY, PRUNED_EVERY = 12, 60
 LAG: Final = 2.0
 #: Seconds later that a turn comes, so that no clock makes it come too early.
 LATE: Final = 0.05
-#: Samples that one statement stores.
+#: Samples that one statement stores: with 19 values each, fewer than SQLite's 999 at the least.
 STORED_TOGETHER: Final = 50
 #: Missed slots that are filled in later.
 MAX_MISSED: Final = 30
@@ -86,10 +86,8 @@ def store(rows: list[Sample]) -> None:
     names = ", ".join(field.attname for field in fields)
     updates = ", ".join(f"{name} = EXCLUDED.{name}" for name in COLUMNS)
     parts = [rows[n : n + STORED_TOGETHER] for n in range(0, len(rows), STORED_TOGETHER)]
-    with ExitStack() as stack:
-        if len(parts) > 1:
-            stack.enter_context(transaction.atomic(using=connection.alias))
-        cursor = stack.enter_context(connection.cursor())
+    block = transaction.atomic(using=connection.alias) if len(parts) > 1 else nullcontext()
+    with block, connection.cursor() as cursor:
         for part in parts:
             values = ", ".join([f"({', '.join(['%s'] * len(fields))})"] * len(part))
             cursor.execute(

@@ -9,6 +9,7 @@ housekeeping   examining and pruning, whose statements may read whole tables; it
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 from leasing.runtime.services import Service
 from tasks.maintenance import housekeeping, recovery, scheduler
@@ -18,11 +19,14 @@ from tasks.runtime.service_threads import ServiceThreads
 
 
 def start(
-    threads: ServiceThreads, *urgent: Service, found: Callable[[], object] = lambda: None
+    threads: ServiceThreads,
+    *urgent: Service,
+    found: Callable[[], object] = lambda: None,
+    ttl: float | timedelta | None = None,
 ) -> None:
     """Start them on ``threads``, with ``urgent`` ones that never wait long, as recovery. ``found``
-    is called when a task became ready."""
+    is called when a task became ready. ``ttl`` is that of the tasks of this process."""
     quick = {"scheduler": scheduler.service(found), "sampling": Sampler().service()}
-    threads.start("services", *urgent, recovery.service(found), quick=quick)
+    threads.start("services", *urgent, recovery.service(found, ttl), quick=quick)
     keeping = [scheduler.housekeeping(), *housekeeping.services(threads.ended)]
     threads.start("housekeeping", *keeping, limited_by=HANDLERS_LIMIT)

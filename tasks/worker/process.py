@@ -206,7 +206,7 @@ class WorkerProcess:
         self.poller.listen(self._threads)
         self.health.lasting = {"heartbeats": heartbeats, "other threads": self._threads.watching}
         urgent = [heartbeats, *([self.health.migrations] if self.health.is_observed else ())]
-        services.start(self._threads, *urgent, found=self.poller.wake)
+        services.start(self._threads, *urgent, found=self.poller.wake, ttl=self.ttl)
         log.worker_started(
             worker=self.name, queues=", ".join(self.queues), handlers=len(own_handlers())
         )

@@ -40,7 +40,7 @@ class Size:
     after_snapshot: int = 10_000
     expired: int = 10_000
     listed: int = 1_000_000
-    idle_seconds: float = 60.0
+    idle_seconds: float = 120.0
     kills: int = 40
     drained_on_sqlite: int = 3_000
     naps: int = 40_000

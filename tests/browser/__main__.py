@@ -65,7 +65,8 @@ def main(options: list[str]) -> int:
     checks, start = Checks(), time.monotonic()
     # To fill a table with a million rows takes a loaded machine a while.
     given = ["--db", "postgresql", "-o", "faulthandler_timeout=400", str(FOLDER)]
-    given += ["--numprocesses", "2", "--dist", "worksteal", *options]
+    # Later options count: "-n0" for a debugger.
+    given += ["--numprocesses", "2", "--dist", "worksteal", "--max-worker-restart", "0", *options]
     code = int(pytest.main(given, plugins=[checks]))
     failed = sum(bool(check.failures) for check in checks.of_number.values())
     passed = len(checks.of_number) - failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -43,6 +44,21 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=args)
         yield browser
         browser.close()
+
+
+@pytest.fixture(autouse=True)
+def _alone_if_it_measures(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Run a test that measures while no other process of pytest-xdist runs one."""
+    folder = tmp_path_factory.getbasetemp().parent  # the one of all processes
+    measures = request.node.get_closest_marker("measures") is not None
+    with (folder / "others").open("w") as others:
+        # Who waits to be alone keeps the next ones from beginning.
+        with (folder / "next").open("w") as next_:
+            fcntl.flock(next_, fcntl.LOCK_EX)
+            fcntl.flock(others, fcntl.LOCK_EX if measures else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture(autouse=True)

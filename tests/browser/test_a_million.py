@@ -143,6 +143,7 @@ def _statements(client: Client, addresses: dict[str, str]) -> dict[str, list[str
     return sent
 
 
+@pytest.mark.measures
 @pytest.mark.usefixtures("transactional_db")
 def test_24_with_a_million_tasks_every_page_is_quick_and_its_queries_are_fixed(
     visit: Visit, olga: User, figure: Figure, shared_readings: None, monkeypatch: pytest.MonkeyPatch

@@ -200,7 +200,8 @@ def _during(faults: Iterable[Operation], began: int, ended: int) -> float:
     for each in faults:
         if each.name == "fault" and each.resource in OF_PROCESSES and not _hits_server(each):
             continue
-        after = RECOVERY * 1e9 if each.name == "fault" else 0
+        # What was only stopped goes on where it was.
+        after = RECOVERY * 1e9 if each.name == "fault" and each.resource != "stop" else 0
         first, last = max(each.began, reached), min(int(_ended(each) + after), ended)
         if last > first:
             total, reached = total + last - first, last
@@ -208,7 +209,8 @@ def _during(faults: Iterable[Operation], began: int, ended: int) -> float:
 
 
 def _hits_server(fault: Operation) -> bool:
-    """Return True for a fault of processes that hit the web server, which all others ask."""
+    """Return True for a fault of processes that hit the web server: who has one in a workload asks
+    it for everything."""
     return any(victim.startswith(f"{WEB}-") for victim in fault.value.get("victims", ()))
 
 

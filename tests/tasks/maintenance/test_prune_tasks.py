@@ -359,9 +359,28 @@ def test_where_nothing_was_cancelled_one_query_looks_for_children(
     with django_assert_num_queries(1):
         children.step()
 
-    make_task(state="cancelled")
+
+@pytest.mark.parametrize(
+    ("state", "columns", "is_looked_for"),
+    [
+        ("cancelled", {}, True),
+        ("cancelled", {"processed_at": after(-timedelta(hours=25))}, False),
+        ("running", {}, False),
+        ("running", {"cancel_requested_at": DbNow()}, True),
+    ],
+    ids=["cancelled", "cancelled long ago", "running", "asked to stop"],
+)
+@pytest.mark.usefixtures("rounds")
+def test_children_are_looked_for_where_a_task_was_stopped_lately(
+    state: str, columns: dict[str, Any], is_looked_for: bool
+) -> None:
+    task = make_task(state=state)
+    Task._base_manager.filter(pk=task.pk).update(**columns or {"priority": 1})
+    _, children, _ = housekeeping.services(threading.Event())
+
     children.step()
-    assert OnceKey.objects.filter(key="leasing_tasks:left_behind").exists()
+
+    assert OnceKey.objects.filter(key="leasing_tasks:left_behind").exists() == is_looked_for
 
 
 @pytest.mark.usefixtures("rounds")

@@ -49,6 +49,7 @@ def test_the_next_sweep_is_when_the_next_deadline_is_over_or_before_long(
 ) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: high)
     settings.TASK_QUEUE = {"SWEEP_EVERY": 3}
+    assert recovery.service(ttl=2).step() == 2
     sweep = recovery.service().step
     assert sweep() == 3
 
