@@ -115,7 +115,6 @@ NOTED = """, noted AS (
     FROM {written}
 )"""
 
-NONE: frozenset[str] = frozenset()
 #: SQL that has one value in all rows of a statement.
 _OF_NO_ROW = re.compile(r"(%\(\w+\)s|\{now\}|NULL|'[^']*'|\d+|::\w+|[ +-])+")
 #: The kinds of keys that PostgreSQL spells as ``str`` does. Not those derived from them, which may
@@ -319,7 +318,7 @@ class Spelling:
             read = Reader(self._model, self._using, self._model.renewal_columns, more=("now",))
         else:
             changed = self._model.verb_columns - self._model.granted_columns
-            alike = alike_in(RELEASED) if which is ROWS else NONE
+            alike = alike_in(RELEASED if which is ROWS else {})
             read = Reader(self._model, self._using, changed, alike=alike)
         text = self._text(
             template,
@@ -328,7 +327,7 @@ class Spelling:
             holding=self._text(sql_of(kind.holding)),
             unexpired=self._text(sql_of(kind.unexpired)),
             columns=self._assigned(sql_of(kind.renewal) if is_renewal else RELEASED),
-            answer=read.sql(*(("t",) if is_renewal else ("w", "freed")))
+            answer=(read.sql("t") if is_renewal else read.sql("w", "freed"))
             + (self._text(", {now}") if which is MANY_ROWS else ""),
             noted=self._noted("freed AS w", "'released'", "''", "NULL"),
             told=self._text(TOLD) if kind.tells_waiters else "",
@@ -386,7 +385,7 @@ class Spelling:
         that ``alias``."""
         is_one = chosen not in (ALL, FIRST)
         columns = sql_of(self._kind.granting)
-        alike = NONE if is_one else alike_in(columns)
+        alike = alike_in({} if is_one else columns)
         read = Reader(self._model, self._using, more=("previous_expired_at",), alike=alike)
         expired = f"CASE WHEN {HAD_EXPIRED} THEN c.expires_at END"
         how = f"CASE WHEN {HAD_EXPIRED} THEN 'taken_over' ELSE 'acquired' END"

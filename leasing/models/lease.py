@@ -384,9 +384,9 @@ class Lease(Leasable):
         return self.resource
 
     def renewal_now(self) -> Renewal:
-        renewal = super().renewal_now()
+        left = (self.expires_at - self.now).total_seconds()
         is_last = self.ends_at is not None and self.expires_at >= self.ends_at
-        return Renewal(renewal.expires_at, renewal.remaining, self.yield_to, is_last)
+        return Renewal(self.expires_at, left, self.yield_to, is_last)
 
     def hold(self, **options: Unpack[HoldOptions]) -> Hold:
         """A hold on this row's resource, for ``with``. Arguments are those of

@@ -85,13 +85,14 @@ def store(rows: list[Sample]) -> None:
     fields = [field for field in Sample._meta.concrete_fields if not field.primary_key]
     names = ", ".join(field.attname for field in fields)
     updates = ", ".join(f"{name} = EXCLUDED.{name}" for name in COLUMNS)
+    values = f"({', '.join(['%s'] * len(fields))})"
     parts = [rows[n : n + STORED_TOGETHER] for n in range(0, len(rows), STORED_TOGETHER)]
     block = transaction.atomic(using=connection.alias) if len(parts) > 1 else nullcontext()
     with block, connection.cursor() as cursor:
         for part in parts:
-            values = ", ".join([f"({', '.join(['%s'] * len(fields))})"] * len(part))
             cursor.execute(
-                f"INSERT INTO leasing_tasks_sample ({names}) VALUES {values}"
+                f"INSERT INTO leasing_tasks_sample ({names})"
+                f" VALUES {', '.join([values] * len(part))}"
                 f" ON CONFLICT (slot, queue) DO UPDATE SET {updates}",
                 [
                     field.get_db_prep_save(getattr(row, field.attname), connection)
