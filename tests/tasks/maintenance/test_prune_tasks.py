@@ -15,7 +15,7 @@ from django.db import IntegrityError, connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import Settings
 
-from leasing.functions import DbNow, after
+from leasing.functions import EPOCH, DbNow, after
 from leasing.models import OnceKey
 from leasing.runtime import services
 from tasks.checks import settings as checks
@@ -364,11 +364,16 @@ def test_where_nothing_was_cancelled_one_query_looks_for_children(
     ("state", "columns", "is_looked_for"),
     [
         ("cancelled", {}, True),
-        ("cancelled", {"processed_at": after(-timedelta(hours=25))}, False),
+        (
+            "cancelled",
+            {"processed_at": after(-timedelta(hours=25)), "cancel_requested_at": EPOCH},
+            False,
+        ),
+        ("succeeded", {}, False),
         ("running", {}, False),
         ("running", {"cancel_requested_at": DbNow()}, True),
     ],
-    ids=["cancelled", "cancelled long ago", "running", "asked to stop"],
+    ids=["cancelled", "cancelled long ago", "succeeded", "running", "asked to stop"],
 )
 @pytest.mark.usefixtures("rounds")
 def test_children_are_looked_for_where_a_task_was_stopped_lately(
